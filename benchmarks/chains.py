@@ -42,7 +42,7 @@ from subfleet.elastic.families import preset
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.paths import path_architecture, realised
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.methods.assigner import stream_of
@@ -193,7 +193,7 @@ class Bench:
 
     def row(self, path: Architecture, turns: int, *, spoiled: bool) -> Row:
         """A path, trained in turns both ways."""
-        alone: Family = realised(self.network, path)
+        alone: Family = specialise_family(self.network, path)
         started_s = time.perf_counter()
         whole = self._export(alone, Architecture(), recompute=True)
         self.path_seconds = self.path_seconds or time.perf_counter() - started_s

@@ -36,7 +36,7 @@ from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import LogClock
-from subfleet.tasks import Dataset, digits
+from subfleet.tasks import Dataset, load_digits
 from subfleet.trainers.job_files import write_change
 
 LEARNED = 1400
@@ -75,7 +75,7 @@ class Game:
 
 def samples(count: int, seed: int) -> Dataset:
     """So many digits, with noise of their own where they repeat."""
-    drawn = digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
+    drawn = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
     noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
     return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(drawn.inputs.dtype))
 
@@ -157,7 +157,7 @@ def played(game: Game, outliers: OutlierSettings, seed: int, rounds: int, export
     trainers = None
     if game.factor != 1:
         trainers = {devices[-1].client_id: Multiplying(shared_trainers({"torch"})["torch"], game.factor)}
-    evaluation = digits().take(np.arange(LEARNED, len(digits())))
+    evaluation = load_digits().take(np.arange(LEARNED, len(load_digits())))
     gathered = GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
     result = run_batch(gathered, exports, trainers=trainers)
     return result.rounds[-1].accuracy, "; ".join(count_outliers(result.rounds).lines)

@@ -24,7 +24,7 @@ from subfleet.export.programs import write_training_program
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory import planned_for
 from subfleet.protocol.programs import Program, encode_program
-from subfleet.tasks.arrays_file import dataset_of, write_npz
+from subfleet.tasks.arrays_file import make_dataset, write_npz
 
 _STEPS = 3.5
 """Of a training: its last batch is half empty."""
@@ -70,7 +70,7 @@ def _write_data(network: ForeignNetwork, program: Program, folder: Path) -> None
     for shape, limit in ((network.sample.shape, network.sample.limit), (label.shape[1:], label.limit)):
         sizes = (count, *shape)
         made.append(random.integers(0, limit, sizes) if limit else random.standard_normal(sizes, dtype=np.float32))
-    write_npz(folder / "data.npz", dataset_of(*made, "random numbers", exact=True))
+    write_npz(folder / "data.npz", make_dataset(*made, "random numbers", exact=True))
 
 
 if __name__ == "__main__":

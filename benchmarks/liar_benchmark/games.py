@@ -35,7 +35,7 @@ from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import Deadlines, LogClock
-from subfleet.tasks import Dataset, digits
+from subfleet.tasks import Dataset, load_digits
 
 __all__ = ["HONEST", "METHODS_AND_VARIANTS", "Game", "Played", "gathered_game", "honest_network", "played", "unguarded"]
 
@@ -142,7 +142,7 @@ def _plain(network: Mlp) -> str:
 
 def data_of(seed: int, *, signed: bool = True) -> Dataset:
     """Digits less their mean; signed, each times a sign that is drawn, so that no linear model tells them apart."""
-    whole = digits()
+    whole = load_digits()
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (len(whole), 1, 1, 1)) if signed else 1.0
     inputs = (2.0 * (whole.inputs - whole.inputs.mean(axis=0)) * signs).astype(np.float32)
     return replace(whole, inputs=inputs)

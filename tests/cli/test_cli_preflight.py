@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 CONFIG = """
 name = "try"
-data.test = "subfleet.tasks:digits"
+data.test = "subfleet.tasks:load_digits"
 rates = [1.0]
 targets = ["onnx"]
 [model]

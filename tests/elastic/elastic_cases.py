@@ -14,11 +14,11 @@ from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNet
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.records.plain import DsCnn, Fcn, Vgg
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
-from subfleet.elastic.network import Family, Network, Places, predicted_places
+from subfleet.elastic.network import Family, Network, Places, get_predicted_places
 from subfleet.protocol.submodel import Architecture, Centre, Explicit, Full, IndexSet, Prefix, Roll
 from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings
-from subfleet.testing.submodels import passing_on
+from subfleet.testing.submodels import tie_axes
 
 RESNET = PreactResNet(input_shape=(2, 6, 5), class_count=3, widths=(8, 12), depths=(2, 3), group_size=4)
 UNGROUPED_RESNET = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(3, 5), depths=(1, 2), group_size=1)
@@ -142,7 +142,7 @@ _declared = cache(network_of)
 
 def objective_of(config: Family) -> ObjectiveSettings:
     """What a network's predictions are usually trained by."""
-    return ObjectiveSettings(name=_OBJECTIVES[predicted_places(config) or "sample"])
+    return ObjectiveSettings(name=_OBJECTIVES[get_predicted_places(config) or "sample"])
 
 
 @st.composite
@@ -158,7 +158,7 @@ def architectures(draw: st.DrawFn, network: Network) -> Architecture:
     axes = {name: draw(_index_sets(axis)) for name, axis in network.axes.items() if axis.kind != "class"}
     kept = [draw(st.booleans()) for _ in network.blocks]
     blocks = tuple(block.name for block, keep in zip(network.blocks, kept, strict=True) if keep)
-    return passing_on(network, Architecture(axes=tuple(sorted(axes.items())), blocks=blocks))
+    return tie_axes(network, Architecture(axes=tuple(sorted(axes.items())), blocks=blocks))
 
 
 @st.composite

@@ -18,7 +18,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture, Explicit, Roll
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 NETWORK = network_of(MLP)
 FULL = NETWORK.full_architecture()
@@ -71,7 +71,7 @@ def test_every_order_batch_and_grouping_gives_the_same_bits(device: torch.device
             right.add(one.architecture, one.change, one.weight)
         right.add_many(contributions[end:])
         left.merge(right)
-        assert same_bits(moved_to(torch.device("cpu"), left.finish()), expected)
+        assert have_same_bits(moved_to(torch.device("cpu"), left.finish()), expected)
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_chunks_kernels_and_threads_change_no_bit(
     if not compiled:
         monkeypatch.setattr(compiled_loops, "_compiled", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert same_bits(new(), expected)
+    assert have_same_bits(new(), expected)
 
 
 @pytest.mark.slow
@@ -112,14 +112,14 @@ def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled:
     state, good = random_state(NETWORK, 1), spread(NETWORK, cut_architectures())
     accumulator = Accumulator(NETWORK, state, total_weight=100)
     accumulator.add_many(good)
-    before, held = accumulator.finish(), accumulator.held()
+    before, held = accumulator.finish(), accumulator.find_held()
     for name in ("section0.block0.layer1.weight", "head.bias"):
         damaged = random_change(NETWORK, FULL, 3)
         damaged[name].view(-1)[-1] = bad
         with pytest.raises(ProtocolError, match=name):
             accumulator.add_many([*good, Contribution(architecture=FULL, change=damaged, weight=1.0), *good])
-        assert same_bits(accumulator.finish(), before)
-        assert all(torch.equal(accumulator.held()[other], held[other]) for other in held)
+        assert have_same_bits(accumulator.finish(), before)
+        assert all(torch.equal(accumulator.find_held()[other], held[other]) for other in held)
     # The weight has not been counted, either.
     accumulator.add(FULL, random_change(NETWORK, FULL, 4), 100 - 1e-3 - sum(one.weight for one in good))
 
@@ -131,11 +131,11 @@ def test_elements_move_only_where_enough_clients_hold_them(device: torch.device)
     counts = {name: torch.zeros(decl.shape, dtype=torch.int64) for name, decl in NETWORK.tensors.items()}
     for seed, architecture in enumerate(architectures):
         accumulator.add(architecture, random_change(NETWORK, architecture, seed), 1.0)
-        for name, held in held_places(NETWORK, architecture).items():
+        for name, held in find_held_elements(NETWORK, architecture).items():
             counts[name] += held
     # It has no weight, and does not count.
     accumulator.add(FULL, random_change(NETWORK, FULL, 9), 0.0)
-    new, held_now = moved_to(torch.device("cpu"), accumulator.finish()), accumulator.held()
+    new, held_now = moved_to(torch.device("cpu"), accumulator.finish()), accumulator.find_held()
     stayed = 0
     for name, count in counts.items():
         assert torch.equal(held_now[name].cpu(), count >= 3)
@@ -161,7 +161,7 @@ def test_factors_weigh_tensors_and_their_rows(device: torch.device) -> None:
     new = moved_to(torch.device("cpu"), accumulator.finish())
     shares = np.stack([factor.numpy() * weight for factor, weight in zip(rows, weights, strict=True)])
     both = np.all(shares > 0, axis=0).reshape(-1)
-    assert torch.equal(accumulator.held()["head.bias"].cpu(), torch.from_numpy(both))
+    assert torch.equal(accumulator.find_held()["head.bias"].cpu(), torch.from_numpy(both))
     moved = np.stack([change["head.weight"].double().numpy() for change in changes])
     expected = state["head.weight"].numpy() + (moved * shares).sum(axis=0) / np.maximum(shares.sum(axis=0), 1e-9)
     np.testing.assert_allclose(new["head.weight"].numpy()[both], expected[both], rtol=1e-6, atol=1e-6)
@@ -186,7 +186,7 @@ def test_one_local_tensor_is_added_at_several_places(device: torch.device) -> No
     new = moved_to(torch.device("cpu"), accumulator.finish())
     for name in (grafted.local, grafted.name):
         assert torch.equal(new[name], state[name] + change[grafted.local])
-    assert not accumulator.held()["section2.block1.norm2.weight"].any()
+    assert not accumulator.find_held()["section2.block1.norm2.weight"].any()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_placements_of_what_is_not_there_or_twice_are_refused(local: str, name: 
     accumulator = Accumulator(NETWORK, random_state(NETWORK, 0), total_weight=1)
     with pytest.raises(ConfigError, match=reason):
         accumulator.add(FULL, random_change(NETWORK, FULL, 1), 1.0, placements=places)
-    assert same_bits(accumulator.finish(), random_state(NETWORK, 0))
+    assert have_same_bits(accumulator.finish(), random_state(NETWORK, 0))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_factors_out_of_range_or_shape_are_refused(factor: float | Tensor) -> No
     accumulator = Accumulator(NETWORK, state, total_weight=1)
     with pytest.raises(ProtocolError, match=r"head\.bias"):
         accumulator.add(FULL, random_change(NETWORK, FULL, 1), 1.0, factors={"head.bias": factor})
-    assert same_bits(accumulator.finish(), state)
+    assert have_same_bits(accumulator.finish(), state)
 
 
 def test_some_tensors_alone_are_aggregated(device: torch.device) -> None:
@@ -259,7 +259,7 @@ def test_networks_with_convolutions_are_aggregated_alike_on_every_device(device:
         accumulator = Accumulator(network, moved_to(place, state), total_weight=10)
         accumulator.add_many(contributions)
         aggregated.append(moved_to(torch.device("cpu"), accumulator.finish()))
-    assert same_bits(*aggregated)
+    assert have_same_bits(*aggregated)
 
 
 def test_fewer_than_one_contributor_is_refused() -> None:

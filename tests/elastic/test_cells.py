@@ -17,14 +17,21 @@ from matrices import examples, mostly_long
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, network_of
-from subfleet.elastic.cells import can_deepen, cells_of, changed_cells, deepened, parameters_of, widened
+from subfleet.elastic.cells import (
+    can_deepen,
+    count_cell_parameters,
+    deepen_cell,
+    find_changed_cells,
+    list_cells,
+    widen_cells,
+)
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families import preset
 from subfleet.elastic.families.records.inverted import MobileNetV3
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.families.records.transformers import Vit
-from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication, size_in
@@ -53,13 +60,13 @@ def morphs(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Morph:
     config, wider, followed = before.config, set[str](), set[str]()
     for _ in range(draw(st.integers(1, 3))):
         network = network_of(config)
-        cell = draw(st.sampled_from(cells_of(network)))
+        cell = draw(st.sampled_from(list_cells(network)))
         widen: bool = draw(st.booleans())
         if cell.axes and widen:
-            config = widened(config, (cell.name,), draw(st.sampled_from([1.1, 1.5, 2.0, 3.0])))
+            config = widen_cells(config, (cell.name,), draw(st.sampled_from([1.1, 1.5, 2.0, 3.0])))
             wider.add(cell.name)
         elif can_deepen(network, cell):
-            config = deepened(config, cell, draw(st.integers(1, 2)))
+            config = deepen_cell(config, cell, draw(st.integers(1, 2)))
             followed.add(cell.name)
     return Morph(before=before, after=network_of(config), wider=tuple(wider), followed=tuple(followed))
 
@@ -91,10 +98,10 @@ def grown_from(
 ) -> dict[str, Tensor]:
     stream = random.Random(seed)
     drawn = Replication.drawn(morph.after, size_in(morph.after, morph.before), stream)
-    found = drawn.with_drawn_shares(stream) if shares else drawn
+    found = drawn.draw_shares(stream) if shares else drawn
     parts = tuple(sorted(found.shares.items()))
     how = Replicated(sources=tuple(sorted(found.sources.items())), shares=parts, noise=noise)
-    return inherited(how, morph.after, morph.before, state, seed=seed)
+    return inherit(how, morph.after, morph.before, state, seed=seed)
 
 
 @pytest.mark.slow
@@ -121,7 +128,7 @@ def test_what_grew_computes_what_it_did(morph: Morph, shares: bool) -> None:
 @given(morphs())
 def test_what_grew_costs_more_and_nothing_else_of_it_changed(morph: Morph) -> None:
     """T7: exactly the cells that were named."""
-    before, after = parameters_of(morph.before), parameters_of(morph.after)
+    before, after = count_cell_parameters(morph.before), count_cell_parameters(morph.after)
     if not morph.wider and not morph.followed:
         assert morph.before == morph.after
         return
@@ -131,35 +138,37 @@ def test_what_grew_costs_more_and_nothing_else_of_it_changed(morph: Morph) -> No
     assert costs[0] < costs[1]
     assert (len(after) > len(before)) == bool(morph.followed)
     longer = {name for name, axis in morph.before.axes.items() if morph.after.axes[name].size != axis.size}
-    named = {axis for cell in cells_of(morph.after) if cell.name in morph.wider for axis in cell.axes}
+    named = {axis for cell in list_cells(morph.after) if cell.name in morph.wider for axis in cell.axes}
     assert longer == named & morph.before.axes.keys()
-    inserted = {cell.name for cell in cells_of(morph.after)} - before.keys()
+    inserted = {cell.name for cell in list_cells(morph.after)} - before.keys()
     assert all(name.rpartition(".")[0] in inserted for name in morph.after.axes.keys() - morph.before.axes.keys())
 
 
 def test_a_cell_becomes_wider_inside_and_a_layer_of_a_plain_chain_with_its_section() -> None:
-    grown = widened(MLP, ["section0.block1"], 1.5)
+    grown = widen_cells(MLP, ["section0.block1"], 1.5)
     assert grown == replace(MLP, hidden_widths=(8, 12, 6, 6, 6))
-    assert widened(grown, ["section1.block0"], 2).hidden_widths == (8, 12, 12, 6, 6)
+    assert widen_cells(grown, ["section1.block0"], 2).hidden_widths == (8, 12, 12, 6, 6)
     vgg = CONVOLUTIONAL["vgg"]
-    assert widened(vgg, ["section1.block1", "section1.block2"], 2) == replace(vgg, widths=(4, 12))
+    assert widen_cells(vgg, ["section1.block1", "section1.block2"], 2) == replace(vgg, widths=(4, 12))
     heard = CONVOLUTIONAL["ds_cnn"]
     assert isinstance(heard, DsCnn)
-    assert widened(replace(heard, stem_width=0), ["section0.block0"], 2) == replace(heard, widths=(8, 6), stem_width=4)
-    found = widened(VIT, ["section1.block0"], 2)
+    assert widen_cells(replace(heard, stem_width=0), ["section0.block0"], 2) == replace(
+        heard, widths=(8, 6), stem_width=4
+    )
+    found = widen_cells(VIT, ["section1.block0"], 2)
     assert isinstance(found, Vit)
     assert (found.head_width, found.heads, found.hidden_widths) == (4, (3, 3, 4), (7, 7, 10))
     squeezed = CONVOLUTIONAL["mobilenet_v3"]
     assert isinstance(squeezed, MobileNetV3)
-    wider = widened(squeezed, ["section2.block0"], 1.1)
+    wider = widen_cells(squeezed, ["section2.block0"], 1.1)
     assert (wider.hidden_widths, wider.squeezed_widths) == ((4, 9, 7, 9, 6), (2, 0, 0, 4, 4))
 
 
 def test_a_factor_is_exact_and_goes_up_to_whole_groups() -> None:
     """1.1 times 10 is 11, though 1.1 is a little more than that in binary."""
     one = Mlp(input_shape=(5,), class_count=4, widths=(10,), depths=(1,), norm="none")
-    assert widened(one, ["section0.block0"], 1.1).hidden_widths == (11,)
-    assert widened(replace(one, norm="group", group_size=5), ["section0.block0"], 1.1).hidden_widths == (15,)
+    assert widen_cells(one, ["section0.block0"], 1.1).hidden_widths == (11,)
+    assert widen_cells(replace(one, norm="group", group_size=5), ["section0.block0"], 1.1).hidden_widths == (15,)
 
 
 @pytest.mark.slow
@@ -167,7 +176,7 @@ def test_a_factor_is_exact_and_goes_up_to_whole_groups() -> None:
 def test_a_new_layer_of_a_chain_that_measures_batches_passes_them_nearly_on(config: Family) -> None:
     """It puts back what a ReLU makes of normal numbers, and so starts nearer to its parent than a fresh norm would."""
     before = _declared(config)
-    morph = Morph(before=before, after=network_of(deepened(config, cells_of(before)[-1])), wider=(), followed=())
+    morph = Morph(before=before, after=network_of(deepen_cell(config, list_cells(before)[-1])), wider=(), followed=())
     away, fresh_away = 0.0, 0.0
     for seed in range(4):
         state = weights_of(before, seed)
@@ -187,7 +196,7 @@ def test_a_new_layer_of_a_chain_that_measures_batches_passes_them_nearly_on(conf
 
 def test_noise_tells_copies_apart_and_leaves_the_rest() -> None:
     before = _declared(RESNET)
-    morph = Morph(before=before, after=network_of(widened(RESNET, ["section0.block1"], 2)), wider=(), followed=())
+    morph = Morph(before=before, after=network_of(widen_cells(RESNET, ["section0.block1"], 2)), wider=(), followed=())
     state = weights_of(before)
     plain, noisy, again = (grown_from(morph, state, noise=noise) for noise in (0.0, 0.05, 0.05))
     changed = {name for name in plain if not torch.equal(plain[name], noisy[name])}
@@ -207,11 +216,11 @@ def test_noise_tells_copies_apart_and_leaves_the_rest() -> None:
 def test_published_networks_grow_as_well(name: str) -> None:
     config = preset(name, input_shape=(3, 32, 32), class_count=10, norm="batch")
     before = _declared(config)
-    cells = cells_of(before)
+    cells = list_cells(before)
     chosen = [cells[place] for place in (1, len(cells) // 2, -1)]
-    config = widened(config, [cell.name for cell in chosen if cell.axes], 1.5)
+    config = widen_cells(config, [cell.name for cell in chosen if cell.axes], 1.5)
     for cell in chosen:
-        config = deepened(config, cell)
+        config = deepen_cell(config, cell)
     morph = Morph(before=before, after=network_of(config), wider=(), followed=())
     state = weights_of(before)
     then = outputs(before, state, training=False)
@@ -221,26 +230,26 @@ def test_published_networks_grow_as_well(name: str) -> None:
 
 def test_what_cannot_grow_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"wider by a factor of 1, but it must be above 1"):
-        widened(MLP, ["section0.block0"], 1)
+        widen_cells(MLP, ["section0.block0"], 1)
     with pytest.raises(ConfigError, match=r"a cell 'section9\.block0' is to be wider, but the network has \['section0"):
-        widened(MLP, ["section9.block0"], 2)
+        widen_cells(MLP, ["section9.block0"], 2)
     narrow = replace(CONVOLUTIONAL["mobilenet_v2"], hidden_widths=(6, 4, 10, 12))
-    flat = [cell.name for cell in cells_of(network_of(narrow)) if not cell.axes]
+    flat = [cell.name for cell in list_cells(network_of(narrow)) if not cell.axes]
     assert flat
     with pytest.raises(ConfigError, match="has no width of its own; make it deeper"):
-        widened(narrow, flat[:1], 2)
-    assert not can_deepen(_declared(LSTM), cells_of(_declared(LSTM))[0])
+        widen_cells(narrow, flat[:1], 2)
+    assert not can_deepen(_declared(LSTM), list_cells(_declared(LSTM))[0])
     grouped = replace(CONVOLUTIONAL["plain vgg"], norm="group", widths=(4, 4))
-    assert not can_deepen(network_of(grouped), cells_of(network_of(grouped))[0])
+    assert not can_deepen(network_of(grouped), list_cells(network_of(grouped))[0])
 
 
 @pytest.mark.slow
 @examples(15)
 @given(morphs())
 def test_what_was_changed_is_told_from_the_two_networks(morph: Morph) -> None:
-    wider, deeper = changed_cells(morph.before, morph.after)
-    before = {cell.name: cell for cell in cells_of(morph.before)}
+    wider, deeper = find_changed_cells(morph.before, morph.after)
+    before = {cell.name: cell for cell in list_cells(morph.before)}
     assert {*deeper} == {*morph.followed} & before.keys()
-    longer = {axis for cell in cells_of(morph.after) if cell.name in morph.wider for axis in cell.axes}
+    longer = {axis for cell in list_cells(morph.after) if cell.name in morph.wider for axis in cell.axes}
     # Where cells share their width, all of them become wider with one.
     assert {*wider} == {name for name, cell in before.items() if longer & {*cell.axes}}

@@ -18,10 +18,10 @@ from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.families.choice_block import draw
 from subfleet.elastic.families.records.choices import CONVOLUTION_OPERATORS, SEQUENCE_OPERATORS, ChoiceCnn, ChoiceRnn
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Chosen
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.paths import path_architecture, realised
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
@@ -94,11 +94,11 @@ def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same
     """To the bit (O4)."""
     network, path = case
     state = drawn_state(network)
-    alone = network_of(realised(network, path))
+    alone = network_of(specialise_family(network, path))
     assert not alone.choices
     assert {name: decl.shape for name, decl in alone.tensors.items()} == dict(network.shapes(path))
     held = {name: tensor.float() for name, tensor in state.items()}
-    found = inherited(Chosen(), alone, network, held, seed=1)
+    found = inherit(Chosen(), alone, network, held, seed=1)
     assert all(torch.equal(tensor, held[name]) for name, tensor in found.items())
     own = {name: tensor.double() for name, tensor in found.items()}
     whole = {name: tensor.double() for name, tensor in held.items()}
@@ -123,7 +123,7 @@ def test_the_whole_supernet_gives_on_a_path_that_is_drawn_what_the_path_gives_al
     """To the bit (O4): its module holds all operators, of which it runs those that are drawn."""
     network, path = case
     state = {name: tensor.float() for name, tensor in drawn_state(network).items()}
-    alone = network_of(realised(network, path))
+    alone = network_of(specialise_family(network, path))
     whole, own = (
         build_module(network, network.full_architecture()).eval(),
         build_module(alone, alone.full_architecture()).eval(),
@@ -146,7 +146,7 @@ def last_path(network: Network) -> Architecture:
 @given(case=paths())
 def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[Network, Architecture]) -> None:
     network, path = case
-    alone = network_of(realised(network, path))
+    alone = network_of(specialise_family(network, path))
     module = build_module(alone, alone.full_architecture()).eval()
     inputs = inputs_of(network.config, 1)
     with FlopCounterMode(display=False) as counter:
@@ -209,10 +209,10 @@ def test_what_is_no_path_is_refused(operators: list[str], words: str) -> None:
 
 def test_only_a_path_of_a_supernet_is_realised() -> None:
     with pytest.raises(ConfigError, match="but a path has one of each choice"):
-        realised(NETWORKS[0], NETWORKS[0].full_architecture())
+        specialise_family(NETWORKS[0], NETWORKS[0].full_architecture())
     plain = network_of(Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,)))
     with pytest.raises(ConfigError, match="family 'mlp' has no operators to choose from"):
-        realised(plain, plain.full_architecture())
+        specialise_family(plain, plain.full_architecture())
 
 
 @pytest.mark.parametrize(

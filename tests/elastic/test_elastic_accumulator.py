@@ -24,7 +24,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def test_elements_move_by_the_weighted_mean_of_those_who_hold_them_and_no_other_
     moved = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
     weights = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
     for architecture, change, weight in updates:
-        held, maps = held_places(network, architecture), tensor_maps(network, architecture)
+        held, maps = find_held_elements(network, architecture), tensor_maps(network, architecture)
         for name, tensor in change.items():
             maps[name].scatter(tensor.double() * weight, moved[name])
             weights[name] += held[name] * weight
@@ -98,7 +98,7 @@ def test_elements_move_by_the_weighted_mean_of_those_who_hold_them_and_no_other_
         expected = (state[name] + moved[name] / weights[name].clamp(min=1e-300)).float()
         torch.testing.assert_close(tensor[held_by_any], expected[held_by_any], atol=1e-6, rtol=1e-6)
         assert torch.equal(tensor[~held_by_any], state[name][~held_by_any])
-    assert same_bits(before, state)
+    assert have_same_bits(before, state)
 
 
 def test_full_clients_alone_are_federated_averaging() -> None:
@@ -121,7 +121,7 @@ def test_one_client_alone_gets_its_own_model() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
     change = random_change(network, network.full_architecture(), 2)
     new = aggregated(network, state, [(network.full_architecture(), change, 17.0)]).finish()
-    assert same_bits(new, {name: state[name] + change[name] for name in state})
+    assert have_same_bits(new, {name: state[name] + change[name] for name in state})
 
 
 @relaxed
@@ -132,12 +132,12 @@ def test_a_zero_change_moves_no_bit(case: tuple[Network, Architecture], weight: 
     for tensor in state.values():
         tensor.reshape(-1)[0] = -0.0
     zeros = {name: torch.zeros(shape) for name, shape in network.shapes(architecture).items()}
-    assert same_bits(aggregated(network, state, [(architecture, zeros, weight)] * 3).finish(), state)
+    assert have_same_bits(aggregated(network, state, [(architecture, zeros, weight)] * 3).finish(), state)
 
 
 def test_nobody_at_all_moves_no_bit() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
-    assert same_bits(Accumulator(network, state, total_weight=1).finish(), state)
+    assert have_same_bits(Accumulator(network, state, total_weight=1).finish(), state)
 
 
 @pytest.mark.parametrize("config", [RESNET, MLP])
@@ -154,7 +154,7 @@ def test_every_order_and_every_grouping_gives_the_same_bits(config: Family) -> N
         cut = order.randrange(len(updates) + 1)
         left, right = (aggregated(network, state, part, total) for part in (updates[:cut], updates[cut:]))
         left.merge(right)
-        assert same_bits(left.finish(), expected)
+        assert have_same_bits(left.finish(), expected)
 
 
 def test_float64_sums_of_the_same_updates_do_depend_on_the_order() -> None:
@@ -172,7 +172,7 @@ def test_doubling_every_weight_changes_no_bit(case: tuple[Network, list[tuple[Ar
     network, clients = case
     state, updates = random_state(network, 100), learned(network, clients)
     doubled = [(architecture, change, 2 * weight) for architecture, change, weight in updates]
-    assert same_bits(aggregated(network, state, updates).finish(), aggregated(network, state, doubled).finish())
+    assert have_same_bits(aggregated(network, state, updates).finish(), aggregated(network, state, doubled).finish())
 
 
 @relaxed
@@ -185,7 +185,9 @@ def test_weights_cancel_where_all_agree(case: tuple[Network, list[tuple[Architec
         for architecture, change, weight in updates
     ]
     for name, tensor in aggregated(network, state, agreed).finish().items():
-        held = torch.stack([held_places(network, architecture)[name] for architecture, _, _ in updates]).any(dim=0)
+        held = torch.stack([find_held_elements(network, architecture)[name] for architecture, _, _ in updates]).any(
+            dim=0
+        )
         torch.testing.assert_close(tensor, torch.where(held, state[name] + 0.25, state[name]), atol=3e-7, rtol=2e-7)
 
 
@@ -193,7 +195,7 @@ def test_a_weight_of_zero_has_no_effect() -> None:
     network, state = network_of(MLP), random_state(network_of(MLP), 1)
     full = network.full_architecture()
     change = random_change(network, full, 2)
-    assert same_bits(aggregated(network, state, [(full, change, 0.0)], 1.0).finish(), state)
+    assert have_same_bits(aggregated(network, state, [(full, change, 0.0)], 1.0).finish(), state)
 
 
 def test_tenths_may_fill_a_total_of_one() -> None:
@@ -226,7 +228,7 @@ def test_a_bad_change_is_refused_as_a_whole(name: str, value: Tensor | None, rea
     before = accumulator.finish()
     with pytest.raises(ProtocolError, match=reason):
         accumulator.add(full, bad, 1.0)
-    assert same_bits(accumulator.finish(), before)
+    assert have_same_bits(accumulator.finish(), before)
     accumulator.add(full, good, 2.0)
 
 
@@ -241,7 +243,7 @@ def test_a_bad_weight_is_refused(weight: float, reason: str) -> None:
     before = accumulator.finish()
     with pytest.raises(ProtocolError, match=reason):
         accumulator.add(full, change, weight)
-    assert same_bits(accumulator.finish(), before)
+    assert have_same_bits(accumulator.finish(), before)
 
 
 def test_the_largest_changes_that_are_accepted_cannot_overflow() -> None:
@@ -275,7 +277,7 @@ def test_merging_more_than_the_total_is_refused() -> None:
     before = mine.finish()
     with pytest.raises(ProtocolError, match="add up to 4"):
         mine.merge(other)
-    assert same_bits(mine.finish(), before)
+    assert have_same_bits(mine.finish(), before)
 
 
 @pytest.mark.parametrize("total", [0.0, -1.0, math.nan, math.inf, 2.0**65])

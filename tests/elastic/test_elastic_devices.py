@@ -7,11 +7,11 @@ from elastic.elastic_cases import CONFIGS, moved_to, random_state
 from subfleet.elastic.building import network_of
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.permuting import importance_order, permuted
-from subfleet.elastic.scaling import scale_factors
+from subfleet.elastic.permuting import permute, rank_indices
+from subfleet.elastic.scaling import compute_scale_factors
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.submodel import Architecture
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 CPU = torch.device("cpu")
 NETWORKS = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")
@@ -29,8 +29,8 @@ def test_submodels_are_cut_out_and_put_back_where_the_model_is(config: Family, d
     for architecture in _smallest_and_whole(network):
         local = extract(network, architecture, there)
         assert {tensor.device.type for tensor in local.values()} == {device.type}
-        assert same_bits(moved_to(CPU, local), extract(network, architecture, state))
-        held = held_places(network, architecture)
+        assert have_same_bits(moved_to(CPU, local), extract(network, architecture, state))
+        held = find_held_elements(network, architecture)
         for name, tensor_map in tensor_maps(network, architecture).items():
             full = torch.zeros_like(there[name])
             tensor_map.scatter(local[name], full)
@@ -42,11 +42,11 @@ def test_channels_are_sorted_where_the_model_is(config: Family, device: torch.de
     network = network_of(config)
     state = random_state(network, 2)
     there = moved_to(device, state)
-    moved = permuted(network, there, importance_order(network, there))
+    moved = permute(network, there, rank_indices(network, there))
     assert {tensor.device.type for tensor in moved.values()} == {device.type}
     back = moved_to(CPU, moved)
-    assert same_bits(back, permuted(network, state, importance_order(network, state)))
-    assert all(order == tuple(range(len(order))) for order in importance_order(network, back).values())
+    assert have_same_bits(back, permute(network, state, rank_indices(network, state)))
+    assert all(order == tuple(range(len(order))) for order in rank_indices(network, back).values())
 
 
 @NETWORKS
@@ -56,6 +56,6 @@ def test_sizes_of_clients_are_the_same_on_every_device(config: Family, device: t
         (architecture, extract(network, architecture, random_state(network, seed)))
         for seed, architecture in enumerate(_smallest_and_whole(network))
     ]
-    there = scale_factors(network, [(architecture, moved_to(device, state)) for architecture, state in clients])
-    for found, expected in zip(there, scale_factors(network, clients), strict=True):
+    there = compute_scale_factors(network, [(architecture, moved_to(device, state)) for architecture, state in clients])
+    for found, expected in zip(there, compute_scale_factors(network, clients), strict=True):
         assert found == pytest.approx(expected, rel=1e-12)

@@ -16,7 +16,7 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Roll
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 BATCH_RESNET = replace(RESNET, norm="batch")
 RECURRENT = Lstm(
@@ -217,7 +217,7 @@ def test_learning_rate_zero_moves_no_bit(mode: str, config: Family, device: torc
     for tensor in state.values():
         tensor.reshape(-1)[0] = -0.0
     found = distil(network, _on(device, state), few_students(network), settings(mode, learning_rate=0.0), seed=1)
-    assert same_bits(_on(torch.device("cpu"), found), state)
+    assert have_same_bits(_on(torch.device("cpu"), found), state)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -227,7 +227,7 @@ def test_students_that_are_the_full_model_move_no_bit(mode: str, config: Family,
     state = working_state(network)
     full = network.full_architecture()
     found = distil(network, _on(device, state), [full, full], settings(mode), seed=1)
-    assert same_bits(_on(torch.device("cpu"), found), state)
+    assert have_same_bits(_on(torch.device("cpu"), found), state)
 
 
 @pytest.mark.slow
@@ -239,13 +239,13 @@ def test_what_no_student_holds_and_what_norms_measured_stay_to_the_bit(
     network = network_of(config)
     state, architectures = working_state(network), few_students(network)
     found = _on(torch.device("cpu"), distil(network, _on(device, state), architectures, settings(mode), seed=1))
-    held = [held_places(network, architecture) for architecture in architectures]
+    held = [find_held_elements(network, architecture) for architecture in architectures]
     untouched = 0
     for name, decl in network.tensors.items():
         kept = ~torch.stack([places[name] for places in held]).any(dim=0)
         if decl.role in BUFFER_ROLES:
             kept = torch.ones_like(kept)
-        assert same_bits({name: found[name][kept]}, {name: state[name][kept]}), name
+        assert have_same_bits({name: found[name][kept]}, {name: state[name][kept]}), name
         untouched += int(kept.sum())
     assert untouched > 100
 
@@ -268,8 +268,8 @@ def test_noise_follows_from_the_seed() -> None:
     network = network_of(MLP)
     state, architectures = working_state(network), few_students(network)
     one, again, other = (distil(network, state, architectures, settings("shared"), seed) for seed in (1, 1, 2))
-    assert same_bits(one, again)
-    assert not same_bits(one, other)
+    assert have_same_bits(one, again)
+    assert not have_same_bits(one, other)
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_the_received_model_is_not_written() -> None:
     before = {name: tensor.clone() for name, tensor in state.items()}
     for mode in MODES:
         distil(network, state, few_students(network), settings(mode), seed=1)
-    assert same_bits(state, before)
+    assert have_same_bits(state, before)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -290,13 +290,13 @@ def test_token_models_learn_from_random_symbols(mode: str) -> None:
     axis = next(name for name, axis in network.axes.items() if axis.kind == "channel")
     architecture = Architecture(axes=((axis, Roll(start=1, size=3)),))
     found = distil(network, state, [architecture], settings(mode), seed=1)
-    held = held_places(network, architecture)
+    held = find_held_elements(network, architecture)
     for name, tensor in found.items():
         if bool(held[name].any()):
             assert not torch.equal(tensor, state[name]), name
     # Its kernels round differently from call to call.
     full = distil(network, state, [network.full_architecture()], settings(mode, iterations=5), seed=1)
-    assert same_bits(full, state)
+    assert have_same_bits(full, state)
 
 
 def test_the_smallest_submodel_is_the_first_student() -> None:

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import network_of
-from subfleet.elastic.grafting import graft, grafted_change, is_graftable
+from subfleet.elastic.grafting import graft, graft_change, is_graftable
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.scaling import scale_factors, scaled_change
+from subfleet.elastic.scaling import compute_scale_factors, scale_change
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix, Roll
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 DEEP = replace(MLP, widths=(8, 6), depths=(4, 3))
 State = Mapping[str, Tensor]
@@ -48,15 +48,17 @@ def aggregated_as_in_the_paper(
     """Algorithm 1 without local training: graft, scale (unless norm is None) and average by samples."""
     grafts = [graft(network, architecture) for architecture, _, _ in clients]
     changes = [
-        grafted_change(network, found, state, change) for found, (_, change, _) in zip(grafts, clients, strict=True)
+        graft_change(network, found, state, change) for found, (_, change, _) in zip(grafts, clients, strict=True)
     ]
     if norm is not None:
         received = [extract(network, found.architecture, state) for found in grafts]
         trained = [
             {name: old[name] + change[name] for name in old} for old, change in zip(received, changes, strict=True)
         ]
-        factors = scale_factors(network, [(g.architecture, t) for g, t in zip(grafts, trained, strict=True)], norm=norm)
-        changes = [scaled_change(*parts) for parts in zip(received, changes, factors, strict=True)]
+        factors = compute_scale_factors(
+            network, [(g.architecture, t) for g, t in zip(grafts, trained, strict=True)], norm=norm
+        )
+        changes = [scale_change(*parts) for parts in zip(received, changes, factors, strict=True)]
     accumulator = Accumulator(network, state, total_weight=sum(weight for _, _, weight in clients))
     for found, change, (_, _, weight) in zip(grafts, changes, clients, strict=True):
         accumulator.add(found.architecture, change, weight)
@@ -167,7 +169,7 @@ def test_grafting_gives_every_block_of_the_common_width_to_every_client() -> Non
         for into, one in ((given_weight, graft(network, architecture).architecture), (without, architecture)):
             for name, tensor_map in tensor_maps(network, one).items():
                 tensor_map.scatter(torch.full(network.shapes(one)[name], float(weight)), into[name])
-    common = held_places(network, with_depths(network, 4, 3, rate=0.5))
+    common = find_held_elements(network, with_depths(network, 4, 3, rate=0.5))
     for name in network.tensors:
         assert bool((given_weight[name][common[name]] == 15).all()), name
     deepest = without["section0.block3.layer1.weight"]
@@ -179,8 +181,8 @@ def test_extracting_the_clients_depth_gives_its_own_blocks_back() -> None:
     state, architecture = random_state(network, 0), with_depths(network, 2, 3, rate=0.5)
     change = random_change(network, architecture, 1)
     found = graft(network, architecture)
-    grafted = grafted_change(network, found, state, change)
-    assert same_bits({name: grafted[name] for name in change}, change)
+    grafted = graft_change(network, found, state, change)
+    assert have_same_bits({name: grafted[name] for name in change}, change)
     new = aggregated_as_in_the_paper(network, state, [(architecture, change, 4.0)], None)
     trained = {name: tensor + change[name] for name, tensor in extract(network, architecture, state).items()}
     back = extract(network, architecture, new)
@@ -208,18 +210,18 @@ def test_without_training_a_block_becomes_the_mean_of_the_clients_last_blocks() 
             )
             assert isinstance(expected, Tensor)
             torch.testing.assert_close(tensor, (expected / 10).float(), atol=1e-6, rtol=0)
-    assert same_bits(block_of(new, 0, 0), block_of(state, 0, 0))
-    assert same_bits(block_of(new, 1, 1), block_of(state, 1, 1))
+    assert have_same_bits(block_of(new, 0, 0), block_of(state, 0, 0))
+    assert have_same_bits(block_of(new, 1, 1), block_of(state, 1, 1))
 
 
 @pytest.mark.parametrize("norm", EVERY_NORM)
 def test_equal_clients_are_scaled_by_exactly_one(norm: WeightNorm, device: torch.device) -> None:
     network = network_of(RESNET)
     clients = [(network.full_architecture(), _on(device, random_state(network, 1)))] * 3
-    factors = scale_factors(network, clients, norm=norm)
+    factors = compute_scale_factors(network, clients, norm=norm)
     assert all(factor == 1 for one in factors for factor in one.values())
     change = random_change(network, network.full_architecture(), 2)
-    assert same_bits(scaled_change(random_state(network, 1), change, factors[0]), change)
+    assert have_same_bits(scale_change(random_state(network, 1), change, factors[0]), change)
 
 
 @pytest.mark.parametrize("norm", EVERY_NORM)
@@ -227,7 +229,7 @@ def test_equal_clients_are_scaled_by_exactly_one(norm: WeightNorm, device: torch
 def test_the_factor_is_the_mean_norm_over_the_own(norm: WeightNorm, central: Central) -> None:
     network = network_of(MLP)
     states = [random_state(network, seed) for seed in range(3)]
-    factors = scale_factors(
+    factors = compute_scale_factors(
         network, [(network.full_architecture(), state) for state in states], norm=norm, central=central
     )
     name = "section0.block0.layer1.weight"
@@ -250,9 +252,9 @@ def test_the_order_of_clients_changes_no_factor() -> None:
         (architecture, extract(network, architecture, random_state(network, seed)))
         for seed, architecture in enumerate(some)
     ]
-    there = scale_factors(network, clients, norm="l2")
+    there = compute_scale_factors(network, clients, norm="l2")
     for turn in range(1, len(clients)):
-        turned = scale_factors(network, [*clients[turn:], *clients[:turn]], norm="l2")
+        turned = compute_scale_factors(network, [*clients[turn:], *clients[:turn]], norm="l2")
         assert turned == (*there[turn:], *there[:turn])
 
 
@@ -265,7 +267,9 @@ def test_multiplying_all_clients_changes_no_factor(norm: WeightNorm) -> None:
     ]
     tripled = [(architecture, {name: 3 * tensor for name, tensor in state.items()}) for architecture, state in clients]
     for one, other in zip(
-        scale_factors(network, clients, norm=norm), scale_factors(network, tripled, norm=norm), strict=True
+        compute_scale_factors(network, clients, norm=norm),
+        compute_scale_factors(network, tripled, norm=norm),
+        strict=True,
     ):
         assert one == pytest.approx(other, rel=1e-6)
 
@@ -287,7 +291,7 @@ def test_a_tensor_without_size_is_not_scaled() -> None:
     network = network_of(MLP)
     empty = zeros(network, network.full_architecture())
     clients = [(network.full_architecture(), state) for state in (empty, random_state(network, 0))]
-    factors = scale_factors(network, clients, norm="rms")
+    factors = compute_scale_factors(network, clients, norm="rms")
     assert factors[0]["stem.weight"] == 1
     assert factors[1]["stem.weight"] == pytest.approx(0.5)
 
@@ -297,7 +301,7 @@ def test_what_no_client_has_in_common_is_not_scaled() -> None:
     front, back = (Architecture(axes=(("section0.stream", Roll(start=start, size=4)),)) for start in (0, 4))
     state = random_state(network, 0)
     clients = [(architecture, extract(network, architecture, state)) for architecture in (front, back)]
-    assert all(one["stem.weight"] == 1 for one in scale_factors(network, clients, norm="common"))
+    assert all(one["stem.weight"] == 1 for one in compute_scale_factors(network, clients, norm="common"))
 
 
 @pytest.mark.slow
@@ -313,9 +317,9 @@ def test_only_the_papers_norm_shrinks_what_wide_clients_hold_without_any_trainin
         clients = [(architecture, zeros(network, architecture), 1.0) for architecture in (narrow, narrow, wide, wide)]
         state = aggregated_as_in_the_paper(network, state, clients, norm)
     if norm == "common":
-        assert same_bits(state, start)
+        assert have_same_bits(state, start)
     name = "section0.block0.layer1.weight"
-    alone = ~held_places(network, narrow)[name]
+    alone = ~find_held_elements(network, narrow)[name]
     kept = float(state[name][alone].norm() / start[name][alone].norm())
     assert (kept < 0.5) == drifts
     assert drifts or 0.8 < kept < 1.25
@@ -332,7 +336,7 @@ def test_a_copy_of_the_wide_clients_channels_in_another_order_is_in_common() -> 
         (architecture, extract(network, architecture, state))
         for architecture in (shuffled, network.full_architecture())
     ]
-    assert all(factor == 1 for one in scale_factors(network, clients) for factor in one.values())
+    assert all(factor == 1 for one in compute_scale_factors(network, clients) for factor in one.values())
 
 
 def test_fidelity_names_the_norm() -> None:

@@ -18,7 +18,7 @@ from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def inputs_of(network: Network) -> torch.Tensor:
 def test_extract_after_scatter_is_the_identity(case: tuple[Network, Architecture], seed: int) -> None:
     network, architecture = case
     local = random_change(network, architecture, seed)
-    assert same_bits(extract(network, architecture, scattered(network, architecture, local)), local)
+    assert have_same_bits(extract(network, architecture, scattered(network, architecture, local)), local)
 
 
 @relaxed
@@ -47,7 +47,7 @@ def test_extract_after_scatter_is_the_identity(case: tuple[Network, Architecture
 def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, Architecture]) -> None:
     network, architecture = case
     ones = {name: torch.ones(shape) for name, shape in network.shapes(architecture).items()}
-    held = held_places(network, architecture)
+    held = find_held_elements(network, architecture)
     for name, full in scattered(network, architecture, ones).items():
         assert torch.equal(full, held[name].float()), name
 

@@ -13,15 +13,15 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_layers, norm_tensors
 from subfleet.elastic.running_statistics import (
     NormMoments,
-    measured_moments,
-    merged_statistics,
-    recalibrated,
-    shared_statistics,
+    measure_moments,
+    merge_statistics,
+    pool_statistics,
+    recalibrate,
 )
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.submodel import Architecture
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 BATCH_RESNET = replace(RESNET, norm="batch", widths=(8, 8))
 
@@ -69,7 +69,7 @@ def test_the_statistics_are_those_of_all_that_a_norm_was_given(which: str, devic
     there = {name: tensor.to(device) for name, tensor in state.items()}
     with torch.backends.cudnn.flags(enabled=False):
         # Convolutions in full precision on a GPU too.
-        new = recalibrated(network, there, architecture, batches)
+        new = recalibrate(network, there, architecture, batches)
     given = inputs_of_norms(network, architecture, state, batches)
     local = extract(network, architecture, new)
     for name, expected in (("running_mean", given.mean(1)), ("running_var", given.var(1))):
@@ -81,12 +81,12 @@ def test_nothing_else_moves_a_bit() -> None:
     network = network_of(BATCH_RESNET)
     architecture, state = small(network), state_of(network)
     before = {name: tensor.clone() for name, tensor in state.items()}
-    new = recalibrated(network, state, architecture, [samples(9)])
-    assert same_bits(state, before)
-    held = held_places(network, architecture)
+    new = recalibrate(network, state, architecture, [samples(9)])
+    assert have_same_bits(state, before)
+    held = find_held_elements(network, architecture)
     for name, decl in network.tensors.items():
         moves = held[name] if decl.role in ("mean", "variance") else torch.zeros_like(held[name])
-        assert same_bits({name: new[name][~moves]}, {name: state[name][~moves]})
+        assert have_same_bits({name: new[name][~moves]}, {name: state[name][~moves]})
         assert not bool((new[name] == state[name])[moves].any())
 
 
@@ -98,7 +98,7 @@ def test_one_batch_gives_what_pytorch_gives() -> None:
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = 1.0
     module(samples(8))
-    new = recalibrated(network, state, full, [samples(8)])
+    new = recalibrate(network, state, full, [samples(8)])
     for name, tensor in module.state_dict().items():
         if "running" in name:
             torch.testing.assert_close(new[name], tensor, atol=1e-6, rtol=1e-5)
@@ -108,11 +108,9 @@ def test_sums_of_clients_are_the_statistics_of_all_their_data() -> None:
     network = network_of(BATCH_RESNET)
     state, architecture = state_of(network), small(network)
     batches = [samples(count, seed=count) for count in (5, 2, 8, 4)]
-    pooled = merged_statistics([measured_moments(network, architecture, state, batches)])
-    clients = [
-        measured_moments(network, architecture, state, part) for part in (batches[:1], batches[1:3], batches[3:])
-    ]
-    merged, turned = merged_statistics(clients), merged_statistics(clients[::-1])
+    pooled = merge_statistics([measure_moments(network, architecture, state, batches)])
+    clients = [measure_moments(network, architecture, state, part) for part in (batches[:1], batches[1:3], batches[3:])]
+    merged, turned = merge_statistics(clients), merge_statistics(clients[::-1])
     assert len(pooled) == 2 * 7
     for name, tensor in pooled.items():
         torch.testing.assert_close(merged[name], tensor, atol=1e-7, rtol=1e-6)
@@ -146,22 +144,22 @@ def test_merged_sums_have_the_same_bits_for_every_order() -> None:
         (network.full_architecture(), small(network), uniform_space(network, (0.5,))[0]),
     )
     clients = [(architectures[seed % 3], with_magnitudes(network, architectures[seed % 3], seed)) for seed in range(9)]
-    first = shared_statistics(network, state, clients)
+    first = pool_statistics(network, state, clients)
     same_architecture = [found for architecture, found in clients if architecture == architectures[0]]
-    merged = merged_statistics(same_architecture)
+    merged = merge_statistics(same_architecture)
     for order in itertools.islice(itertools.permutations(range(9)), 5, 40_000, 2017):
-        assert same_bits(shared_statistics(network, state, [clients[place] for place in order]), first)
-    assert same_bits(merged_statistics(same_architecture[::-1]), merged)
+        assert have_same_bits(pool_statistics(network, state, [clients[place] for place in order]), first)
+    assert have_same_bits(merge_statistics(same_architecture[::-1]), merged)
 
 
 def test_shared_statistics_are_those_of_all_data_of_whoever_holds_a_channel(device: torch.device) -> None:
     network = network_of(BATCH_RESNET)
     state, full, part = state_of(network), network.full_architecture(), small(network)
     batches = [samples(6, seed=1), samples(9, seed=2) + 3]
-    measured = [(full, measured_moments(network, full, state, batches[:1]))]
-    measured.append((part, measured_moments(network, part, state, batches[1:])))
+    measured = [(full, measure_moments(network, full, state, batches[:1]))]
+    measured.append((part, measure_moments(network, part, state, batches[1:])))
     there = {name: tensor.to(device) for name, tensor in state.items()}
-    new = {name: tensor.cpu() for name, tensor in shared_statistics(network, there, measured).items()}
+    new = {name: tensor.cpu() for name, tensor in pool_statistics(network, there, measured).items()}
     layer, held = "section0.block1.norm2", 4
     given = [
         inputs_of_norms(network, architecture, state, [one])
@@ -181,22 +179,22 @@ def test_shared_statistics_are_those_of_all_data_of_whoever_holds_a_channel(devi
 def test_a_channel_that_nobody_has_measured_keeps_its_bits() -> None:
     network = network_of(BATCH_RESNET)
     state, part = state_of(network), small(network)
-    new = shared_statistics(network, state, [(part, measured_moments(network, part, state, [samples(6)]))])
-    held = held_places(network, part)
+    new = pool_statistics(network, state, [(part, measure_moments(network, part, state, [samples(6)]))])
+    held = find_held_elements(network, part)
     assert any(not bool(held[name].all()) for name in new)
     for name, tensor in new.items():
-        assert same_bits({name: tensor[~held[name]]}, {name: state[name][~held[name]]})
+        assert have_same_bits({name: tensor[~held[name]]}, {name: state[name][~held[name]]})
         assert not bool((tensor == state[name])[held[name]].any())
     alone = {name: replace(found, count=1) for name, found in with_magnitudes(network, part, 1).items()}
-    assert same_bits(shared_statistics(network, state, [(part, alone)]), {name: state[name] for name in new})
-    assert shared_statistics(network, state, []) == {}
+    assert have_same_bits(pool_statistics(network, state, [(part, alone)]), {name: state[name] for name in new})
+    assert pool_statistics(network, state, []) == {}
 
 
 def test_what_a_device_must_know_of_the_norms_is_told() -> None:
     network = network_of(BATCH_RESNET)
     architecture = small(network)
     told = {norm.name: norm for norm in norm_layers(network, architecture)}
-    moments = measured_moments(network, architecture, state_of(network), [samples(1)])
+    moments = measure_moments(network, architecture, state_of(network), [samples(1)])
     assert {name: norm.positions for name, norm in told.items()} == {name: one.count for name, one in moments.items()}
     assert {(norm.momentum, norm.scale) for norm in told.values()} == {(0.1, 1.0)}
     scaled = network_of(replace(BATCH_RESNET, scaler=True))
@@ -208,7 +206,9 @@ def test_evaluation_no_longer_depends_on_what_was_measured_before() -> None:
     network = network_of(BATCH_RESNET)
     state, full = state_of(network), network.full_architecture()
     stale = {**state, "norm.running_mean": state["norm.running_mean"] + 100}
-    assert same_bits(recalibrated(network, stale, full, [samples(6)]), recalibrated(network, state, full, [samples(6)]))
+    assert have_same_bits(
+        recalibrate(network, stale, full, [samples(6)]), recalibrate(network, state, full, [samples(6)])
+    )
 
 
 def scaled_like(network: Network, state: dict[str, Tensor]) -> tuple[Network, dict[str, Tensor]]:
@@ -223,10 +223,10 @@ def test_a_scaler_does_not_change_what_is_measured() -> None:
     state, architecture = state_of(network), small(network)
     scaled, same = scaled_like(network, state)
     found, expected = (
-        recalibrated(scaled, same, architecture, [samples(6)]),
-        recalibrated(network, state, architecture, [samples(6)]),
+        recalibrate(scaled, same, architecture, [samples(6)]),
+        recalibrate(network, state, architecture, [samples(6)]),
     )
-    assert same_bits(dict(zip(expected, found.values(), strict=True)), expected)
+    assert have_same_bits(dict(zip(expected, found.values(), strict=True)), expected)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -243,19 +243,19 @@ def test_a_norm_undoes_a_scaler_in_training(norm: Literal["batch", "group"]) -> 
 def test_networks_without_running_statistics_stay_as_they_are() -> None:
     network = network_of(RESNET)
     state = random_state(network, 0)
-    assert same_bits(recalibrated(network, state, network.full_architecture(), [samples(4)]), state)
+    assert have_same_bits(recalibrate(network, state, network.full_architecture(), [samples(4)]), state)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
     network = network_of(BATCH_RESNET)
     state, full = state_of(network), network.full_architecture()
-    moments = measured_moments(network, full, state, [samples(4)])
-    other = measured_moments(network, small(network), state, [samples(4)])
+    moments = measure_moments(network, full, state, [samples(4)])
+    other = measure_moments(network, small(network), state, [samples(4)])
     with pytest.raises(DataError, match="different networks"):
-        merged_statistics([moments, other])
+        merge_statistics([moments, other])
     single = {name: replace(found, count=1) for name, found in moments.items()}
     with pytest.raises(DataError, match="needs two"):
-        merged_statistics([single])
+        merge_statistics([single])
 
 
 def test_the_tensors_of_norms_are_found_by_their_layers() -> None:

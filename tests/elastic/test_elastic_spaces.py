@@ -10,7 +10,7 @@ from subfleet.elastic.network import Family
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Prefix
-from subfleet.testing.submodels import held_places
+from subfleet.testing.submodels import find_held_elements
 
 RATES = (0.25, 0.5, 0.75, 1)
 
@@ -71,7 +71,9 @@ def test_rates_that_round_alike_are_one_submodel() -> None:
 
 def test_narrower_submodels_lie_within_wider_ones() -> None:
     network = network_of(dataclasses.replace(RESNET, widths=(16, 32)))
-    held = {architecture.name: held_places(network, architecture) for architecture in uniform_space(network, RATES)}
+    held = {
+        architecture.name: find_held_elements(network, architecture) for architecture in uniform_space(network, RATES)
+    }
     for small, large in itertools.pairwise(("w1/4 d1-1", "w1/4 d1-2", "w1/2 d2-2", "w3/4 d2-2", "w1 d2-3")):
         assert all(bool((held[large][name] | ~held[small][name]).all()) for name in network.tensors)
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from subfleet.elastic import compiled_loops, exact_add, exact_mean
 from subfleet.elastic.exact_add import Term, add_exactly
-from subfleet.elastic.exact_mean import Move, moved
+from subfleet.elastic.exact_mean import Move, move_tensors
+from subfleet.elastic.held_regions import HeldRegions, make_region
 from subfleet.elastic.maps import Gather
-from subfleet.elastic.regions import Regions, region_of
 from subfleet.elastic.side_by_side import run_until_one_fails
 from subfleet.protocol.errors import ProtocolError
 
@@ -115,12 +115,12 @@ def test_overlapping_batches_of_one_sum_lose_nothing(monkeypatch: pytest.MonkeyP
     assert torch.equal(total, total[:, :1].expand_as(total))
 
 
-def regions(shape: tuple[int, ...], units: int, clients: int, *, half: bool = False) -> Regions:
+def regions(shape: tuple[int, ...], units: int, clients: int, *, half: bool = False) -> HeldRegions:
     """Everybody held the whole tensor; or half of them the first half of its rows."""
-    found = Regions(shape, torch.device("cpu"))
-    found.add(region_of(Gather(index=(slice(0, shape[0]),)), shape), units, clients)
+    found = HeldRegions(shape, torch.device("cpu"))
+    found.add(make_region(Gather(index=(slice(0, shape[0]),)), shape), units, clients)
     if half:
-        found.add(region_of(Gather(index=(slice(0, shape[0] // 2),)), shape), units, clients)
+        found.add(make_region(Gather(index=(slice(0, shape[0] // 2),)), shape), units, clients)
     return found
 
 
@@ -156,7 +156,7 @@ def test_every_way_of_moving_gives_the_bits_of_float64_arithmetic(
                 min_clients=2,
                 scale=2.0**exponent,
             )
-            new = moved({"one": move, "other": move})
+            new = move_tensors({"one": move, "other": move})
         for found in new.values():
             np.testing.assert_array_equal(found.view(torch.int32).numpy(), expected.view(np.int32))
 
@@ -172,15 +172,15 @@ def test_moved_tensors_keep_their_types_and_share_no_memory() -> None:
         name: Move(
             old=tensor,
             total=torch.full(tensor.shape, 8),
-            regions=Regions(tuple(tensor.shape), torch.device("cpu")),
+            regions=HeldRegions(tuple(tensor.shape), torch.device("cpu")),
             min_clients=1,
             scale=1.0,
         )
         for name, tensor in old.items()
     }
     for move in moves.values():
-        move.regions.add(region_of(Gather(index=()), tuple(move.old.shape)), 4, 1)
-    new = moved(moves)
+        move.regions.add(make_region(Gather(index=()), tuple(move.old.shape)), 4, 1)
+    new = move_tensors(moves)
     for tensor in old.values():
         tensor.zero_()
     assert [(name, tensor.dtype, tensor.shape) for name, tensor in new.items()] == [

@@ -12,7 +12,7 @@ from torch import nn
 
 from subfleet.elastic.axes import Axis, Dim, Product
 from subfleet.elastic.building import build_module, init_state, network_of
-from subfleet.elastic.families.blueprint import Blueprint, Sizes, TiedSize, declare, module_of, share_of
+from subfleet.elastic.families.blueprint import Blueprint, Sizes, TiedSize, declare, fraction_of, module_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.families.transformer_layers import Attention
 from subfleet.elastic.network import Block, Family
@@ -30,8 +30,8 @@ def test_a_product_of_sizes_is_tied_to_the_product_of_their_axes() -> None:
     assert (rows, rows.dim, rows.full) == (24, Product(factors=(3, "heads", "head_dim")), 45)
     flat = heads * 49
     assert (flat, flat.dim, flat.full) == (98, Product(factors=("heads", 49)), 147)
-    assert share_of(rows) == 24 / 45
-    assert share_of(24) == 1
+    assert fraction_of(rows) == 24 / 45
+    assert fraction_of(24) == 1
 
 
 def test_all_other_arithmetic_gives_plain_numbers() -> None:

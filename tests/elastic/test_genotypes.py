@@ -6,7 +6,7 @@ import pytest
 from elastic.elastic_cases import CONVOLUTIONAL
 
 from subfleet.elastic.building import network_of
-from subfleet.elastic.cells import can_deepen, cells_of, widened
+from subfleet.elastic.cells import can_deepen, list_cells, widen_cells
 from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of, is_passing, narrow_nodes
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.protocol.errors import ConfigError
@@ -69,14 +69,14 @@ def test_widths_and_identities_follow_from_the_edges(cell: str, narrow: list[set
     assert is_passing(edges) == passing
     config = NasBench201(input_shape=(1, 4, 4), class_count=2, widths=(4, 8), depths=(2, 2), cell=cell)
     network = network_of(config)
-    cells = {one.name: one for one in cells_of(network)}
+    cells = {one.name: one for one in list_cells(network)}
     assert [len(one.axes) for one in cells.values()] == [len(narrow), len(narrow), 1, len(narrow)]
     assert {can_deepen(network, one) for one in cells.values()} == {passing}
 
 
 def test_a_cell_becomes_wider_inside_alone() -> None:
     config = CONVOLUTIONAL["nas_bench_201"]
-    grown = widened(config, ["section0.block1", "section1.block0"], 2.0)
+    grown = widen_cells(config, ["section0.block1", "section1.block0"], 2.0)
     assert isinstance(grown, NasBench201)
     assert grown.hidden_widths == (3, 8, 10, 7, 6)
     assert grown.widths == (4, 6)

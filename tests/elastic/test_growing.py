@@ -22,13 +22,13 @@ from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNet
 from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
-from subfleet.elastic.growing import inserted
-from subfleet.elastic.identities import starts_as_identity
+from subfleet.elastic.growing import insert_block
+from subfleet.elastic.identities import can_be_identity
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.spaces import search_space, uniform_space
-from subfleet.elastic.unions import union_of
+from subfleet.elastic.unions import unite_families
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.submodel import Architecture
@@ -63,7 +63,7 @@ def growths(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Growth:
             if getattr(after, name, ()) and draw(st.booleans()):
                 sizes[name] = draw(st.integers(1, 3)) * getattr(after, "group_size", 1)
         names.append(f"section{section}.block{max(own) + 1}")
-        after = inserted(after, section=section, after=after_number, sizes=sizes)
+        after = insert_block(after, section=section, after=after_number, sizes=sizes)
     return Growth(before=before, after=after, names=tuple(names))
 
 
@@ -166,10 +166,10 @@ def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: G
     before, after = _declared(growth.before), network_of(growth.after)
     size = size_in(after, before)
     assert size.blocks == tuple(block.name for block in before.blocks)
-    if all(starts_as_identity(after, name) for name in growth.names):
+    if all(can_be_identity(after, name) for name in growth.names):
         replication = Replication.drawn(after, size, random.Random(1))
         local = settled(before, 5)
-        grown = replication.grown(local, init_state(after, 2))
+        grown = replication.grow(local, init_state(after, 2))
         then = outputs(before, before.full_architecture(), local, training=False)
         now = outputs(after, after.full_architecture(), grown, training=False)
         torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * float(then.abs().max()))
@@ -179,24 +179,24 @@ def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: G
         with pytest.raises(ConfigError, match="so it cannot be the identity"):
             Replication.drawn(after, size, random.Random(1))
     for families in ((growth.before, growth.after), (growth.after, growth.before)):
-        assert network_of(union_of(families)) == replace(after, config=union_of(families))
+        assert network_of(unite_families(families)) == replace(after, config=unite_families(families))
 
 
 def test_unions_go_by_numbers_and_not_by_places() -> None:
     first = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(2,), hidden_widths=(4, 8))
-    one = inserted(first, section=0, after=0, sizes={"hidden_widths": 12})
+    one = insert_block(first, section=0, after=0, sizes={"hidden_widths": 12})
     other = replace(first, widths=(12,), depths=(4,), hidden_widths=(8, 4, 4, 16))
-    assert union_of([first, other]) == replace(other, hidden_widths=(8, 8, 4, 16))
+    assert unite_families([first, other]) == replace(other, hidden_widths=(8, 8, 4, 16))
     with pytest.raises(ConfigError, match=r"blocks \[1, 2, 3\] of section 0 in orders that contradict each other"):
-        union_of([one, other])
+        unite_families([one, other])
     beside = replace(first, depths=(3,), block_numbers=((0, 1, 5),), hidden_widths=(4, 4, 4))
-    assert union_of([one, beside]) == replace(
+    assert unite_families([one, beside]) == replace(
         first, depths=(4,), block_numbers=((0, 2, 1, 5),), hidden_widths=(4, 12, 8, 4)
     )
-    assert union_of([one]) == one
+    assert unite_families([one]) == one
     # What a network leaves open is as wide as its section.
     open_ones = replace(first, hidden_widths=(), widths=(16,))
-    assert union_of([open_ones, other]) == replace(other, widths=(16,), hidden_widths=(16, 16, 4, 16))
+    assert unite_families([open_ones, other]) == replace(other, widths=(16,), hidden_widths=(16, 16, 4, 16))
     swapped = replace(first, depths=(3,), hidden_widths=(), block_numbers=((0, 2, 1),))
     with pytest.raises(ConfigError, match=r"'section0\.block1'\], which stand there as \['section0\.block1'"):
         size_in(network_of(replace(swapped, block_numbers=())), network_of(swapped))
@@ -205,11 +205,11 @@ def test_unions_go_by_numbers_and_not_by_places() -> None:
 def test_a_new_block_has_the_sizes_of_the_one_before_it_unless_others_are_told() -> None:
     config = CONVOLUTIONAL["mobilenet_v3"]
     assert isinstance(config, MobileNetV3)
-    grown = inserted(config, section=1, after=0)
+    grown = insert_block(config, section=1, after=0)
     assert (grown.depths, grown.block_numbers) == ((1, 3, 2), ((0,), (0, 2, 1), (0, 1)))
     assert grown.hidden_widths == (4, 9, 9, 7, 8, 6)
     assert grown.squeezed_widths == (2, 0, 0, 0, 3, 4)
-    again = inserted(grown, section=1, after=2, sizes={"hidden_widths": 6, "squeezed_widths": 2})
+    again = insert_block(grown, section=1, after=2, sizes={"hidden_widths": 6, "squeezed_widths": 2})
     assert again.block_numbers == ((0,), (0, 2, 3, 1), (0, 1))
     assert again.hidden_widths == (4, 9, 9, 6, 7, 8, 6)
     assert again.squeezed_widths == (2, 0, 0, 2, 0, 3, 4)
@@ -223,23 +223,23 @@ def test_a_new_block_has_the_sizes_of_the_one_before_it_unless_others_are_told()
 def test_sizes_of_sections_are_told_for_blocks_where_one_differs() -> None:
     config = CONVOLUTIONAL["efficientnet_v2"]
     assert isinstance(config, EfficientNetV2)
-    assert inserted(config, section=2, after=1).squeezed_widths == (0, 0, 3)
-    told = inserted(config, section=2, after=1, sizes={"squeezed_widths": 2})
+    assert insert_block(config, section=2, after=1).squeezed_widths == (0, 0, 3)
+    told = insert_block(config, section=2, after=1, sizes={"squeezed_widths": 2})
     assert told.squeezed_widths == (0, 0, 0, 0, 3, 3, 2)
-    plain = inserted(replace(config, squeezed_widths=()), section=0, after=0, sizes={"squeezed_widths": 2})
+    plain = insert_block(replace(config, squeezed_widths=()), section=0, after=0, sizes={"squeezed_widths": 2})
     assert plain.squeezed_widths == (0, 2, 0, 0, 0, 0, 0)
     sections = replace(MLP, hidden_widths=(2, 4, 6))
-    assert inserted(sections, section=1, after=0).hidden_widths == (2, 4, 6)
-    assert inserted(sections, section=1, after=0, sizes={"hidden_widths": 8}).hidden_widths == (2, 2, 4, 8, 6, 6)
+    assert insert_block(sections, section=1, after=0).hidden_widths == (2, 4, 6)
+    assert insert_block(sections, section=1, after=0, sizes={"hidden_widths": 8}).hidden_widths == (2, 2, 4, 8, 6, 6)
 
 
 def test_a_block_at_the_end_of_counted_ones_is_as_if_it_had_always_been_there() -> None:
-    assert inserted(RESNET, section=1, after=2) == replace(RESNET, depths=(2, 4))
+    assert insert_block(RESNET, section=1, after=2) == replace(RESNET, depths=(2, 4))
 
 
 def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
     gaps = replace(MLP, depths=(3, 1, 2), block_numbers=((0, 4, 2), (0,), (0, 1)))
-    assert inserted(gaps, section=0, after=4).block_numbers == ((0, 4, 5, 2), (0,), (0, 1))
+    assert insert_block(gaps, section=0, after=4).block_numbers == ((0, 4, 5, 2), (0,), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
 )
 def test_what_cannot_be_inserted_is_one_sentence(config: Family, place: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        inserted(config, **place)
+        insert_block(config, **place)
 
 
 def test_a_family_that_does_not_number_blocks_is_told_so() -> None:
@@ -273,14 +273,14 @@ def test_a_family_that_does_not_number_blocks_is_told_so() -> None:
 
     other: Any = Towers()
     with pytest.raises(ConfigError, match="'towers' has no setting block_numbers"):
-        inserted(other, section=0, after=0)
+        insert_block(other, section=0, after=0)
 
 
 @pytest.mark.parametrize("config", EVERY, ids=lambda config: config.TYPE)
 def test_a_grown_record_comes_back_from_plain_data(config: Family) -> None:
     plain = replace(config, block_numbers=())
     assert "block_numbers" not in to_plain(plain), "what was hashed before has another hash"
-    grown = inserted(inserted(config, section=0, after=0), section=0, after=0)
+    grown = insert_block(insert_block(config, section=0, after=0), section=0, after=0)
     again = from_plain(OPEN, parse_json(canonical_json(grown), max_bytes=2**16))
     assert again == grown
     assert hash(again) == hash(grown)
@@ -292,7 +292,7 @@ def test_numbers_that_no_blocks_can_have_are_refused(config: Family) -> None:
     for numbers in ((*whole, (0,)), ((*whole[0], 9), *whole[1:])):
         with pytest.raises(ConfigError, match="must be empty or name one number for each block"):
             replace(config, block_numbers=numbers)
-    longer = inserted(config, section=0, after=0)
+    longer = insert_block(config, section=0, after=0)
     own, *rest = block_numbers(longer)
     for first, said in (
         ((*own[:-1], -1), r"block_numbers\[0\]\[.\] is -1, but must be 0 or more"),
@@ -306,7 +306,7 @@ def test_numbers_that_no_blocks_can_have_are_refused(config: Family) -> None:
         from_plain(OPEN, {**to_plain(config), "block_numbers": [[0, "1"]]})
 
 
-GROWN = inserted(inserted(RESNET, section=1, after=0), section=0, after=0)
+GROWN = insert_block(insert_block(RESNET, section=1, after=0), section=0, after=0)
 """Numbered 0, 2, 1 and 0, 3, 1, 2."""
 
 
@@ -339,13 +339,13 @@ def test_the_last_block_that_is_kept_stands_for_those_behind_it() -> None:
 
 
 def test_steps_and_halvings_stay_where_they_were() -> None:
-    stepped = network_of(inserted(replace(DECODER, learnable_steps=True), section=0, after=0))
+    stepped = network_of(insert_block(replace(DECODER, learnable_steps=True), section=0, after=0))
     steps = [decl.part for decl in stepped.tensors.values() if decl.role == "step"]
     assert steps == ["section0.block1", "section1.block1"]
     vgg = CONVOLUTIONAL["vgg"]
     assert isinstance(vgg, Vgg)
-    module = build_module(network_of(inserted(vgg, section=0, after=0)), Architecture(blocks=("section0.block1",)))
+    module = build_module(network_of(insert_block(vgg, section=0, after=0)), Architecture(blocks=("section0.block1",)))
     names = [name for name, _ in module.named_children()]
     assert names == ["section0", "section1", "pool", "head"]
     assert [name for name, _ in module.get_submodule("section0").named_children()] == ["block0", "block1", "pool"]
-    assert len(network_of(inserted(VIT, section=1, after=0)).products) == 2 * 4
+    assert len(network_of(insert_block(VIT, section=1, after=0)).products) == 2 * 4

@@ -17,18 +17,18 @@ from matrices import examples
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, init_state, network_of
-from subfleet.elastic.cells import cells_of, deepened, widened
+from subfleet.elastic.cells import deepen_cell, list_cells, widen_cells
 from subfleet.elastic.families import presets
 from subfleet.elastic.families.blueprint import declare
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.grafting import graft
-from subfleet.elastic.growing import inserted
+from subfleet.elastic.growing import insert_block
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, is_replicable, size_in
-from subfleet.elastic.resizing import of_sections, settings_of_size
+from subfleet.elastic.resizing import derive_settings, has_section_widths
 from subfleet.elastic.spaces import search_space, uniform_space
-from subfleet.elastic.unions import union_of
+from subfleet.elastic.unions import unite_families
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.submodel import Architecture, Prefix, Roll
@@ -89,7 +89,7 @@ def check_copied(larger: Network, smaller: Network, seed: int = 1) -> None:
     assert is_replicable(larger, size)
     replication = Replication.drawn(larger, size, random.Random(seed))
     local = weights_of(smaller, seed)
-    grown = replication.grown(local, init_state(larger, seed))
+    grown = replication.grow(local, init_state(larger, seed))
     then = outputs(smaller, local)
     torch.testing.assert_close(outputs(larger, grown), then, rtol=1e-12, atol=1e-12 * max(1.0, float(then.abs().max())))
     down = replication.down(grown)
@@ -102,7 +102,7 @@ def check_copied(larger: Network, smaller: Network, seed: int = 1) -> None:
 @few
 @given(families())
 def test_members_are_sizes_of_their_union_and_are_copied_into_it_exactly(members: list[Chain]) -> None:
-    network = network_of(union_of(members))
+    network = network_of(unite_families(members))
     for one in members:
         smaller = network_of(one)
         size = size_in(network, smaller)
@@ -115,11 +115,11 @@ def test_members_are_sizes_of_their_union_and_are_copied_into_it_exactly(members
 @few
 @given(families(), st.randoms(use_true_random=False))
 def test_a_union_is_idempotent_commutative_and_monotone(members: list[Chain], chance: random.Random) -> None:
-    union: Any = union_of(members)
-    assert union_of([union, *members]) == union_of([union]) == union
-    assert union_of(chance.sample(members, len(members))) == union
-    rest = union_of(members[1:] or members)
-    assert union_of([members[0], rest]) == union, "which is also where the rest is a size of it"
+    union: Any = unite_families(members)
+    assert unite_families([union, *members]) == unite_families([union]) == union
+    assert unite_families(chance.sample(members, len(members))) == union
+    rest = unite_families(members[1:] or members)
+    assert unite_families([members[0], rest]) == union, "which is also where the rest is a size of it"
     assert bool(union.layer_widths) == any(one.layer_widths for one in members)
     assert union.widths == tuple(max(parts) for parts in zip(*(one.widths for one in members), strict=True))
 
@@ -127,14 +127,14 @@ def test_a_union_is_idempotent_commutative_and_monotone(members: list[Chain], ch
 def test_a_union_has_no_more_than_its_members_need() -> None:
     """Where a network lacks a layer, that carries what the network passes on there."""
     short = replace(VGG, depths=(1,), widths=(8,), layer_widths=())
-    union = union_of([VGG, short])
+    union = unite_families([VGG, short])
     assert union == replace(VGG, widths=(8,), layer_widths=(8, 8, 8))
-    assert union_of([VGG, replace(short, widths=(2,))]) == VGG
-    assert union_of([short, replace(short, depths=(3,), widths=(4,))]) == replace(short, depths=(3,))
+    assert unite_families([VGG, replace(short, widths=(2,))]) == VGG
+    assert unite_families([short, replace(short, depths=(3,), widths=(4,))]) == replace(short, depths=(3,))
     inner = replace(VGG, layer_widths=(2, 2, 10), widths=(10,))
-    assert union_of([VGG, inner]) == replace(inner, layer_widths=(4, 6, 10))
+    assert unite_families([VGG, inner]) == replace(inner, layer_widths=(4, 6, 10))
     heard = DsCnn(input_shape=(1, 13, 6), class_count=3, widths=(8,), depths=(1,), norm="none")
-    assert union_of([heard, replace(heard, widths=(4,), stem_width=6)]) == replace(heard, stem_width=8)
+    assert unite_families([heard, replace(heard, widths=(4,), stem_width=6)]) == replace(heard, stem_width=8)
 
 
 def test_where_no_layer_has_a_width_of_its_own_all_is_as_it_was() -> None:
@@ -143,7 +143,7 @@ def test_where_no_layer_has_a_width_of_its_own_all_is_as_it_was() -> None:
         assert "layer_widths" not in to_plain(config), "what was hashed before has another hash"
         assert {"section0.stream", "section1.stream"} <= network.axes.keys()
         assert not any(block.reads or block.gives for block in network.blocks)
-        assert of_sections(config)
+        assert has_section_widths(config)
 
 
 def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own() -> None:
@@ -157,7 +157,7 @@ def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own
     assert torch.equal(outputs(one, state), outputs(other, state))
     assert [*other.axes] == [*(f"section0.block{number}.width" for number in range(3)), "class"]
     assert size_in(one, other) == replace(one.full_architecture(), name="") == size_in(other, one)
-    assert not of_sections(apart)
+    assert not has_section_widths(apart)
     # What has layers of two widths is a size of the one whose layers are apart, and of no other.
     narrow = network_of(replace(VGG, layer_widths=(2, 3, 4)))
     size_in(other, narrow)
@@ -259,31 +259,31 @@ def test_a_layer_that_gives_other_channels_is_no_copy_of_another() -> None:
 
 
 def test_a_cell_becomes_wider_by_itself() -> None:
-    assert widened(VGG, ["section0.block1"], 1.5) == replace(VGG, layer_widths=(4, 9, 4))
-    assert widened(VGG, ["section0.block2"], 1.5) == replace(VGG, widths=(6,), layer_widths=(4, 6, 6))
+    assert widen_cells(VGG, ["section0.block1"], 1.5) == replace(VGG, layer_widths=(4, 9, 4))
+    assert widen_cells(VGG, ["section0.block2"], 1.5) == replace(VGG, widths=(6,), layer_widths=(4, 6, 6))
     heard = LAYERED["layered ds_cnn"]
     assert isinstance(heard, DsCnn)
-    grown = widened(heard, ["section0.block1"], 1.5)  # the last of its section, by whose width the stem is told
+    grown = widen_cells(heard, ["section0.block1"], 1.5)  # the last of its section, by whose width the stem is told
     assert grown == replace(heard, widths=(12, 12), stem_width=8, layer_widths=(4, 12, 12, 16, 12))
-    (cell,) = (cell for cell in cells_of(network_of(heard)) if cell.name == "section0.block2")
-    deeper = deepened(heard, cell)
+    (cell,) = (cell for cell in list_cells(network_of(heard)) if cell.name == "section0.block2")
+    deeper = deepen_cell(heard, cell)
     assert (deeper.depths, deeper.block_numbers) == ((4, 2), ((0, 2, 3, 1), (0, 1)))
     assert deeper.layer_widths == (4, 12, 12, 8, 16, 12)
     flat = replace(VGG, widths=(4, 4), depths=(1, 1), layer_widths=(4, 4))
-    assert inserted(flat, section=0, after=0).layer_widths == (4, 4, 4)
-    assert inserted(VGG, section=0, after=0, sizes={"layer_widths": 8}).layer_widths == (4, 8, 6, 4)
+    assert insert_block(flat, section=0, after=0).layer_widths == (4, 4, 4)
+    assert insert_block(VGG, section=0, after=0, sizes={"layer_widths": 8}).layer_widths == (4, 8, 6, 4)
     with pytest.raises(ConfigError, match="layer_widths for its other blocks; give it those first"):
-        inserted(replace(VGG, layer_widths=()), section=0, after=0, sizes={"layer_widths": 8})
+        insert_block(replace(VGG, layer_widths=()), section=0, after=0, sizes={"layer_widths": 8})
     # The last layer gives what its section does, which the next one reads.
     with pytest.raises(ConfigError, match=r"widths are \(4,\), but must be \(8,\), which the last layers"):
-        inserted(VGG, section=0, after=2, sizes={"layer_widths": 8})
+        insert_block(VGG, section=0, after=2, sizes={"layer_widths": 8})
 
 
 def test_sizes_of_layers_are_settings_of_their_own() -> None:
     network = network_of(VGG)
     axes = (("section0.block0.width", Prefix(size=3)), ("section0.block2.width", Prefix(size=2)))
     size = replace(network.full_architecture(), axes=axes)
-    assert settings_of_size(network, size) == replace(VGG, widths=(2,), layer_widths=(3, 6, 2))
+    assert derive_settings(network, size) == replace(VGG, widths=(2,), layer_widths=(3, 6, 2))
 
 
 def copied_into(numbers: Sequence[int], smaller: tuple[int, ...], larger: tuple[int, ...], norm: Any) -> None:
@@ -319,7 +319,7 @@ def test_vggs_of_fedadp_are_sizes_of_the_widest() -> None:
     for name, one in zip(names, members, strict=True):
         assert sum(one.depths) + 3 == int(name.removeprefix("vgg").partition("_")[0]), "three fully connected end a VGG"
         assert is_replicable(network, size_in(network, _declared(one)))
-    assert union_of(members) == largest
+    assert unite_families(members) == largest
     assert sorted(largest.layer_widths, reverse=True)[:2] == [1024, 512]
     counts = [
         _declared(one).parameter_count(_declared(one).full_architecture()) for one in members if not one.layer_widths

@@ -7,7 +7,7 @@ import torch
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.lineage import Copied, Lineage
-from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 
@@ -24,20 +24,20 @@ STATE = ModelState(
 
 
 def test_a_state_that_is_packed_is_the_same_when_it_is_unpacked() -> None:
-    back = unpacked(packed(STATE))
+    back = unpack_state(pack_state(STATE))
     assert (back.shared, back.copies, back.moments, back.sizes) == (
         STATE.shared,
         STATE.copies,
         STATE.moments,
         SIZES,
     )
-    assert packed(ModelState(shared=STATE.shared)).keys() == {"a", "b"}
+    assert pack_state(ModelState(shared=STATE.shared)).keys() == {"a", "b"}
 
 
 def test_what_is_done_to_all_tensors_is_done_to_copies_and_moments_too() -> None:
-    changed = STATE.mapped(lambda tensors: {name: -tensor for name, tensor in tensors.items()})
-    expected = {name: -tensor.float() for name, tensor in packed(STATE).items() if not name.startswith("sizes")}
-    assert {name: tensor for name, tensor in packed(changed).items() if not name.startswith("sizes")} == expected
+    changed = STATE.map_tensors(lambda tensors: {name: -tensor for name, tensor in tensors.items()})
+    expected = {name: -tensor.float() for name, tensor in pack_state(STATE).items() if not name.startswith("sizes")}
+    assert {name: tensor for name, tensor in pack_state(changed).items() if not name.startswith("sizes")} == expected
     assert changed.sizes == SIZES
 
 
@@ -46,24 +46,24 @@ def test_its_bytes_are_those_of_all_its_tensors() -> None:
     assert STATE.tensor_bytes == 5 * 4
     whole = STATE.with_network("m1", other)
     assert whole.tensor_bytes == 5 * 4 + 5 * 4 + 3 * 8
-    assert whole.tensor_bytes == sum(one.nbytes for name, one in packed(whole).items() if "json" not in name)
+    assert whole.tensor_bytes == sum(one.nbytes for name, one in pack_state(whole).items() if "json" not in name)
 
 
 def test_what_is_no_packed_state_is_refused() -> None:
     with pytest.raises(ConfigError, match="must name copies, moments, networks or tensors"):
-        unpacked({"elsewhere/a": torch.zeros(1)})
+        unpack_state({"elsewhere/a": torch.zeros(1)})
     with pytest.raises(ProtocolError):
-        unpacked({"sizes/json": torch.tensor([91, 49, 93], dtype=torch.uint8)})
+        unpack_state({"sizes/json": torch.tensor([91, 49, 93], dtype=torch.uint8)})
 
 
 def test_marks_of_the_untrained_and_the_model_are_packed_with_it_and_weigh_nothing() -> None:
     marked = replace(STATE, untrained={"b": torch.tensor([True])}, model=SIZES[0])
-    back = unpacked(packed(STATE.with_network("m1", replace(marked, sizes=())))).of("m1")
+    back = unpack_state(pack_state(STATE.with_network("m1", replace(marked, sizes=())))).of("m1")
     assert (back.untrained, back.model) == (marked.untrained, SIZES[0])
     assert marked.tensor_bytes == STATE.tensor_bytes
-    turned = marked.mapped(lambda tensors: {name: -tensor for name, tensor in tensors.items()})
+    turned = marked.map_tensors(lambda tensors: {name: -tensor for name, tensor in tensors.items()})
     assert turned.untrained == marked.untrained, "which no arithmetic is done with"
-    ordered = marked.ordered(lambda lineage: ("b", "a"))
+    ordered = marked.reorder(lambda lineage: ("b", "a"))
     assert (ordered.untrained, ordered.model) == (marked.untrained, SIZES[0])
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.blueprint import declare, module_of
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.permuting import importance_order, permuted
+from subfleet.elastic.permuting import permute, rank_indices
 from subfleet.protocol.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def logits(network: Network, state: dict[str, Tensor], *, training: bool) -> Ten
 def test_permuting_every_axis_alike_keeps_the_logits(config: Family, training: bool) -> None:
     network = network_of(config)
     state = random_state(network, 2)
-    moved = permuted(network, state, random_orders(network, 3))
+    moved = permute(network, state, random_orders(network, 3))
     assert any(not torch.equal(moved[name], state[name]) for name in state)
     expected = logits(network, state, training=training)
     torch.testing.assert_close(logits(network, moved, training=training), expected, rtol=1e-9, atol=1e-9)
@@ -56,7 +56,7 @@ def test_permuting_every_axis_alike_keeps_the_logits(config: Family, training: b
 def test_a_tensor_left_in_its_old_order_is_seen(config: Family, tensor: str) -> None:
     network = network_of(config)
     state = random_state(network, 2)
-    moved = permuted(network, state, random_orders(network, 3)) | {tensor: state[tensor]}
+    moved = permute(network, state, random_orders(network, 3)) | {tensor: state[tensor]}
     expected = logits(network, state, training=False)
     assert not torch.allclose(logits(network, moved, training=False), expected, rtol=1e-3)
 
@@ -64,7 +64,7 @@ def test_a_tensor_left_in_its_old_order_is_seen(config: Family, tensor: str) -> 
 def test_groups_of_a_grouped_convolution_move_together() -> None:
     network = declare(GROUPED.config, GROUPED.blueprint)
     state = random_state(network, 5)
-    moved = permuted(network, state, {"groups": (2, 0, 1), "stem": (4, 1, 0, 3, 2)})
+    moved = permute(network, state, {"groups": (2, 0, 1), "stem": (4, 1, 0, 3, 2)})
     assert torch.equal(moved["reduce.weight"][:2], state["reduce.weight"][4:6][:, [4, 1, 0, 3, 2]])
     module = module_of(GROUPED.blueprint, network.local(network.full_architecture())).eval()
     inputs = torch.randn(2, *GROUPED.config.input_shape, generator=torch.Generator().manual_seed(1))
@@ -81,12 +81,12 @@ def test_the_most_important_indices_come_first() -> None:
     decl = network.tensors["section0.block0.layer1.weight"]
     state[decl.name][5] += 100
     state[decl.name][3] -= 50
-    assert importance_order(network, state)["section0.block0.inner"][:2] == (5, 3)
-    moved = permuted(network, state, importance_order(network, state))
+    assert rank_indices(network, state)["section0.block0.inner"][:2] == (5, 3)
+    moved = permute(network, state, rank_indices(network, state))
     assert torch.equal(
-        moved[decl.name][:2], state[decl.name][[5, 3]][:, list(importance_order(network, state)["section0.stream"])]
+        moved[decl.name][:2], state[decl.name][[5, 3]][:, list(rank_indices(network, state)["section0.stream"])]
     )
-    again = importance_order(network, moved)
+    again = rank_indices(network, moved)
     assert all(order == tuple(range(len(order))) for order in again.values())
 
 
@@ -101,26 +101,26 @@ def test_importance_counts_every_tied_tensor_and_no_running_statistics() -> None
     ):
         state[name][index] = value
     # Squares of 4 ones, of 1.5, and of 6 halves.
-    assert importance_order(network, state)["section1.block0.inner"] == (1, 3, 2, 0, 4)
+    assert rank_indices(network, state)["section1.block0.inner"] == (1, 3, 2, 0, 4)
 
 
 def test_groups_stay_whole() -> None:
     network = network_of(RESNET)
     state = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
     state["norm.weight"][9] = 1.0
-    assert importance_order(network, state)["section1.stream"] == (8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7)
+    assert rank_indices(network, state)["section1.stream"] == (8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7)
 
 
 def test_some_tensors_are_permuted_as_they_are_among_all() -> None:
     network = network_of(RESNET)
     state, orders = random_state(network, 2), random_orders(network, 3)
-    whole = permuted(network, state, orders)
+    whole = permute(network, state, orders)
     some = {name: tensor for name, tensor in state.items() if name.endswith("weight")}
-    assert {name: tensor.tolist() for name, tensor in permuted(network, some, orders).items()} == {
+    assert {name: tensor.tolist() for name, tensor in permute(network, some, orders).items()} == {
         name: whole[name].tolist() for name in some
     }
     with pytest.raises(ConfigError, match="tensor 'elsewhere' is to be permuted"):
-        permuted(network, {"elsewhere": state["norm.weight"]}, orders)
+        permute(network, {"elsewhere": state["norm.weight"]}, orders)
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_some_tensors_are_permuted_as_they_are_among_all() -> None:
 def test_a_wrong_order_is_refused(orders: dict[str, tuple[int, ...]], reason: str) -> None:
     network = network_of(RESNET)
     with pytest.raises(ConfigError, match=reason):
-        permuted(network, random_state(network, 0), orders)
+        permute(network, random_state(network, 0), orders)

@@ -16,7 +16,7 @@ from subfleet.protocol.errors import ConfigError
 
 
 def published_as(name: str) -> Family:
-    network: presets.Published = getattr(presets, name)
+    network: presets.PublishedNetwork = getattr(presets, name)
     return network.settings
 
 

@@ -17,14 +17,14 @@ from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.identities import starts_as_identity
+from subfleet.elastic.identities import can_be_identity
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication, size_in
-from subfleet.elastic.unions import union_of
+from subfleet.elastic.unions import unite_families
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Prefix
-from subfleet.testing.submodels import passing_on
+from subfleet.testing.submodels import tie_axes
 
 EVERY = (*CONFIGS, *LAYERED.values(), *TOKEN_CONFIGS)
 CHAINS = ("vgg", "ds_cnn")
@@ -42,7 +42,7 @@ def can_be_copied(network: Network) -> list[str]:
 
 
 def can_be_identities(network: Network) -> list[str]:
-    return [block.name for block in network.blocks if starts_as_identity(network, block.name)]
+    return [block.name for block in network.blocks if can_be_identity(network, block.name)]
 
 
 @st.composite
@@ -59,7 +59,7 @@ def replications(draw: st.DrawFn) -> Replication:
             cut[name] = Prefix(size=groups * axis.granularity)
     left_out = {name for name in can_be_identities(network) if draw(st.booleans())}
     blocks = tuple(block.name for block in network.blocks if block.name not in left_out)
-    size = network.size_of(passing_on(network, Architecture(axes=tuple(sorted(cut.items())), blocks=blocks)))
+    size = network.size_of(tie_axes(network, Architecture(axes=tuple(sorted(cut.items())), blocks=blocks)))
     return Replication.drawn(network, size, draw(st.randoms(use_true_random=False)))
 
 
@@ -90,7 +90,7 @@ def outputs(network: Network, size: Architecture, state: Mapping[str, Tensor], *
 def test_up_keeps_outputs_in_evaluation_and_in_training(replication: Replication) -> None:
     network, size = replication.network, replication.size
     local = drawn_state(network, size)
-    grown = replication.grown(local, init_state(network, 5))
+    grown = replication.grow(local, init_state(network, 5))
     assert {name: tuple(tensor.shape) for name, tensor in grown.items()} == network.shapes(network.full_architecture())
     for training in (False, True):
         if training and (network.config.scaler or (replication.lacking and network.config.TYPE in CHAINS)):
@@ -198,7 +198,7 @@ def test_a_block_that_cannot_be_the_identity_is_refused() -> None:
 def test_a_union_is_the_smallest_network_that_holds_all() -> None:
     wide = replace(MLP, widths=(8, 10, 6), depths=(1, 1, 2))
     deep = replace(MLP, widths=(4, 6, 12), depths=(3, 1, 1))
-    union = union_of([wide, deep])
+    union = unite_families([wide, deep])
     assert isinstance(union, Mlp)
     assert (union.widths, union.depths) == ((8, 10, 12), (3, 1, 2))
     network = network_of(union)
@@ -208,11 +208,11 @@ def test_a_union_is_the_smallest_network_that_holds_all() -> None:
         assert network.shapes(size) == {name: decl.shape for name, decl in smaller.tensors.items()}
         local = drawn_state(network, size)
         replication = Replication.drawn(network, size, random.Random(1))
-        grown = replication.grown(local, init_state(network, 2))
+        grown = replication.grow(local, init_state(network, 2))
         before = outputs(smaller, smaller.full_architecture(), local, training=False)
         after = outputs(network, network.full_architecture(), grown, training=False)
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
-    assert union_of([wide]) == wide
+    assert unite_families([wide]) == wide
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_union_is_the_smallest_network_that_holds_all() -> None:
 )
 def test_what_has_no_union_is_one_sentence(others: list[Family], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        union_of([MLP, *others])
+        unite_families([MLP, *others])
 
 
 def test_a_network_that_is_no_size_of_another_is_one_sentence() -> None:

@@ -9,14 +9,14 @@ from torch import Tensor
 from subfleet.elastic.server_optimisers import (
     SERVER_OPTIMISERS,
     AnyServerOptimiser,
-    FedAdagrad,
-    FedAdam,
-    FedAvgM,
-    FedYogi,
+    ServerAdagrad,
+    ServerAdam,
+    ServerMomentum,
+    ServerYogi,
 )
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import from_plain
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.submodels import have_same_bits
 
 ALL = [kind() for kind in SERVER_OPTIMISERS.values()]
 Round = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
@@ -62,8 +62,8 @@ def test_without_momentum_and_with_rate_1_it_is_federated_averaging_bit_by_bit(d
     # A mean change whose float64 value loses the aggregated one.
     old["layer.weight"][1], aggregated["layer.weight"][1] = 1.0, 1e-20
     held["layer.weight"][1] = True
-    new, _ = FedAvgM(momentum=0.0).step(old, aggregated, held, {})
-    assert same_bits(
+    new, _ = ServerMomentum(momentum=0.0).step(old, aggregated, held, {})
+    assert have_same_bits(
         {name: one.cpu() for name, one in new.items()}, {name: one.cpu() for name, one in aggregated.items()}
     )
 
@@ -71,10 +71,10 @@ def test_without_momentum_and_with_rate_1_it_is_federated_averaging_bit_by_bit(d
 def test_adam_with_a_second_moment_of_1_is_federated_averaging() -> None:
     old, aggregated, held = one_round(0, torch.device("cpu"))
     ones = {"square": {name: torch.ones_like(tensor) for name, tensor in old.items()}}
-    settings = FedAdam(learning_rate=1.0, beta1=0.0, beta2=1.0, tau=1e-30)
+    settings = ServerAdam(learning_rate=1.0, beta1=0.0, beta2=1.0, tau=1e-30)
     new, moments = settings.step(old, aggregated, held, ones)
-    assert same_bits(new, aggregated)
-    assert same_bits(moments["square"], ones["square"])
+    assert have_same_bits(new, aggregated)
+    assert have_same_bits(moments["square"], ones["square"])
 
 
 def test_steps_are_those_of_the_paper() -> None:
@@ -83,11 +83,11 @@ def test_steps_are_those_of_the_paper() -> None:
     changes = (0.5, -0.2)
 
     def square(kind: type[AnyServerOptimiser], v: float, d: float) -> float:
-        if kind is FedAdam:
+        if kind is ServerAdam:
             return b2 * v + (1 - b2) * d * d
-        return v + d * d if kind is FedAdagrad else v - (1 - b2) * d * d * math.copysign(1, v - d * d)
+        return v + d * d if kind is ServerAdagrad else v - (1 - b2) * d * d * math.copysign(1, v - d * d)
 
-    for kind in (FedAdam, FedYogi, FedAdagrad):
+    for kind in (ServerAdam, ServerYogi, ServerAdagrad):
         settings = kind(learning_rate=rate, beta1=b1, tau=tau)
         weight, mean, v = 2.0, 0.0, tau**2
         model, moments = {"w": torch.tensor([2.0])}, dict[str, dict[str, Tensor]]()
@@ -101,7 +101,7 @@ def test_steps_are_those_of_the_paper() -> None:
     model, moments = {"w": torch.tensor([2.0])}, {}
     for change in changes:
         held = {"w": torch.tensor([True])}
-        model, moments = FedAvgM(momentum=0.5).step(model, {"w": model["w"] + change}, held, moments)
+        model, moments = ServerMomentum(momentum=0.5).step(model, {"w": model["w"] + change}, held, moments)
     assert model["w"].item() == pytest.approx(2.0 + 0.5 + (0.5 * 0.5 - 0.2))
 
 
@@ -109,7 +109,7 @@ def test_steps_are_those_of_the_paper() -> None:
 def test_running_statistics_take_the_plain_mean_and_have_no_moments(settings: AnyServerOptimiser) -> None:
     old, aggregated, held = one_round(0, torch.device("cpu"))
     new, moments = settings.step(old, aggregated, held, {}, buffers={"norm.running_mean"})
-    assert same_bits({"a": new["norm.running_mean"]}, {"a": aggregated["norm.running_mean"]})
+    assert have_same_bits({"a": new["norm.running_mean"]}, {"a": aggregated["norm.running_mean"]})
     assert all(tensors.keys() == {"layer.weight"} for tensors in moments.values())
 
 
@@ -117,7 +117,7 @@ def test_running_statistics_take_the_plain_mean_and_have_no_moments(settings: An
 def test_a_round_without_any_change_moves_no_bit(settings: AnyServerOptimiser) -> None:
     old, _, held = one_round(0, torch.device("cpu"))
     new, _ = settings.step(old, old, held, {})
-    assert same_bits(new, old)
+    assert have_same_bits(new, old)
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda one: one.TYPE)
@@ -127,7 +127,7 @@ def test_a_step_writes_to_none_of_its_arguments(settings: AnyServerOptimiser) ->
     copies = [{name: tensor.clone() for name, tensor in one.items()} for one in (old, aggregated, *moments.values())]
     settings.step(old, aggregated, held, moments)
     for one, copy in zip((old, aggregated, *moments.values()), copies, strict=True):
-        assert same_bits(one, copy)
+        assert have_same_bits(one, copy)
 
 
 def test_settings_are_read_from_plain_data() -> None:
@@ -138,12 +138,12 @@ def test_settings_are_read_from_plain_data() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "value"),
     [
-        (FedAvgM(), "momentum", 1.0),
-        (FedAvgM(), "learning_rate", 0.0),
-        (FedAdam(), "beta1", -0.1),
-        (FedAdam(), "beta2", 1.1),
-        (FedYogi(), "tau", 0.0),
-        (FedAdagrad(), "learning_rate", math.inf),
+        (ServerMomentum(), "momentum", 1.0),
+        (ServerMomentum(), "learning_rate", 0.0),
+        (ServerAdam(), "beta1", -0.1),
+        (ServerAdam(), "beta2", 1.1),
+        (ServerYogi(), "tau", 0.0),
+        (ServerAdagrad(), "learning_rate", math.inf),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: AnyServerOptimiser, name: str, value: float) -> None:

@@ -16,7 +16,7 @@ from subfleet.elastic.network import Block, Network, TensorDecl
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Centre
-from subfleet.testing.submodels import held_places
+from subfleet.testing.submodels import find_held_elements
 
 RATES = (0.25, 0.5, 0.75, 1)
 
@@ -73,7 +73,7 @@ def test_a_gene_of_a_kept_and_a_dropped_block_counts_by_the_kept_one() -> None:
 def test_larger_genes_hold_what_smaller_ones_hold(case: tuple[SearchSpace, list[tuple[int, ...]]]) -> None:
     space, (left, right) = case
     low, high = (space.architecture(tuple(map(pick, zip(left, right, strict=True)))) for pick in (min, max))
-    small, large = held_places(space.network, low), held_places(space.network, high)
+    small, large = find_held_elements(space.network, low), find_held_elements(space.network, high)
     assert all(bool((large[name] | ~small[name]).all()) for name in space.network.tensors)
 
 

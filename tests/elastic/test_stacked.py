@@ -21,12 +21,12 @@ from subfleet.elastic.robust_aggregation import (
     TrimmedMean,
 )
 from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.stacked import Stack, aggregate_robustly, krum_chosen
-from subfleet.elastic.stacking import Member, ReadChanges
+from subfleet.elastic.stacked import Stack, aggregate_robustly, choose_by_krum
+from subfleet.elastic.stacking import ReadChanges, StackMember
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.submodel import Architecture
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 Change = dict[str, Tensor]
 NETWORK = network_of(MLP)
@@ -39,7 +39,7 @@ def reading(changes: Sequence[Change]) -> ReadChanges:
     return lambda name: [change.get(name) for change in changes]
 
 
-def stack(state: Change, members: Sequence[Member], read: ReadChanges) -> Stack:
+def stack(state: Change, members: Sequence[StackMember], read: ReadChanges) -> Stack:
     return Stack(network=NETWORK, state=state, members=members, read=read)
 
 
@@ -47,7 +47,7 @@ def merged(
     merge: AnyRobustAggregation, state: Change, architectures: Sequence[Architecture], changes: Sequence[Change]
 ) -> Change:
     members = [
-        Member(architecture=architecture, weight=1.0 + place) for place, architecture in enumerate(architectures)
+        StackMember(architecture=architecture, weight=1.0 + place) for place, architecture in enumerate(architectures)
     ]
     return aggregate_robustly(merge, stack(state, members, reading(changes)))
 
@@ -105,7 +105,7 @@ def test_elements_are_merged_over_their_holders_and_the_others_take_the_mean_or_
     changes = [random_change(NETWORK, architecture, seed) for seed, architecture in enumerate(architectures)]
     merge = from_plain(CoordinateMedian, {"least_clients": 4, "otherwise": otherwise})
     new = merged(merge, state, architectures, changes)
-    held = [held_places(NETWORK, architecture) for architecture in architectures]
+    held = [find_held_elements(NETWORK, architecture) for architecture in architectures]
     few = 0
     for name, old in state.items():
         full = [torch.zeros_like(old, dtype=torch.float64) for _ in architectures]
@@ -136,11 +136,11 @@ def test_what_nobody_holds_and_what_does_not_change_keeps_its_bits(merge: AnyRob
         tensor.view(-1)[0] = -0.0
     before = {name: tensor.clone() for name, tensor in state.items()}
     zeros = {name: torch.zeros(shape) for name, shape in NETWORK.shapes(narrow).items()}
-    assert same_bits(merged(merge, state, [narrow] * 4, [zeros] * 4), state)
+    assert have_same_bits(merged(merge, state, [narrow] * 4, [zeros] * 4), state)
     new = merged(merge, state, [narrow] * 4, [random_change(NETWORK, narrow, seed) for seed in range(4)])
-    for name, held in held_places(NETWORK, narrow).items():
+    for name, held in find_held_elements(NETWORK, narrow).items():
         assert torch.equal(new[name].view(torch.int32)[~held], state[name].view(torch.int32)[~held])
-    assert same_bits(state, before)
+    assert have_same_bits(state, before)
 
 
 @pytest.mark.parametrize("merge", [CoordinateMedian(), TrimmedMean(), NormClipping(max_norm=1e9)], ids=lambda m: m.TYPE)
@@ -151,21 +151,23 @@ def test_the_order_of_clients_changes_no_bit(merge: AnyRobustAggregation) -> Non
         # The large ones cancel out, so that the rounding of float64 sums shows in what is left.
         large, small = random_change(NETWORK, FULL, seed, scale=1e4), random_change(NETWORK, FULL, seed + 9, scale=1e-8)
         changes += [large, {name: -tensor for name, tensor in large.items()}, small]
-    members = [Member(architecture=FULL, weight=0.1)] * len(changes)
+    members = [StackMember(architecture=FULL, weight=0.1)] * len(changes)
     expected = aggregate_robustly(merge, stack(state, members, reading(changes)))
     for seed in range(5):
         order = np.random.default_rng(seed).permutation(len(changes))
         turned = stack(state, members, reading([changes[place] for place in order]))
-        assert same_bits(aggregate_robustly(merge, turned), expected)
+        assert have_same_bits(aggregate_robustly(merge, turned), expected)
 
 
 @pytest.mark.slow
 def test_krum_chooses_as_brute_force_does() -> None:
     state = random_state(NETWORK, 0)
     architectures = mixed_architectures(NETWORK)
-    members = [Member(architecture=architecture, weight=1.0) for architecture in architectures]
+    members = [StackMember(architecture=architecture, weight=1.0) for architecture in architectures]
     common = {
-        name: torch.stack([held_places(NETWORK, architecture)[name] for architecture in architectures]).all(dim=0)
+        name: torch.stack([find_held_elements(NETWORK, architecture)[name] for architecture in architectures]).all(
+            dim=0
+        )
         for name in NETWORK.tensors
     }
     for seed in range(5):
@@ -191,7 +193,7 @@ def test_krum_chooses_as_brute_force_does() -> None:
             scores.append(sum(distances[: len(architectures) - 1 - 2]))
         best = sorted(sorted(range(len(architectures)), key=lambda place: scores[place])[: len(architectures) - 1])
         merge = MultiKrum(malicious_count=1)
-        assert krum_chosen(merge, stack(state, members, reading(changes))) == best
+        assert choose_by_krum(merge, stack(state, members, reading(changes))) == best
         assert seed not in best
         new = aggregate_robustly(merge, stack(state, members, reading(changes)))
         accumulator = Accumulator(NETWORK, state, total_weight=len(best))
@@ -215,9 +217,9 @@ def blanchard(vectors: Sequence[Sequence[int]], malicious: int) -> tuple[list[in
 def krum_of(vectors: Sequence[Sequence[int]], malicious: int) -> list[int]:
     """What is chosen of clients whose changes of the head's biases are these."""
     changes = [{"head.bias": torch.tensor(vector, dtype=torch.float32)} for vector in vectors]
-    members = [Member(architecture=FULL, weight=1.0)] * len(vectors)
+    members = [StackMember(architecture=FULL, weight=1.0)] * len(vectors)
     state = {"head.bias": torch.zeros(len(vectors[0]))}
-    return krum_chosen(MultiKrum(malicious_count=malicious), stack(state, members, reading(changes)))
+    return choose_by_krum(MultiKrum(malicious_count=malicious), stack(state, members, reading(changes)))
 
 
 def test_krum_by_hand() -> None:
@@ -251,9 +253,9 @@ def test_krum_chooses_what_the_paper_does(vectors: list[list[int]], data: st.Dat
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_krum_with_few_clients_averages_them_all(count: int) -> None:
     state = random_state(NETWORK, 0)
-    members = [Member(architecture=FULL, weight=1.0)] * count
+    members = [StackMember(architecture=FULL, weight=1.0)] * count
     changes = [random_change(NETWORK, FULL, seed) for seed in range(count)]
-    assert krum_chosen(MultiKrum(malicious_count=3), stack(state, members, reading(changes))) == list(range(count))
+    assert choose_by_krum(MultiKrum(malicious_count=3), stack(state, members, reading(changes))) == list(range(count))
 
 
 def test_clipping_scales_long_updates_down_and_no_other() -> None:

@@ -26,11 +26,11 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.transformer_layers import BlockSize, TransformerBlock
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.permuting import permuted
+from subfleet.elastic.permuting import permute
 from subfleet.elastic.spaces import uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix
-from subfleet.testing.submodels import held_places, same_bits
+from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def test_a_submodels_module_has_exactly_the_shapes_of_its_maps(case: tuple[Netwo
 def test_extract_after_scatter_is_the_identity(case: tuple[Network, Architecture], seed: int) -> None:
     network, architecture = case
     local = random_change(network, architecture, seed)
-    assert same_bits(extract(network, architecture, scattered(network, architecture, local)), local)
+    assert have_same_bits(extract(network, architecture, scattered(network, architecture, local)), local)
 
 
 @relaxed
@@ -84,7 +84,7 @@ def test_extract_after_scatter_is_the_identity(case: tuple[Network, Architecture
 def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, Architecture]) -> None:
     network, architecture = case
     ones = {name: torch.ones(shape) for name, shape in network.shapes(architecture).items()}
-    held = held_places(network, architecture)
+    held = find_held_elements(network, architecture)
     for name, full in scattered(network, architecture, ones).items():
         assert torch.equal(full, held[name].float()), name
 
@@ -101,7 +101,7 @@ def test_permuting_every_axis_alike_keeps_the_logits(config: Family, data: st.Da
         if axis.kind != "class"
     }
     full = network.full_architecture()
-    close(loaded(network, full, permuted(network, state, orders))(inputs), loaded(network, full, state)(inputs))
+    close(loaded(network, full, permute(network, state, orders))(inputs), loaded(network, full, state)(inputs))
 
 
 @relaxed
@@ -140,7 +140,7 @@ def test_gradients_reach_what_a_submodel_holds_and_nothing_else(case: tuple[Netw
     module = loaded(network, network.full_architecture(), scattered(network, architecture, local))
     logits = module(inputs_of(network.config))
     (logits * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).double()).sum().backward()
-    held = held_places(network, architecture)
+    held = find_held_elements(network, architecture)
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
         reached, expected = parameter.grad != 0, held[name]

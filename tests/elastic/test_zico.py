@@ -15,7 +15,7 @@ from subfleet.arrays.zico import zico
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.zico import scored_tensors
+from subfleet.elastic.zico import list_scored_tensors
 from subfleet.protocol.errors import DataError
 
 
@@ -96,7 +96,7 @@ def test_a_submodel_is_scored_by_the_gradients_of_its_layers(config: object, dev
     whole = zico_score(network, network.full_architecture(), state, batches)
     assert found != whole
     assert found == pytest.approx(zico_score(network, architecture, there, batches[::-1]), rel=1e-4)
-    names = scored_tensors(network, architecture)
+    names = list_scored_tensors(network, architecture)
     assert {"stem.weight", "head.weight", "section0.block0.layer2.weight"} <= set(names)
     assert not {"head.bias", "norm.weight", "norm.bias"} & set(names)
 

@@ -11,7 +11,7 @@ from subfleet.arrays.zico import zico
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
-from subfleet.elastic.zico import scored_tensors
+from subfleet.elastic.zico import list_scored_tensors
 from subfleet.protocol.submodel import Architecture
 
 
@@ -39,7 +39,7 @@ def zico_score(
     module.load_state_dict(extract(network, architecture, state))
     module.train()
     parameters = dict(module.named_parameters())
-    scored = {name: parameters[name] for name in scored_tensors(network, architecture)}
+    scored = {name: parameters[name] for name in list_scored_tensors(network, architecture)}
     gradients: list[Arrays] = []
     for inputs, labels in batches:
         counted, wanted = labels >= 0, labels.to(device)

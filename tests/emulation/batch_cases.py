@@ -13,7 +13,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import LogClock
-from subfleet.tasks import Dataset, digits
+from subfleet.tasks import Dataset, load_digits
 
 MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4)
 SAMPLES = 40
@@ -32,7 +32,7 @@ def log(free_bytes: Sequence[int]) -> ResourceLog:
 
 def part(place: int) -> Dataset:
     """Some samples, others for each place, of which there are 44."""
-    whole = digits()
+    whole = load_digits()
     here = slice(place * SAMPLES, (place + 1) * SAMPLES)
     return Dataset(inputs=whole.inputs[here], labels=whole.labels[here])
 

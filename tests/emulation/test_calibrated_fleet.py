@@ -8,13 +8,13 @@ from emulation.batch_cases import LARGE_BYTES, MODEL, NESTED, client, experiment
 
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.building import network_of
-from subfleet.elastic.running_statistics import measured_moments, shared_statistics
+from subfleet.elastic.running_statistics import measure_moments, pool_statistics
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.methods import AnyMethod
 from subfleet.tasks import Dataset, iter_batches
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.submodels import have_same_bits
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -57,13 +57,13 @@ def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_sta
     after = model_of(result)
     trained = {name: result.trained[name][2].architecture for name in last}
     measured = [
-        (architecture, measured_moments(NETWORK, architecture, before, batches(described, one.client_id, one.data)))
+        (architecture, measure_moments(NETWORK, architecture, before, batches(described, one.client_id, one.data)))
         for one in described.devices
         for architecture in [trained[one.client_id]]
     ]
-    expected = shared_statistics(NETWORK, before, measured)
+    expected = pool_statistics(NETWORK, before, measured)
     assert set(expected) == {name for name, decl in NETWORK.tensors.items() if decl.role in ("mean", "variance")}
     for name, tensor in expected.items():
         torch.testing.assert_close(after[name], tensor, rtol=1e-4, atol=1e-5)
         assert not torch.equal(before[name], tensor)
-    assert same_bits(*({name: one[name] for name in one if name not in expected} for one in (before, after)))
+    assert have_same_bits(*({name: one[name] for name in one if name not in expected} for one in (before, after)))

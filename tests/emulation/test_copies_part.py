@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Replicated
-from subfleet.elastic.model_state import ModelState, unpacked
+from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathered import GatheredRun
@@ -33,7 +33,7 @@ def model_after(rounds: int, shares: Shares, exports: LazyExports) -> ModelState
         training=TrainingSettings(local_steps=10, batch_size=8, learning_rate=0.1),
     )
     devices = tuple(client(f"client-{place}", place, LARGE_BYTES, runtime="torch") for place in range(3))
-    return unpacked(load(run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports).model))
+    return unpack_state(load(run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports).model))
 
 
 def parted(shares: Shares, exports: LazyExports) -> float:

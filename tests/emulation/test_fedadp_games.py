@@ -9,7 +9,7 @@ import pytest
 from matrices import mostly_long
 
 from subfleet.elastic.building import network_of
-from subfleet.elastic.unions import union_of
+from subfleet.elastic.unions import unite_families
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.journal.guarding import Unobserved
@@ -56,7 +56,7 @@ def test_the_eight_networks_of_the_paper_have_one_union() -> None:
     run = entries("fedadp-vgg")["fedadp"]
 
     brought = [device.network for device in run.fleet.each() if device.network is not None]
-    union = network_of(union_of(list(dict.fromkeys(brought))))
+    union = network_of(unite_families(list(dict.fromkeys(brought))))
     wider = next(one for one in brought if sum(one.depths) == 16 and getattr(one, "layer_widths", None))
     assert union.config == wider, "it is VGG-19-Wider"
 

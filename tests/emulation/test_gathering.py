@@ -45,7 +45,7 @@ def test_pieces_are_disjoint_and_complete(tmp_path: Path) -> None:
     paths = (files.test, *files.clients.values(), *files.held_out.values())
     pieces = [tasks.read_dataset(str(path)) for path in paths]
     rows = np.concatenate([piece.inputs.reshape(len(piece.labels), -1) for piece in pieces])
-    everything = tasks.digits().inputs.reshape(-1, 64)
+    everything = tasks.load_digits().inputs.reshape(-1, 64)
     assert sorted(map(bytes, rows)) == sorted(map(bytes, everything))
 
 
@@ -104,7 +104,7 @@ def test_what_devices_hold_out_is_written_for_their_processes(tmp_path: Path) ->
 
 
 def test_a_device_may_bring_its_own_samples(tmp_path: Path) -> None:
-    own = tasks.digits().take(np.arange(25))
+    own = tasks.load_digits().take(np.arange(25))
     tasks.write_npz(tmp_path / "own.npz", own)
     mine = DeviceSettings(id="mine", log="laptop", data=str(tmp_path / "own.npz"))
     found = gathered(with_devices(mine, DeviceSettings(id="other", log="laptop")))

@@ -109,7 +109,7 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
     finish = Accumulator.finish
 
     def zeroing(self: Accumulator) -> dict[str, Tensor]:
-        held = self.held()
+        held = self.find_held()
         return {name: torch.where(held[name], tensor, 0.0) for name, tensor in finish(self).items()}
 
     monkeypatch.setattr(Accumulator, "finish", zeroing)

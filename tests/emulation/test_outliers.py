@@ -29,7 +29,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.reading import read_run
 from subfleet.settings.samples import PartitionSettings
-from subfleet.tasks import Dataset, digits
+from subfleet.tasks import Dataset, load_digits
 from subfleet.trainers.job_files import write_change
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ COUNTS = (5000, 1200, 300, 40, 8, 8, 8, 8)
 
 def samples(count: int, seed: int) -> Dataset:
     """So many digits, with noise of their own where they repeat."""
-    drawn = digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
+    drawn = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
     noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
     return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(np.float32))
 
@@ -66,7 +66,7 @@ def played(
     training = TrainingSettings(batch_size=16, learning_rate=0.1)
     settings = {"targets": ("torch",), "min_clients": len(devices), "rounds": 2, "training": training, **changes}
     run = config(outliers=OutlierSettings(outliers=outliers), **settings)
-    evaluation = digits().take(np.arange(LEARNED, len(digits())))
+    evaluation = load_digits().take(np.arange(LEARNED, len(load_digits())))
     return run_batch(GatheredRun(run=run, devices=devices, evaluation=evaluation), exports, trainers=trainers)
 
 

@@ -13,7 +13,7 @@ from emulation.batch_cases import LARGE_BYTES, client, config, experiment
 from PIL import Image
 from safetensors.torch import load
 
-from subfleet.elastic.model_state import unpacked
+from subfleet.elastic.model_state import unpack_state
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import GatheredRun
@@ -29,7 +29,7 @@ from subfleet.reporting.results import summary
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataCheck, DataSettings
-from subfleet.tasks import digits
+from subfleet.tasks import load_digits
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -41,7 +41,7 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {"onnx": OnnxTrainer, "executorch"
 
 def write_pictures(folder: Path, first: int, count: int) -> Path:
     """Digits of many sizes, modes and formats; some lie on their side, as their EXIF tag says."""
-    whole, generator = digits(), np.random.default_rng(first)
+    whole, generator = load_digits(), np.random.default_rng(first)
     for place in range(first, first + count):
         image = Image.fromarray((whole.inputs[place, 0] * 255).astype(np.uint8))
         image = image.resize(cast("tuple[int, int]", tuple(generator.integers(9, 40, 2).tolist())))
@@ -113,7 +113,7 @@ def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
     tmp_path: Path, target: str, run: Run, pictures: tuple[Path, Path], played: tuple[BatchResult, list[InferRequest]]
 ) -> None:
     result, _ = played
-    weights = unpacked(load(result.model)).of("").shared
+    weights = unpack_state(load(result.model)).of("").shared
     request = InferRequest(
         model=run.model,
         architecture=Architecture(),

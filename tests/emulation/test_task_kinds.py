@@ -17,7 +17,7 @@ from subfleet.cli.preflight import preflight
 from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.maps import extract
-from subfleet.elastic.model_state import unpacked
+from subfleet.elastic.model_state import unpack_state
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
@@ -94,7 +94,7 @@ def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> 
 
 def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(played: Played) -> None:
     run, result = played.gathered.run, played.result
-    network, state = network_of(run.model), unpacked(load(result.model)).shared
+    network, state = network_of(run.model), unpack_state(load(result.model)).shared
     objective = run.training.objective
     (record,) = result.result.evaluations
     held_out = {device.client_id: device.test for device in played.gathered.devices}
@@ -126,7 +126,7 @@ def test_its_exported_model_predicts_what_scikit_learn_judges_as_the_server_does
     played: Played, target: str, tmp_path: Path
 ) -> None:
     run = played.gathered.run
-    network, state = network_of(run.model), unpacked(load(played.result.model)).shared
+    network, state = network_of(run.model), unpack_state(load(played.result.model)).shared
     request = InferRequest(
         model=run.model,
         architecture=network.full_architecture(),

@@ -12,7 +12,7 @@ from shared_programs import program_of
 from torch import Tensor
 
 from subfleet.elastic.building import init_state, network_of
-from subfleet.elastic.paths import path_architecture, realised
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.export.programs import export_training_program
 from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import TrainRequest
@@ -40,7 +40,9 @@ def weights_of(name: str) -> dict[str, Tensor]:
 def realised_request(request: TrainRequest, name: str) -> TrainRequest:
     model, path = PATHS[name]
     network = network_of(model)
-    return replace(request, model=realised(network, path_architecture(network, path)), architecture=Architecture())
+    return replace(
+        request, model=specialise_family(network, path_architecture(network, path)), architecture=Architecture()
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_a_path_is_evaluated_as_in_pytorch(target: str, name: str) -> None:
     request = evaluate_request(model, target)
     program, weights = program_of(request), weights_of(name)
     network = network_of(model)
-    step = step_of(replace(request, model=realised(network, path_architecture(network, path))))
+    step = step_of(replace(request, model=specialise_family(network, path_architecture(network, path))))
     drawn = dict(zip((value.name for value in step.inputs), step.example(seeded_generator("b")), strict=True))
     given = drawn | {value.name: weights[value.tensor] for value in step.inputs if value.tensor}
     doubled = (given[value.name] for value in step.inputs)

@@ -25,7 +25,7 @@ from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.sizes import SizeTable
+from subfleet.elastic.size_table import SizeTable
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.estimation.coding import axes_of, code_axes
@@ -152,21 +152,21 @@ def test_estimates_of_many_are_those_of_each() -> None:
 def test_estimates_are_the_same_after_they_were_written_and_read(target: str) -> None:
     network, estimates = network_of(SMALL["mlp"]), estimates_of("mlp", target)
     architectures = [random_architecture(network, seed) for seed in range(20)]
-    read = MemoryEstimates.unpacked(estimates.packed())
-    assert read.packed() == estimates.packed()
+    read = MemoryEstimates.unpack(estimates.pack())
+    assert read.pack() == estimates.pack()
     assert read.memory_bytes(network, architectures) == estimates.memory_bytes(network, architectures)
 
 
 def test_bytes_that_are_no_estimates_are_refused() -> None:
-    arrays = decode_arrays(estimates_of("mlp", "onnx").packed())
+    arrays = decode_arrays(estimates_of("mlp", "onnx").pack())
     for name in arrays:
         with pytest.raises(ProtocolError):
-            MemoryEstimates.unpacked(encode_arrays({key: value for key, value in arrays.items() if key != name}))
+            MemoryEstimates.unpack(encode_arrays({key: value for key, value in arrays.items() if key != name}))
     for name in ("powers", "held", "peaks", "blocks", "least", "parts", "line"):
         with pytest.raises(ProtocolError):
-            MemoryEstimates.unpacked(encode_arrays({**arrays, name: arrays[name][..., :-1]}))
+            MemoryEstimates.unpack(encode_arrays({**arrays, name: arrays[name][..., :-1]}))
     with pytest.raises(ProtocolError):
-        MemoryEstimates.unpacked(b"estimates")
+        MemoryEstimates.unpack(b"estimates")
 
 
 def test_estimates_have_an_id_of_their_own_whatever_submodel_is_named() -> None:

@@ -66,11 +66,11 @@ def test_estimates_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path)
     network = network_of(request.training.model)
     here = EstimateModel(network, request.training).estimates
     full = [network.full_architecture()]
-    assert MemoryEstimates.unpacked(path.read_bytes()).memory_bytes(network, full) == here.memory_bytes(network, full)
+    assert MemoryEstimates.unpack(path.read_bytes()).memory_bytes(network, full) == here.memory_bytes(network, full)
     with ExportPool(CacheFolder(path=folder), workers=1) as another:
         assert another.submit_estimates(request).done()
     path.write_bytes(b"estimates")
-    assert MemoryEstimates.unpacked(pool.submit_estimates(request).result(PATIENCE_S).read_bytes()).packed()
+    assert MemoryEstimates.unpack(pool.submit_estimates(request).result(PATIENCE_S).read_bytes()).pack()
 
 
 def test_an_evaluation_is_written_once_and_stays(pool: ExportPool, folder: Path) -> None:

@@ -24,7 +24,7 @@ from subfleet.protocol.submodel import Architecture, Centre, IndexSet, Prefix
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, write_npz
-from subfleet.testing.submodels import passing_on
+from subfleet.testing.submodels import tie_axes
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -41,7 +41,7 @@ def half(network: Network) -> Architecture:
     axes = {name: half_of(axis) for name, axis in sorted(network.axes.items()) if axis.kind != "class"}
     kept = network.blocks[-1:] if network.config.learnable_steps else ()
     architecture = Architecture(axes=tuple(axes.items()), blocks=tuple(block.name for block in kept))
-    return network.size_of(passing_on(network, architecture))
+    return network.size_of(tie_axes(network, architecture))
 
 
 def half_of(axis: Axis) -> IndexSet:

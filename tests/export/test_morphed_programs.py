@@ -18,14 +18,14 @@ from matrices import mostly_long
 from torch import Tensor
 
 from subfleet.elastic.building import init_state, network_of
-from subfleet.elastic.cells import can_deepen, cells_of, deepened, widened
+from subfleet.elastic.cells import can_deepen, deepen_cell, list_cells, widen_cells
 from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication, size_in
-from subfleet.elastic.unions import union_of
+from subfleet.elastic.unions import unite_families
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
 from subfleet.export.targets import TARGETS
@@ -56,16 +56,16 @@ def logits(target: str, network: Network, state: Mapping[str, Tensor], inputs: T
 )
 def test_every_cell_wider_and_deeper_gives_the_same_logits(target: str, case: str) -> None:
     before = network_of(CASES[case])
-    config = widened(before.config, [cell.name for cell in cells_of(before) if cell.axes], 1.5)
-    for cell in cells_of(before):
+    config = widen_cells(before.config, [cell.name for cell in list_cells(before) if cell.axes], 1.5)
+    for cell in list_cells(before):
         if can_deepen(before, cell):
-            config = deepened(config, cell)
+            config = deepen_cell(config, cell)
     after = network_of(config)
-    assert len(cells_of(after)) == 2 * len(cells_of(before))
+    assert len(list_cells(after)) == 2 * len(list_cells(before))
     drawn = Replication.drawn(after, size_in(after, before), random.Random(1))
     state = {name: tensor.float() for name, tensor in weights_of(before).items()}
     how = Replicated(sources=tuple(sorted(drawn.sources.items())))
-    grown = inherited(how, after, before, state, seed=2)
+    grown = inherit(how, after, before, state, seed=2)
     inputs = torch.randn(3, *before.config.input_shape, generator=torch.Generator().manual_seed(1))
     then, now = (logits(target, one, of, inputs) for one, of in ((before, state), (after, grown)))
     torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * max(1.0, float(then.abs().max())))
@@ -102,13 +102,13 @@ UNITED: Mapping[str, tuple[Family, ...]] = {
 )
 def test_a_union_of_what_clients_bring_gives_the_logits_of_each_of_them(target: str, case: str) -> None:
     """FedADP's invariant P1 on devices: as wide and as deep as the union, a client's network computes what it did."""
-    union = network_of(union_of(UNITED[case]))
+    union = network_of(unite_families(UNITED[case]))
     inputs = torch.randn(3, *union.config.input_shape, generator=torch.Generator().manual_seed(1))
     for place, family in enumerate(UNITED[case]):
         own = network_of(family)
         state = {name: tensor.float() for name, tensor in weights_of(own).items()}
         drawn = Replication.drawn(union, size_in(union, own), random.Random(place))
         assert drawn.sources or drawn.lacking, "a member that is the union shows nothing"
-        up = drawn.grown(state, init_state(union, 3))
+        up = drawn.grow(state, init_state(union, 3))
         then, now = (logits(target, one, of, inputs) for one, of in ((own, state), (union, up)))
         torch.testing.assert_close(now, then, rtol=1e-5, atol=1e-5 * max(1.0, float(then.abs().max())))

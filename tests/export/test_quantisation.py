@@ -17,7 +17,7 @@ from subfleet.export.quantisation.models import QuantisationSamples, export_quan
 from subfleet.export.requests import InferRequest
 from subfleet.export.targets import TARGETS
 from subfleet.protocol.errors import ExportError
-from subfleet.tasks import Dataset, digits
+from subfleet.tasks import Dataset, load_digits
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ MODELS: dict[str, Family] = {"mlp": MLP, "resnet": RESNET}
 
 
 def samples_for(model: Family) -> Dataset:
-    data = digits()
+    data = load_digits()
     return Dataset(inputs=data.inputs.reshape(len(data), *model.input_shape), labels=data.labels)
 
 
@@ -99,7 +99,7 @@ def test_other_samples_than_the_requests_are_refused() -> None:
 
 
 def test_calibration_takes_two_samples_with_classes_or_more() -> None:
-    data = digits()
+    data = load_digits()
     with pytest.raises(ExportError, match="hold 1 samples"):
         samples_of(Dataset(inputs=data.inputs[:1], labels=data.labels[:1]))
     targets = np.zeros((4, 3), np.float32)

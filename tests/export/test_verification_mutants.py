@@ -159,7 +159,7 @@ def test_every_wrong_gradient_is_caught(name: str, optimiser: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_wrong_gradient_of_a_published_network_is_caught(name: str) -> None:
     """By what a whole batch shows, where gradients may jump."""
-    published: presets.Published = getattr(presets, name)
+    published: presets.PublishedNetwork = getattr(presets, name)
     config = published.settings
     config = config if len(config.input_shape) == 1 else preset(name, input_shape=(3, 32, 32), class_count=10)
     network = network_of(config)

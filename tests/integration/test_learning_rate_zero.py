@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.residual import PreactResNet
-from subfleet.elastic.model_state import unpacked
+from subfleet.elastic.model_state import unpack_state
 from subfleet.emulation.processes import run_processes
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
@@ -62,6 +62,6 @@ def test_a_round_with_learning_rate_0_changes_nothing(family: str, exports: Expo
     rows = observer.records[0].clients
     assert {(row.runtime, row.status) for row in rows} == {("onnx", "aggregated"), ("executorch", "aggregated")}
     before = init_state(network_of(experiment.model), experiment.seed)
-    after = unpacked(load_file(outcome.folder / "model.safetensors")).shared
+    after = unpack_state(load_file(outcome.folder / "model.safetensors")).shared
     assert set(after) == set(before)
     assert all(torch.equal(after[name].view(torch.int32), before[name].view(torch.int32)) for name in before)

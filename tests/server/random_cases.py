@@ -12,7 +12,7 @@ from server.server_rig import MODEL, estimates_of
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
-from subfleet.elastic.unions import union_of
+from subfleet.elastic.unions import unite_families
 from subfleet.journal.stored_state import build_state, list_changes
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedadp import FedADP
@@ -105,7 +105,9 @@ def _united(context: RunContext, aggregate: AggregationRequest) -> tuple[Lineage
     old = [one for one in before if one.living and one.members]
     members = (*(family for one in old for family in one.members), *aggregate.brought)
     kept = (replace(one, retired_round=aggregate.round) if one in old else one for one in before)
-    born = Lineage(id=f"union{len(before)}", config=union_of(members), born_round=aggregate.round, members=members)
+    born = Lineage(
+        id=f"union{len(before)}", config=unite_families(members), born_round=aggregate.round, members=members
+    )
     return (*kept, born)
 
 

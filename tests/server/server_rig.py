@@ -143,7 +143,7 @@ class FakeExports:
     def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
         self.requests.append(request)
         path = self.folder / request.file_name
-        path.write_bytes(estimates_of(network_of(request.training.model)).packed())
+        path.write_bytes(estimates_of(network_of(request.training.model)).pack())
         future: Future[Path] = Future()
         future.set_result(path)
         return future

@@ -20,7 +20,7 @@ from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.grid import largest_change
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.robust_aggregation import CoordinateMedian
-from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
+from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, ServerMomentum
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.methods import Method
 from subfleet.methods.adaptive import FedAdam, FedYogi
@@ -119,7 +119,7 @@ def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_we
             assert not torch.equal(tensor, model.shared[name])
             # Without any momentum yet, FedAvgM takes the plain mean for all.
             same = torch.equal(tensor, plain.state.shared[name])
-            assert same == (name in statistics or (number == 1 and isinstance(optimiser, FedAvgM)))
+            assert same == (name in statistics or (number == 1 and isinstance(optimiser, ServerMomentum)))
         assert stepped.state.moments
         assert all(moments.keys() == tensors.keys() - statistics for moments in stepped.state.moments.values())
         model = stepped.state

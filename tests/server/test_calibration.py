@@ -30,7 +30,7 @@ from subfleet.aggregation.aggregation import Aggregation
 from subfleet.aggregation.calibration import calibrated_model, check_sums
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.model_state import ModelState
-from subfleet.elastic.running_statistics import NormMoments, shared_statistics
+from subfleet.elastic.running_statistics import NormMoments, pool_statistics
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
@@ -49,7 +49,7 @@ from subfleet.rounds.signals import Action, AggregationRequest, RequestDone, Sen
 from subfleet.rounds.state import AcceptedUpdate, RunState, Submodel
 from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.memory import Faults
 
@@ -257,10 +257,10 @@ def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits
     assert [client.client_id for client in aggregated.clients] == list(CLIENTS)
     measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert measured[0][0] != measured[1][0]
-    expected = {**model.shared, **shared_statistics(PLAN.network, model.shared, measured)}
-    assert same_bits(dict(aggregated.state.shared), expected)
+    expected = {**model.shared, **pool_statistics(PLAN.network, model.shared, measured)}
+    assert have_same_bits(dict(aggregated.state.shared), expected)
     for order in itertools.permutations(clients):
-        assert same_bits(dict(calibrated_model(aggregation, model, order).state.shared), expected)
+        assert have_same_bits(dict(calibrated_model(aggregation, model, order).state.shared), expected)
     moved = {name for name, tensor in model.shared.items() if not torch.equal(aggregated.state.shared[name], tensor)}
     assert moved == {name for name, decl in PLAN.network.tensors.items() if decl.role in ("mean", "variance")}
 
@@ -268,7 +268,7 @@ def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits
 def test_without_any_answer_the_model_stays_as_it_is(tmp_path: Path) -> None:
     aggregation, _, _ = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
-    assert same_bits(dict(calibrated_model(aggregation, model, ()).state.shared), dict(model.shared))
+    assert have_same_bits(dict(calibrated_model(aggregation, model, ()).state.shared), dict(model.shared))
 
 
 def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
@@ -276,10 +276,10 @@ def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
     aggregation, state, said = answered(context, tmp_path)
     model = drawn_state(context)
     aggregated = calibrated_model(aggregation, model, list(state.clients.values()))
-    assert same_bits(dict(aggregated.state.shared), dict(model.shared))
+    assert have_same_bits(dict(aggregated.state.shared), dict(model.shared))
     for client in aggregated.clients:
-        own = shared_statistics(context.network, model.shared, [(client.architecture, moments(said[client.client_id]))])
-        assert same_bits(dict(aggregated.state.copies[client.client_id]), own)
+        own = pool_statistics(context.network, model.shared, [(client.architecture, moments(said[client.client_id]))])
+        assert have_same_bits(dict(aggregated.state.copies[client.client_id]), own)
 
 
 def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> None:
@@ -291,8 +291,8 @@ def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> Non
     aggregated = calibrated_model(aggregation, model, list(state.clients.values()))
     assert list(aggregated.refused) == ["bob"]
     measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
-    assert same_bits(
-        dict(aggregated.state.shared), {**model.shared, **shared_statistics(PLAN.network, model.shared, measured)}
+    assert have_same_bits(
+        dict(aggregated.state.shared), {**model.shared, **pool_statistics(PLAN.network, model.shared, measured)}
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.server_rig import config
 
-from subfleet.elastic.server_optimisers import FedAdam
+from subfleet.elastic.server_optimisers import ServerAdam
 from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.schema import canonical_json
 from subfleet.settings.reading import read_run
@@ -46,7 +46,7 @@ def test_keys_are_named_from_what_to_what(changes: dict[str, Any], told: str) ->
 
 
 def test_a_table_that_was_not_there_is_named_as_a_whole() -> None:
-    assert _told(server_optimiser=FedAdam()).startswith('server_optimiser from none to {"beta1": 0.9, ')
+    assert _told(server_optimiser=ServerAdam()).startswith('server_optimiser from none to {"beta1": 0.9, ')
 
 
 def test_all_changes_are_named_and_of_long_values_what_differs() -> None:

@@ -18,7 +18,7 @@ from subfleet.cli.running import RunOptions, run_all
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.lineage import Lineage, Replicated
-from subfleet.elastic.model_state import ModelState, packed
+from subfleet.elastic.model_state import ModelState, pack_state
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.database import open_database
@@ -35,7 +35,7 @@ from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 from subfleet.settings.summary import SUMMARY
 from subfleet.settings.taking import networks_of, with_model
-from subfleet.testing.submodels import held_places
+from subfleet.testing.submodels import find_held_elements
 
 SMALL = ("model.widths=[64]", "model.depths=[1]")
 
@@ -62,7 +62,7 @@ def grown(tmp_path: Path) -> Path:
     folder.mkdir()
     keep_run(folder, run)
     (folder / SUMMARY).write_text(json.dumps({"accuracy": 0.5}), encoding="utf-8")
-    save_file(packed(state), folder / MODEL)
+    save_file(pack_state(state), folder / MODEL)
     return tmp_path
 
 
@@ -353,7 +353,7 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
     run = read_run("quickstart", ("model.widths=[192]", "model.depths=[1]"))
     keep_run(alone, run)
     (alone / SUMMARY).write_text(json.dumps({"accuracy": 0.75}), encoding="utf-8")
-    save_file(packed(ModelState(shared=init_state(network_of(run.model), 1))), alone / MODEL)
+    save_file(pack_state(ModelState(shared=init_state(network_of(run.model), 1))), alone / MODEL)
     told = CliRunner().invoke(app, ["runs", "networks", "grown", "alone", "--runs", str(grown), "--json"])
     rows = json.loads(told.stdout)
     assert [(row["run"], row["network"], row["accuracy"]) for row in rows] == [
@@ -381,11 +381,11 @@ def test_a_run_that_trained_a_submodel_alone_says_so_and_whose_weights_are_taken
     run = read_run("quickstart", SMALL)
     network = network_of(run.model)
     size = uniform_space(network, (0.5, 1.0))[0]
-    marks = {name: ~mark for name, mark in held_places(network, size).items() if not mark.all()}
+    marks = {name: ~mark for name, mark in find_held_elements(network, size).items() if not mark.all()}
     state = replace(ModelState.first(init_state(network, 1)), untrained=marks, model=size)
     keep_run(part, run)
     (part / SUMMARY).write_text(json.dumps({"accuracy": 0.75}), encoding="utf-8")
-    save_file(packed(state), part / MODEL)
+    save_file(pack_state(state), part / MODEL)
     (row,) = json.loads(CliRunner().invoke(app, ["runs", "networks", "part", "--runs", str(grown), "--json"]).stdout)
     cost = estimate_cost(network, size, batch_size=1)
     assert (row["submodel"], row["forward_macs"], row["parameters"]) == (size.name, cost.forward_macs, cost.parameters)

@@ -11,41 +11,43 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.state import ClientState
-from subfleet.testing.rounds import Client, client_of, first_state, with_steps
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import DrawnClient, draw_state, store_update, with_steps
+from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
 
-def client_in(lineage: Lineage, client: Client, blobs: BlobStore) -> ClientState:
+def client_in(lineage: Lineage, client: DrawnClient, blobs: BlobStore) -> ClientState:
     """the state of a client that has trained the same of another network."""
     context = replace(CONTEXT, first=CONTEXT.declared(lineage))
-    return client_of(context, client, blobs)
+    return store_update(context, client, blobs)
 
 
 def test_networks_are_aggregated_each_by_its_own_clients(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    state, lineages = grown(replicated("a"), first_state(CONTEXT.network))
-    first = [client_of(CONTEXT, Client(name=name, size=place), blobs) for place, name in enumerate(("ada", "cyd"))]
+    state, lineages = grown(replicated("a"), draw_state(CONTEXT.network))
+    first = [
+        store_update(CONTEXT, DrawnClient(name=name, size=place), blobs) for place, name in enumerate(("ada", "cyd"))
+    ]
     others = [
-        client_in(lineages[1], Client(name=name, size=place, samples=7), blobs)
+        client_in(lineages[1], DrawnClient(name=name, size=place, samples=7), blobs)
         for place, name in enumerate(("bob", "dan"))
     ]
     aggregation = Aggregation(context=CONTEXT, blobs=blobs)
     together = aggregation.aggregate(state, 1, [*first, *others], None, lineages).state
     for network_id, clients in (("", first), ("a", others)):
         alone = aggregation.aggregate(state, 1, clients, None, lineages).state
-        assert same_bits(together.of(network_id).shared, alone.of(network_id).shared)
-        assert not same_bits(together.of(network_id).shared, state.of(network_id).shared)
+        assert have_same_bits(together.of(network_id).shared, alone.of(network_id).shared)
+        assert not have_same_bits(together.of(network_id).shared, state.of(network_id).shared)
         other = "a" if not network_id else ""
-        assert same_bits(alone.of(other).shared, state.of(other).shared), "nobody trained it"
+        assert have_same_bits(alone.of(other).shared, state.of(other).shared), "nobody trained it"
 
 
 def test_an_update_that_is_refused_in_one_network_leaves_the_other_its_bits(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    state, lineages = grown(COPY, first_state(CONTEXT.network))
+    state, lineages = grown(COPY, draw_state(CONTEXT.network))
     clients = [
-        client_of(CONTEXT, Client(name="ada", size=0), blobs),
-        client_in(COPY, Client(name="bob", size=0), blobs),
+        store_update(CONTEXT, DrawnClient(name="ada", size=0), blobs),
+        client_in(COPY, DrawnClient(name="bob", size=0), blobs),
     ]
     assert clients[1].update is not None
     aggregation = Aggregation(context=CONTEXT, blobs=blobs)
@@ -54,8 +56,8 @@ def test_an_update_that_is_refused_in_one_network_leaves_the_other_its_bits(tmp_
     aggregated = aggregation.aggregate(state, 1, clients, None, lineages)
     assert set(aggregated.refused) == {"bob"}
     assert [one.client_id for one in aggregated.clients] == ["ada"]
-    assert same_bits(aggregated.state.of("").shared, expected)
-    assert same_bits(aggregated.state.of("a").shared, state.of("a").shared)
+    assert have_same_bits(aggregated.state.of("").shared, expected)
+    assert have_same_bits(aggregated.state.of("a").shared, state.of("a").shared)
 
 
 def test_a_network_appears_with_the_aggregate_and_retires_with_the_next(tmp_path: Path) -> None:
@@ -70,13 +72,13 @@ def test_a_network_appears_with_the_aggregate_and_retires_with_the_next(tmp_path
     context = replace(CONTEXT, roles=with_steps(CONTEXT.roles, evolve=evolve))
     aggregation, clients = (
         Aggregation(context=context, blobs=blobs),
-        [client_of(CONTEXT, Client(name="ada", size=0), blobs)],
+        [store_update(CONTEXT, DrawnClient(name="ada", size=0), blobs)],
     )
-    plain = Aggregation(context=CONTEXT, blobs=blobs).aggregate(first_state(CONTEXT.network), 1, clients)
-    first = aggregation.aggregate(first_state(CONTEXT.network), 1, clients)
+    plain = Aggregation(context=CONTEXT, blobs=blobs).aggregate(draw_state(CONTEXT.network), 1, clients)
+    first = aggregation.aggregate(draw_state(CONTEXT.network), 1, clients)
     assert first.lineages == (FIRST, wide)
-    assert same_bits(first.state.of("").shared, plain.state.shared), "that a network appears moves no other"
-    assert same_bits(first.aggregated.shared, plain.state.shared)
+    assert have_same_bits(first.state.of("").shared, plain.state.shared), "that a network appears moves no other"
+    assert have_same_bits(first.aggregated.shared, plain.state.shared)
     second = aggregation.aggregate(first.state, 2, clients, None, first.lineages)
     assert second.lineages == (replace(FIRST, retired_round=2), wide)
     assert second.state.network_ids == ("wide",)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from server.coordinator_cases import context_of
 from server.test_costs import ROW, record
 
-from subfleet.elastic.cells import cells_of, deepened, widened
+from subfleet.elastic.cells import deepen_cell, list_cells, widen_cells
 from subfleet.elastic.lineage import Copied, Lineage, Replicated
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.lineages import build_network_records
@@ -22,11 +22,11 @@ from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
 CONTEXT = context_of()
 CONFIG = CONTEXT.config.model
-CELLS = cells_of(CONTEXT.network)
-WIDE = widened(CONFIG, [CELLS[0].name], 2.0)
+CELLS = list_cells(CONTEXT.network)
+WIDE = widen_cells(CONFIG, [CELLS[0].name], 2.0)
 FIRST = Lineage(id="", config=CONFIG)
 WIDER = Lineage(id="m1", config=WIDE, parent="", map=Replicated(), born_round=1, reason="it learned no more")
-DEEPER = Lineage(id="m2", config=deepened(WIDE, CELLS[1]), parent="m1", map=Replicated(), born_round=2)
+DEEPER = Lineage(id="m2", config=deepen_cell(WIDE, CELLS[1]), parent="m1", map=Replicated(), born_round=2)
 
 
 def written(lineage: Lineage, turn: int, *, target: str = "onnx", peak_bytes: int | None = 1000) -> WrittenProgram:

@@ -17,7 +17,7 @@ from subfleet.aggregation.aggregation import evolved
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.lineage import Copied, Drawn, Lineage, Replicated
-from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -45,10 +45,10 @@ from subfleet.rounds.obstacles import list_unfit_sizes, record_unfit
 from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.work import CostRequest
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
-from subfleet.testing.rounds import context_with, first_state, with_steps
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import draw_state, make_context, with_steps
+from subfleet.testing.submodels import have_same_bits
 
-CONTEXT = context_with(HeteroFL())
+CONTEXT = make_context(HeteroFL())
 CONFIG = CONTEXT.config.model
 WIDER = replace(CONFIG, widths=(12, 16), depths=(3, 3))
 FIRST = Lineage(id="", config=CONFIG)
@@ -126,7 +126,7 @@ def test_a_submodel_of_one_network_is_none_of_another() -> None:
 
 
 def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
-    state, _ = grown(COPY, first_state(CONTEXT.network))
+    state, _ = grown(COPY, draw_state(CONTEXT.network))
     views = Views(context=CONTEXT, samples=torch.zeros(1, 5))
     keys = set()
     for network_id in ("", "a"):
@@ -150,18 +150,18 @@ def test_an_id_that_is_no_name_of_a_file_is_refused() -> None:
 
 
 def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
-    before = first_state(CONTEXT.network)
+    before = draw_state(CONTEXT.network)
     state, lineages = grown(COPY, before)
     assert lineages == (FIRST, COPY)
     child = state.of("a")
-    assert same_bits(child.shared, before.shared)
+    assert have_same_bits(child.shared, before.shared)
     assert child.lineage == COPY
     child.shared["stem.weight"].zero_()
     assert before.shared["stem.weight"].any()
 
 
 def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
-    before = first_state(CONTEXT.network)
+    before = draw_state(CONTEXT.network)
     state, lineages = grown(replicated(), before)
     inputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     said = []
@@ -178,8 +178,8 @@ def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
 
 def test_a_network_that_is_drawn_begins_as_a_run_of_its_own_would() -> None:
     alone = Lineage(id="new", config=WIDER, born_round=1)
-    state, _ = grown(alone, first_state(CONTEXT.network))
-    assert same_bits(state.of("new").shared, init_state(network_of(WIDER), 3))
+    state, _ = grown(alone, draw_state(CONTEXT.network))
+    assert have_same_bits(state.of("new").shared, init_state(network_of(WIDER), 3))
 
 
 MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
@@ -213,7 +213,7 @@ MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_methods_mistake_is_told(name: str) -> None:
     answer, told = MISTAKES[name]
-    state = first_state(CONTEXT.network)
+    state = draw_state(CONTEXT.network)
     with pytest.raises(ValueError, match=told):
         evolved(CONTEXT, evolving(state), answer(state))
 
@@ -228,7 +228,7 @@ def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() ->
 
 def test_settings_that_a_map_does_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="has other settings than its parent"):
-        grown(replace(COPY, config=WIDER), first_state(CONTEXT.network))
+        grown(replace(COPY, config=WIDER), draw_state(CONTEXT.network))
 
 
 # --- checkpoints and the journal --------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_settings_that_a_map_does_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("retired", [(), ("",), ("a",)])
 def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, ...]) -> None:
-    before = first_state(CONTEXT.network)
+    before = draw_state(CONTEXT.network)
     answer = Evolution(after=before, born=(COPY, replicated()))
     state, lineages = evolved(CONTEXT, evolving(before), answer)
     networks = {one.id: CONTEXT.declared(one).network for one in lineages}
@@ -246,13 +246,13 @@ def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, .
     copies = {"ada": {"stem.weight": child.shared["stem.weight"] + 1}}
     kept = {"a/b.c": torch.arange(3), "x": torch.zeros(())}
     state = state.with_network("wide", replace(child, copies=copies, moments={"mean": dict(child.shared)}, kept=kept))
-    found = unpacked(packed(state))
+    found = unpack_state(pack_state(state))
     assert found.network_ids == state.network_ids == tuple(one.id for one in lineages if one.living)
     for network_id in state.network_ids:
         read, own = found.of(network_id), state.of(network_id)
-        assert same_bits(read.shared, own.shared)
+        assert have_same_bits(read.shared, own.shared)
         assert read.lineage == own.lineage
-        assert {key: same_bits(read.copies[key], own.copies[key]) for key in own.copies} == dict.fromkeys(
+        assert {key: have_same_bits(read.copies[key], own.copies[key]) for key in own.copies} == dict.fromkeys(
             own.copies, True
         )
         assert read.moments.keys() == own.moments.keys()
@@ -261,7 +261,7 @@ def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, .
     for network_id in retired:
         with pytest.raises(ConfigError, match="it has retired, or there was none"):
             found.of(network_id)
-        assert not any(network_id and name.startswith(f"network/{network_id}/") for name in packed(state))
+        assert not any(network_id and name.startswith(f"network/{network_id}/") for name in pack_state(state))
 
 
 def retiring(context: RunContext) -> tuple[RunState, RunState]:

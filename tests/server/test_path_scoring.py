@@ -13,8 +13,8 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families.records.choices import ChoiceRnn
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture
-from subfleet.elastic.running_statistics import recalibrated
+from subfleet.elastic.running_statistics import recalibrate
+from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.tier_search import TierSearch
@@ -26,7 +26,7 @@ from subfleet.rounds.state import RunState
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset
-from subfleet.testing.rounds import SUPERNET, context_with
+from subfleet.testing.rounds import SUPERNET, make_context
 
 EVOLUTION = EvolutionSettings(evaluations=4, population=4, offspring=2)
 METHOD = FedorAS(supernet_rounds=1, tiers=1, search=TierSearch(evolution=EVOLUTION))
@@ -38,7 +38,7 @@ TEXT = ChoiceRnn(
 
 def context_of(model: object, **changes: object) -> RunContext:
     data = DataSettings(test="unused", validation_samples=40)
-    return context_with(METHOD, model, data=data, **changes)  # type: ignore[arg-type]
+    return make_context(METHOD, model, data=data, **changes)  # type: ignore[arg-type]
 
 
 def spoiled(network: Network) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ def test_a_path_is_scored_by_running_statistics_of_its_own() -> None:
     context = context_of(BATCH)
     network, data = context.network, samples(BATCH.input_shape, BATCH.class_count)
     state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
-    own = evaluate(network, path, recalibrated(network, state, path, [data[0]]), *data)
+    own = evaluate(network, path, recalibrate(network, state, path, [data[0]]), *data)
     assert own.loss != pytest.approx(evaluate(network, path, state, *data).loss, rel=0.01)
     assert score_of(network, path, state, data, objective="next_token") == pytest.approx(-own.loss)
     assert score_of(network, path, state, data) == own.accuracy
@@ -73,7 +73,7 @@ def test_paths_of_labels_that_are_no_classes_are_scored_by_loss(objective: Objec
     network, (inputs, labels) = context.network, samples(BATCH.input_shape, BATCH.class_count)
     targets = torch.nn.functional.one_hot(labels, BATCH.class_count).float()
     state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
-    measured = recalibrated(network, state, path, [inputs])
+    measured = recalibrate(network, state, path, [inputs])
     own = evaluate(network, path, measured, inputs, targets, objective=objective)
     assert score_of(network, path, state, (inputs, targets), objective=objective) == pytest.approx(-own.loss)
 
@@ -84,7 +84,7 @@ def test_a_supernets_mean_is_of_paths_with_running_statistics_of_their_own() -> 
     state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
     views = Views(context=context, samples=inputs)
     seen = views.for_use(ModelState(shared=state), Participant(client_id="", architecture=path, size=path))
-    expected = recalibrated(network, state, path, [inputs])
+    expected = recalibrate(network, state, path, [inputs])
     changed = [name for name in expected if not torch.equal(expected[name], state[name])]
     assert changed
     assert all(torch.equal(seen[name], expected[name]) for name in expected)

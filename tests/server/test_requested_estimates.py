@@ -270,8 +270,8 @@ def test_a_run_goes_on_alike_where_the_server_is_killed_while_estimates_are_on_t
 
 def test_what_the_exporter_wrote_is_read_without_running_anything(tmp_path: Path) -> None:
     path = tmp_path / "estimates"
-    path.write_bytes(ESTIMATES.packed())
+    path.write_bytes(ESTIMATES.pack())
     network = network_of(MODEL)
-    read = MemoryEstimates.unpacked(path.read_bytes())
+    read = MemoryEstimates.unpack(path.read_bytes())
     full = [network.full_architecture()]
     assert read.memory_bytes(network, full) == ESTIMATES.memory_bytes(network, full)

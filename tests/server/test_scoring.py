@@ -39,7 +39,7 @@ from subfleet.rounds.signals import Action, AggregationRequest, Reply, RequestDo
 from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
-from subfleet.testing.rounds import ask, context_with
+from subfleet.testing.rounds import ask, make_context
 from subfleet.transport.memory import Faults
 
 METHOD = FedFA(choice="score")
@@ -294,7 +294,7 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
 
 
 def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
-    context = context_with(FedFA(choice="score", proposals=3))
+    context = make_context(FedFA(choice="score", proposals=3))
     propose = context.roles.assigner.propose
     assert propose is not None
     known = {

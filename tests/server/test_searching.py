@@ -13,7 +13,7 @@ from server.searching_cases import BY_SERVER, HELD_OUT, journal_in, made_now, se
 
 from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.lineage import Chosen, Lineage
-from subfleet.elastic.paths import path_architecture
+from subfleet.elastic.supernets import path_architecture
 from subfleet.journal.generations import (
     GenerationRecord,
     TuningRecord,

@@ -19,7 +19,7 @@ from subfleet.aggregation.checking import Checker
 from subfleet.aggregation.network_aggregation import NetworkAggregation
 from subfleet.aggregation.updates import check_update
 from subfleet.elastic.building import init_state
-from subfleet.elastic.model_state import ModelState, unpacked
+from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.programs.worker import Handler, Snapshot, Threads, Worker
 from subfleet.protocol.messages import Task
 from subfleet.reporting.results import summary
@@ -87,8 +87,8 @@ def test_by_default_a_far_update_is_scaled_and_everybody_says_so(tmp_path: Path)
         World(tmp_path / "attacked", settings(outliers="auto"), {**fleet(), "eve": Behaviour(change=enormous)})
     )
     result, status = world.server.result(), honest.server.result().method_status
-    found = unpacked(load(world.model_bytes()))
-    for name, tensor in unpacked(load(honest.model_bytes())).shared.items():
+    found = unpack_state(load(world.model_bytes()))
+    for name, tensor in unpack_state(load(honest.model_bytes())).shared.items():
         assert torch.allclose(found.shared[name], tensor, rtol=0, atol=1e-6)
     for record in result.rounds:
         (eve,) = [row for row in record.clients if row.client_id == "eve"]

@@ -17,7 +17,7 @@ def sorted_classes(count: int, classes: int) -> Dataset:
 def test_every_sample_is_on_one_side(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 300))
     taken = data.draw(st.integers(1, count - 1))
-    rest, apart = sorted_classes(count, min(count, 3)).apart(taken)
+    rest, apart = sorted_classes(count, min(count, 3)).split_off(taken)
     assert (len(apart), len(rest)) == (taken, count - taken)
     found = np.concatenate([rest.inputs[:, 0], apart.inputs[:, 0]])
     assert sorted(found.tolist()) == list(range(count))
@@ -28,6 +28,6 @@ def test_every_sample_is_on_one_side(data: st.DataObject) -> None:
 def test_a_file_in_the_order_of_its_classes_gives_each_its_share(classes: int, of_each: int, share: float) -> None:
     """The last samples of such a file have some classes alone, so that a search would choose for these."""
     data = sorted_classes(classes * of_each, classes)
-    _, apart = data.apart(round(share * len(data)))
+    _, apart = data.split_off(round(share * len(data)))
     counts = np.bincount(apart.labels, minlength=classes)
     assert np.all(np.abs(counts - share * of_each) <= 1)

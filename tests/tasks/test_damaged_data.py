@@ -84,10 +84,10 @@ def test_what_would_unpack_to_too_much_takes_no_memory(kind: str, tmp_path: Path
         path.write_bytes(zipped({"a": much}))
     del much
     read: dict[str, Callable[[], object]] = {
-        "gzip": lambda: archives.gzip_bytes(path, limit_bytes=limit),
-        "tar": lambda: list(archives.tar_members(path, lambda _: True, limit_bytes=limit)),
-        "zip": lambda: list(archives.members(path, lambda _: True, limit_bytes=limit)),
-        "folder": lambda: list(archives.members(path, lambda _: True, limit_bytes=limit)),
+        "gzip": lambda: archives.read_gzip(path, limit_bytes=limit),
+        "tar": lambda: list(archives.read_tar(path, lambda _: True, limit_bytes=limit)),
+        "zip": lambda: list(archives.read_members(path, lambda _: True, limit_bytes=limit)),
+        "folder": lambda: list(archives.read_members(path, lambda _: True, limit_bytes=limit)),
         "npz": lambda: archives.check_zip(path, limit_bytes=limit),
     }
     tracemalloc.start()
@@ -120,4 +120,4 @@ def test_links_in_archives_lead_nowhere(tmp_path: Path) -> None:
         archive.addfile(link)
     path = tmp_path / "links.tar.gz"
     path.write_bytes(stream.getvalue())
-    assert list(archives.tar_members(path, lambda _: True, limit_bytes=MIB)) == []
+    assert list(archives.read_tar(path, lambda _: True, limit_bytes=MIB)) == []

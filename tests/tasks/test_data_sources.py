@@ -16,7 +16,7 @@ from matrices import examples
 
 from subfleet.protocol.errors import DataError, FileError
 from subfleet.protocol.messages import Profile, decode, encode
-from subfleet.tasks import Dataset, digits, read_dataset, write_npz
+from subfleet.tasks import Dataset, load_digits, read_dataset, write_npz
 from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.dataset import MAX_CLASSES
 
@@ -246,7 +246,7 @@ def test_an_entry_point_that_cannot_be_used_says_why(own_module: str, source: st
 
 @pytest.mark.slow
 def test_digits_are_those_of_scikit_learn_scaled() -> None:
-    dataset = digits()
+    dataset = load_digits()
     theirs = pytest.importorskip("sklearn.datasets").load_digits()
     assert dataset.inputs.tobytes() == (theirs.images / 16).astype(np.float32).tobytes()
     assert dataset.labels.tolist() == theirs.target.tolist()
@@ -260,7 +260,7 @@ def test_the_parts_of_a_known_data_set_are_sources() -> None:
     train, test = read_dataset("digits:train"), read_dataset("digits:test")
     assert (len(train), len(test)) == (1438, 359)
     rows = np.concatenate([train.inputs, test.inputs]).reshape(-1, 64)
-    assert sorted(map(bytes, rows)) == sorted(map(bytes, digits().inputs.reshape(-1, 64)))
+    assert sorted(map(bytes, rows)) == sorted(map(bytes, load_digits().inputs.reshape(-1, 64)))
     again = DATASETS.named("digits").load()
     assert again.test.inputs.tobytes() == test.inputs.tobytes()
 
@@ -272,7 +272,7 @@ def test_another_part_of_a_known_data_set_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_device_with_data_of_its_own_reads_no_registry(tmp_path: Path) -> None:
-    write_npz(tmp_path / "own.npz", digits())
+    write_npz(tmp_path / "own.npz", load_digits())
     program = (
         "import sys; from subfleet.tasks import read_dataset; print(len(read_dataset(sys.argv[1])))\n"
         "named = ('catalogue', 'published', 'task', 'download')\n"

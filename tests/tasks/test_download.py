@@ -14,7 +14,7 @@ from subfleet.protocol.errors import ConfigError, DataError, FileError, Subfleet
 from subfleet.tasks import download as download_module
 from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.download import download
-from subfleet.tasks.source_files import DataFolders, SourceFile, availability, data_folders, locate
+from subfleet.tasks.source_files import DataFolders, SourceFile, find_availability, find_data_folders, locate
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -133,15 +133,15 @@ def test_the_given_folder_comes_first_then_the_cache_then_the_address(
     told: list[str] = []
     with serving(Answer()) as url:
         file = SourceFile(paths=("set/file.gz",), url=url, limit_bytes=len(CONTENT), checksum=SHA256)
-        assert availability(file, folders) == "download"
+        assert find_availability(file, folders) == "download"
         assert locate(file, folders, told.append) == tmp_path / "cache/set/file.gz"
     assert told == [f"Downloading {url} (0.0 MB)"]
     monkeypatch.setattr(download_module, "download", None)
-    assert availability(file, folders) == "cached"
+    assert find_availability(file, folders) == "cached"
     assert locate(file, folders, told.append) == tmp_path / "cache/set/file.gz"
     (tmp_path / "given/set").mkdir(parents=True)
     (tmp_path / "given/set/file.gz").write_bytes(CONTENT)
-    assert availability(file, folders) == "given"
+    assert find_availability(file, folders) == "given"
     assert locate(file, folders, told.append) == tmp_path / "given/set/file.gz"
     assert len(told) == 1
 
@@ -149,14 +149,14 @@ def test_the_given_folder_comes_first_then_the_cache_then_the_address(
 def test_the_environment_names_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBFLEET_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert data_folders() == DataFolders(given=tmp_path, cache=tmp_path / "x/subfleet/data")
+    assert find_data_folders() == DataFolders(given=tmp_path, cache=tmp_path / "x/subfleet/data")
     monkeypatch.delenv("SUBFLEET_DATA")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_folders() == DataFolders(given=None, cache=tmp_path / ".cache/subfleet/data")
+    assert find_data_folders() == DataFolders(given=None, cache=tmp_path / ".cache/subfleet/data")
     monkeypatch.setenv("SUBFLEET_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="must name a folder"):
-        data_folders()
+        find_data_folders()
 
 
 @pytest.mark.parametrize(

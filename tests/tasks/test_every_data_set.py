@@ -9,7 +9,7 @@ from tasks.data_files import MADE, folders, placed
 from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.named_dataset import NamedDataset, TrainTest
-from subfleet.tasks.readers.installed import PIXEL_CLASSES
+from subfleet.tasks.readers.included import PIXEL_CLASSES
 from subfleet.testing import DatasetContract
 
 INSTALLED = ("diabetes", "digits", "digits_attributes", "digits_moments", "digits_pixels", "digits_tokens")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from subfleet.protocol.errors import DataError
 from subfleet.tasks import DataForm, Dataset, read_dataset, write_npz
 from subfleet.tasks.catalogue import DATASETS
-from subfleet.tasks.data_form import in_form
+from subfleet.tasks.data_form import fit_to_form
 
 FORM = DataForm(input_shape=(2,), class_count=3)
 WRONG = [
@@ -71,7 +71,7 @@ def test_a_sample_keeps_the_name_of_its_class_in_every_order_of_a_runs_classes(d
     labels = data.draw(st.lists(st.integers(0, len(names) - 1), min_size=1, max_size=9))
     run = data.draw(st.permutations([*names, "x", "y"]))
     given = Dataset(inputs=np.zeros((len(labels), 2), np.float32), labels=np.array(labels), class_names=tuple(names))
-    mapped = in_form(given, DataForm(input_shape=(2,), class_count=len(run), classes=tuple(run)), "data")
+    mapped = fit_to_form(given, DataForm(input_shape=(2,), class_count=len(run), classes=tuple(run)), "data")
     assert [run[label] for label in mapped.labels] == [names[label] for label in labels]
     counted = dict(zip(run, mapped.class_counts().tolist(), strict=True))
     assert counted == {name: sum(names[label] == name for label in labels) for name in run}
@@ -80,7 +80,7 @@ def test_a_sample_keeps_the_name_of_its_class_in_every_order_of_a_runs_classes(d
 def test_places_without_a_label_stay_so() -> None:
     labels = np.array([[0, 1, -1], [1, -100, 0]])
     texts = Dataset(inputs=np.zeros((2, 3), np.int64), labels=labels, class_names=("a", "b"))
-    mapped = in_form(texts, DataForm(input_shape=(3,), class_count=2, classes=("b", "a")), "data")
+    mapped = fit_to_form(texts, DataForm(input_shape=(3,), class_count=2, classes=("b", "a")), "data")
     assert mapped.labels.tolist() == [[1, 0, -1], [0, -100, 1]]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.metric_sums import MAX_SCORED_OUTPUTS, SCORE_BINS, Totals
 from subfleet.protocol.task_kinds import METRICS, TASK_KINDS, TaskKind, metrics_of, oddity
-from subfleet.tasks.metrics import Tally, score_bins
+from subfleet.tasks.metrics import MetricTally, score_bins
 
 Outputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -37,7 +37,7 @@ def drawn(objective: str, count: int, seed: int, outputs: int = OUTPUTS) -> tupl
 
 
 def totals_of(objective: str, outputs: Outputs, labels: Labels, *, by_class: bool = True) -> Totals:
-    tally = Tally(TASK_KINDS[objective], outputs.shape[-1], by_class=by_class)
+    tally = MetricTally(TASK_KINDS[objective], outputs.shape[-1], by_class=by_class)
     tally.add(outputs, labels)
     return with_loss(tally.totals(0.0))
 
@@ -209,7 +209,7 @@ def test_bins_keep_the_order_of_scores_and_have_two_ends() -> None:
 def test_outputs_and_labels_of_other_places_are_refused(objective: str) -> None:
     outputs, labels = drawn(objective, 4, 1)
     with pytest.raises(ValueError, match="do not fit"):
-        Tally(TASK_KINDS[objective], OUTPUTS, by_class=True).add(outputs, labels[:3])
+        MetricTally(TASK_KINDS[objective], OUTPUTS, by_class=True).add(outputs, labels[:3])
 
 
 @pytest.mark.parametrize(("objective", "guess"), [("cross_entropy", np.log(4)), ("binary_cross_entropy", np.log(2))])

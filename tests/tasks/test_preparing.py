@@ -13,8 +13,8 @@ from PIL import Image
 from subfleet.protocol.errors import DataError, ProtocolError
 from subfleet.protocol.transform import DataTransform, text_of_transform, transform_of_text
 from subfleet.tasks import DataForm, Dataset, read_dataset, write_npz
-from subfleet.tasks.arrays_file import dataset_of
-from subfleet.tasks.measuring import statistics_of
+from subfleet.tasks.arrays_file import make_dataset
+from subfleet.tasks.measuring import measure_inputs
 
 WHOLE = DataTransform(channels=3, resize=(12,), crop=(8, 10), mean=(0.5, 0.4, 0.3), deviation=(0.25, 0.5, 0.125))
 
@@ -65,7 +65,7 @@ def test_a_picture_becomes_the_same_in_a_file_and_in_an_array(tmp_path: Path, ch
 def test_other_numbers_are_scaled_as_they_are() -> None:
     corners = np.array([[-8.0, 0.5], [4.0, 1000.0]], np.float32)
     rows = corners.repeat(2, 0).repeat(2, 1)
-    dataset = dataset_of(rows[np.newaxis], np.zeros(1, np.int64), "test")
+    dataset = make_dataset(rows[np.newaxis], np.zeros(1, np.int64), "test")
     found = form_applied(dataset, DataTransform(resize=(2, 2)))
     share = np.array([[6, 1], [1, 6]]) / 7  # of a triangle over 4 of the old pixels, those in it
     np.testing.assert_allclose(found[0, 0], share @ corners @ share.T, rtol=1e-5)
@@ -75,9 +75,9 @@ def test_other_numbers_are_scaled_as_they_are() -> None:
 
 
 def form_applied(dataset: Dataset, transform: DataTransform) -> npt.NDArray[np.generic]:
-    from subfleet.tasks.transforms.preparing import transformed
+    from subfleet.tasks.transforms.data_transform import transform_dataset
 
-    return transformed(dataset, transform, "test").inputs
+    return transform_dataset(dataset, transform, "test").inputs
 
 
 @given(
@@ -88,7 +88,7 @@ def test_the_size_is_what_was_said_before_anything_was_done(
     picture: npt.NDArray[np.uint8], resize: tuple[int, ...]
 ) -> None:
     transform = DataTransform(resize=resize)
-    dataset = dataset_of(picture[np.newaxis], np.zeros(1, np.int64), "test")
+    dataset = make_dataset(picture[np.newaxis], np.zeros(1, np.int64), "test")
     found = form_applied(dataset, transform)
     assert found.shape[1:] == transform.shape_of((1, *picture.shape))
     assert picture.min() / 255 - 1e-6 <= found.min() <= found.max() <= picture.max() / 255 + 1e-6
@@ -117,7 +117,7 @@ def test_a_data_file_with_a_transform_that_nobody_knows_is_refused(tmp_path: Pat
 def test_statistics_are_those_before_normalisation(tmp_path: Path) -> None:
     source = in_folder(tmp_path / "d", pixels(8, 8), pixels(8, 8))
     plain, own = DataTransform(), DataTransform(mean=(0.5, 0.4, 0.3), deviation=(0.25, 0.5, 0.125))
-    found = [statistics_of(read_dataset(source, form(one, (3, 8, 8)))) for one in (plain, own)]
+    found = [measure_inputs(read_dataset(source, form(one, (3, 8, 8)))) for one in (plain, own)]
     for name in ("minimum", "maximum", "mean", "deviation"):
         assert getattr(found[0], name) == pytest.approx(getattr(found[1], name), abs=1e-6)
 

@@ -8,14 +8,14 @@ import pytest
 
 from subfleet.tasks import read_dataset
 from subfleet.tasks.catalogue import DATASETS
-from subfleet.tasks.source_files import availability, data_folders
+from subfleet.tasks.source_files import find_availability, find_data_folders
 
 DATA = os.environ.get("SUBFLEET_DATA", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA, reason="SUBFLEET_DATA names no folder of real data")]
 
 
 def needed(name: str) -> None:
-    if any(availability(file, data_folders()) != "given" for file in DATASETS[name].files):
+    if any(find_availability(file, find_data_folders()) != "given" for file in DATASETS[name].files):
         pytest.skip(f"SUBFLEET_DATA has no {name}")
 
 

@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as arrays
 from matrices import examples
 
 from subfleet.protocol.input_statistics import InputStatistics, scale_problem
-from subfleet.tasks import Dataset, describe_source, digits, measuring, write_npz
+from subfleet.tasks import Dataset, describe_source, load_digits, measuring, write_npz
 from subfleet.tasks.catalogue import DATASETS
-from subfleet.tasks.measuring import statistics_of
+from subfleet.tasks.measuring import measure_inputs
 
 REAL = ("fashion_mnist", "cifar10_subset", "speech_commands_subset")
 _DATA = os.environ.get("SUBFLEET_DATA", "")
@@ -58,9 +58,9 @@ def test_no_honest_device_is_taken_for_one_on_another_scale(name: str, standardi
     if standardised:
         mean, deviation = float(train.inputs.mean()), float(train.inputs.std())
         train, test = (scaled(one, 1 / deviation, -mean / deviation) for one in (train, test))
-    evaluation = statistics_of(test)
+    evaluation = measure_inputs(test)
     for part in unlike_parts(train):
-        found = statistics_of(train.take(part))
+        found = measure_inputs(train.take(part))
         assert scale_problem(found, evaluation) == "", f"{len(part)} samples: {found} beside {evaluation}"
 
 
@@ -77,21 +77,21 @@ def test_every_other_scale_of_pictures_is_found(name: str) -> None:
         "from -1 to 1": scaled(train, 2, -1),
         "of 16 levels": scaled(train, 16),
     }
-    evaluation = statistics_of(test)
+    evaluation = measure_inputs(test)
     for what, other in others.items():
-        found = statistics_of(other)
+        found = measure_inputs(other)
         assert scale_problem(found, evaluation), what
         assert scale_problem(found, evaluation) == scale_problem(evaluation, found)
 
 
 def test_black_pictures_say_nothing() -> None:
     black = InputStatistics(kind="numbers", minimum=0, maximum=0, mean=0, deviation=0)
-    assert scale_problem(black, statistics_of(digits())) == ""
+    assert scale_problem(black, measure_inputs(load_digits())) == ""
 
 
 def test_indices_beside_numbers_are_told_of() -> None:
     tokens = InputStatistics(kind="indices", minimum=0, maximum=96, mean=40, deviation=20)
-    assert scale_problem(tokens, statistics_of(digits())) == "indices beside numbers"
+    assert scale_problem(tokens, measure_inputs(load_digits())) == "indices beside numbers"
     assert scale_problem(tokens, replace(tokens, maximum=9000.0, mean=4000.0, deviation=2000.0)) == ""
 
 
@@ -106,7 +106,7 @@ def test_statistics_are_those_of_all_values_however_they_are_read(
     dataset = Dataset(inputs=inputs, labels=np.zeros(len(inputs), np.int64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "_VALUES_AT_ONCE", at_once)
-        found = statistics_of(dataset)
+        found = measure_inputs(dataset)
     values = inputs.astype(np.float64)
     assert (found.minimum, found.maximum) == (values.min(), values.max())
     assert found.mean == pytest.approx(values.mean(), abs=1e-6)
@@ -114,8 +114,8 @@ def test_statistics_are_those_of_all_values_however_they_are_read(
 
 
 def test_a_device_tells_them_of_whatever_it_has(tmp_path: Path) -> None:
-    write_npz(tmp_path / "a.npz", digits())
-    assert describe_source(str(tmp_path / "a.npz")).inputs == statistics_of(digits())
+    write_npz(tmp_path / "a.npz", load_digits())
+    assert describe_source(str(tmp_path / "a.npz")).inputs == measure_inputs(load_digits())
     np.savez(tmp_path / "text.npz", x=np.arange(12).reshape(3, 4), y=np.zeros(3, np.int64))
     text = describe_source(str(tmp_path / "text.npz")).inputs
     assert text is not None

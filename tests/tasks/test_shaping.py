@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subfleet.protocol.errors import DataError
-from subfleet.tasks import Dataset, read_dataset, shape_problem, shaped
+from subfleet.tasks import Dataset, read_dataset, reshape_samples, shape_problem
 
 SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
@@ -41,9 +41,9 @@ def test_shaping_keeps_every_value_in_its_place_or_is_refused(given: tuple[int, 
     dataset = Dataset(inputs=values.reshape(2, *given), labels=np.zeros(2, np.int64))
     if shape_problem(given, taken):
         with pytest.raises(DataError, match="samples have shape"):
-            shaped(dataset, taken, "samples")
+            reshape_samples(dataset, taken, "samples")
         return
-    fed = shaped(dataset, taken, "samples")
+    fed = reshape_samples(dataset, taken, "samples")
     assert fed.sample_shape == taken
     assert fed.inputs.ravel().tolist() == values.tolist()
     assert shape_problem(taken, given) == ""
@@ -54,4 +54,4 @@ def test_a_series_in_an_npz_file_is_fed_in_each_shape_that_holds_it(tmp_path: Pa
     np.savez(tmp_path / "series.npz", x=series, y=np.array([0, 1]))
     dataset = read_dataset(str(tmp_path / "series.npz"))
     for taken in ((5, 3), (1, 5, 3), (15,)):
-        assert np.array_equal(shaped(dataset, taken, "samples").inputs, series.reshape(2, *taken))
+        assert np.array_equal(reshape_samples(dataset, taken, "samples").inputs, series.reshape(2, *taken))

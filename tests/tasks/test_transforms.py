@@ -11,21 +11,21 @@ from matrices import examples
 
 from subfleet.protocol.training import AugmentationSettings
 from subfleet.tasks import iter_batches, sample_random
-from subfleet.tasks.transforms.images import (
-    augmentation_draws,
-    augmented,
-    horizontal_flip,
-    random_crop,
+from subfleet.tasks.transforms.augmentation import (
+    augment,
+    crop_randomly,
+    draw_augmentation,
+    flip_horizontally,
 )
-from subfleet.tasks.transforms.mel import MelSettings, log_mel, mel_filters
+from subfleet.tasks.transforms.mel import MelSettings, log_mel, make_mel_filters
 from subfleet.tasks.transforms.tokens import (
     CHARACTERS,
     END_OF_LINE,
     UNKNOWN,
+    build_vocabulary,
     character_tokens,
-    line_words,
+    split_words,
     token_windows,
-    vocabulary_of,
     word_tokens,
 )
 
@@ -38,14 +38,14 @@ def pictures(count: int = 9) -> npt.NDArray[np.float32]:
 
 
 def draws(**changed: Any) -> npt.NDArray[np.float32]:
-    return augmentation_draws(9, **{**EPOCH, **changed})
+    return draw_augmentation(9, **{**EPOCH, **changed})
 
 
 @given(padding=st.integers(1, 9), seed=st.integers(0, 99))
 def test_a_crop_is_a_window_of_the_bordered_image(padding: int, seed: int) -> None:
     images = pictures(4)
     drawn = np.random.default_rng(seed).random((4, 2), np.float32)
-    cut = random_crop(images, drawn, padding=padding)
+    cut = crop_randomly(images, drawn, padding=padding)
     for image, result, (down, across) in zip(images, cut, drawn, strict=True):
         row, column = int(down * (2 * padding + 1)), int(across * (2 * padding + 1))
         bordered = np.pad(image, ((0, 0), (padding, padding), (padding, padding)))
@@ -55,43 +55,43 @@ def test_a_crop_is_a_window_of_the_bordered_image(padding: int, seed: int) -> No
 def test_every_offset_occurs_and_the_middle_one_changes_nothing() -> None:
     images = np.tile(np.arange(1, 31, dtype=np.float32).reshape(1, 1, 5, 6), (500, 1, 1, 1))
     drawn = np.random.default_rng(0).random((500, 2), np.float32)
-    assert len({image.tobytes() for image in random_crop(images, drawn, padding=2)}) == 25
-    assert np.array_equal(random_crop(images, np.full((500, 2), 0.5, np.float32), padding=2), images)
+    assert len({image.tobytes() for image in crop_randomly(images, drawn, padding=2)}) == 25
+    assert np.array_equal(crop_randomly(images, np.full((500, 2), 0.5, np.float32), padding=2), images)
 
 
 def test_a_flip_mirrors_left_and_right_below_a_half() -> None:
     images = pictures(2)
-    result = horizontal_flip(images, np.array([0.49, 0.5], np.float32))
+    result = flip_horizontally(images, np.array([0.49, 0.5], np.float32))
     assert np.array_equal(result[0], images[0, :, :, ::-1])
     assert np.array_equal(result[1], images[1])
 
 
 def test_augmentation_follows_from_seed_round_client_and_epoch_alone() -> None:
     images = pictures()
-    first = augmented(images, draws(), BOTH)
-    assert first.tobytes() == augmented(images, draws(), BOTH).tobytes()
+    first = augment(images, draws(), BOTH)
+    assert first.tobytes() == augment(images, draws(), BOTH).tobytes()
     others: list[dict[str, Any]] = [{"seed": 4}, {"round_number": 5}, {"client_id": "d"}, {"epoch": 2}]
     for changed in others:
-        assert first.tobytes() != augmented(images, draws(**changed), BOTH).tobytes()
+        assert first.tobytes() != augment(images, draws(**changed), BOTH).tobytes()
     assert draws().tobytes() != sample_random(9, 3, seed=3, round_number=4, client_id="1/c", epoch=0).tobytes()
 
 
 def test_a_sample_is_changed_alike_in_whatever_batch_it_comes() -> None:
     images, drawn = pictures(), draws()
-    whole = augmented(images, drawn, BOTH)
+    whole = augment(images, drawn, BOTH)
     for size in (2, 4, 9):
         for indices, _ in iter_batches(9, size, **EPOCH):
-            assert np.array_equal(augmented(images[indices], drawn[indices], BOTH), whole[indices])
+            assert np.array_equal(augment(images[indices], drawn[indices], BOTH), whole[indices])
 
 
 def test_crops_go_down_and_across_independently_of_each_other_and_of_flips() -> None:
     images = np.tile(np.arange(1, 31, dtype=np.float32).reshape(1, 1, 5, 6), (500, 1, 1, 1))
     drawn = sample_random(500, 3, **EPOCH)
-    assert len({image.tobytes() for image in augmented(images, drawn, BOTH)}) == 25 * 2
+    assert len({image.tobytes() for image in augment(images, drawn, BOTH)}) == 25 * 2
 
 
 def test_no_augmentation_changes_nothing() -> None:
-    assert augmented(pictures(), draws(), AugmentationSettings()).tobytes() == pictures().tobytes()
+    assert augment(pictures(), draws(), AugmentationSettings()).tobytes() == pictures().tobytes()
 
 
 def test_draws_are_even() -> None:
@@ -123,7 +123,7 @@ def test_a_tones_loudest_band_is_the_one_around_it() -> None:
 def test_the_bands_of_a_tone_hold_its_power() -> None:
     # A tone of amplitude a that lasts for whole periods of the frame puts (a / 2 * sum of the window)^2 on its line.
     mel = MelSettings(spectrum_samples=640, floor=0.0)
-    filters = mel_filters(mel)
+    filters = make_mel_filters(mel)
     hertz = 1000.0
     line = round(hertz * 640 / 16_000)
     near = np.zeros(321)
@@ -139,7 +139,7 @@ def test_twice_the_amplitude_is_four_times_the_power() -> None:
 
 def test_the_filters_share_each_frequency_between_the_outer_centres() -> None:
     mel = MelSettings()
-    filters, centres = mel_filters(mel), centres_hz(mel)
+    filters, centres = make_mel_filters(mel), centres_hz(mel)
     bins_hz = np.fft.rfftfreq(mel.spectrum_samples, 1 / mel.rate_hz)
     inside = (bins_hz >= centres[0]) & (bins_hz <= centres[-1])
     np.testing.assert_allclose(filters[inside].sum(1), 1, rtol=1e-9)
@@ -164,9 +164,9 @@ def test_characters_have_a_fixed_table() -> None:
 
 
 def test_words_are_numbered_by_frequency_then_name_up_to_the_limit() -> None:
-    words = line_words("b a b\nc <unk> a b d\n")
+    words = split_words("b a b\nc <unk> a b d\n")
     assert words == ["b", "a", "b", END_OF_LINE, "c", "<unk>", "a", "b", "d", END_OF_LINE, END_OF_LINE]
-    vocabulary = vocabulary_of(words, limit=5)
+    vocabulary = build_vocabulary(words, limit=5)
     assert dict(vocabulary) == {UNKNOWN: 0, END_OF_LINE: 1, "b": 2, "a": 3, "c": 4}
     assert word_tokens(words, vocabulary).tolist() == [2, 3, 2, 1, 4, 0, 3, 2, 0, 1, 1]
 

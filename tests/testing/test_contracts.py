@@ -48,7 +48,7 @@ def _wider(network: Network, size: Architecture, draw: Draw) -> Architecture:
 
 
 def _decayed(context: AggregationContext) -> ModelState:
-    return context.after.mapped(lambda tensors: {name: 0.9 * tensor for name, tensor in tensors.items()})
+    return context.after.map_tensors(lambda tensors: {name: 0.9 * tensor for name, tensor in tensors.items()})
 
 
 def _everywhere(network: Network, state: Mapping[str, Tensor], trained: Sequence[ClientUpdate]) -> list[Replacement]:

@@ -17,7 +17,7 @@ from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.task import Calibrate, Score, Train
 from subfleet.protocol.training import AugmentationSettings, TrainingSettings
 from subfleet.tasks import Dataset
-from subfleet.tasks.transforms.images import augmentation_draws, augmented
+from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
 from subfleet.trainers.feeding import batches_to_score, calls_of, check_settings
 from subfleet.trainers.step_layout import StepLayout, step_layout
 
@@ -85,8 +85,8 @@ def test_samples_look_as_their_own_draws_say_in_each_epoch() -> None:
     images = np.asarray(photos().inputs, np.float32)
     seen = of_each_sample(job())
     for epoch in range(2):
-        draws = augmentation_draws(COUNT, seed=7, round_number=3, client_id="device-1", epoch=epoch)
-        expected = augmented(images, draws, BOTH)
+        draws = draw_augmentation(COUNT, seed=7, round_number=3, client_id="device-1", epoch=epoch)
+        expected = augment(images, draws, BOTH)
         assert [seen[epoch, sample] for sample in range(COUNT)] == [image.tobytes() for image in expected]
 
 

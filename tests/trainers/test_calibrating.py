@@ -26,7 +26,7 @@ from subfleet.elastic.building import network_of  # noqa: E402
 from subfleet.elastic.maps import extract  # noqa: E402
 from subfleet.elastic.network import Family, Network  # noqa: E402
 from subfleet.elastic.norm_layers import norm_layers  # noqa: E402
-from subfleet.elastic.running_statistics import measured_moments  # noqa: E402
+from subfleet.elastic.running_statistics import measure_moments  # noqa: E402
 from subfleet.export.requests import TrainRequest  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
@@ -94,7 +94,7 @@ def in_pytorch(job: Job[Calibrate], config: Family, data: Dataset) -> dict[str, 
         len(data), 16, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id, epoch=0
     )
     batches = [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
-    return measured_moments(network, smallest(network), drawn(network), batches)
+    return measure_moments(network, smallest(network), drawn(network), batches)
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:

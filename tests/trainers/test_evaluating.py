@@ -31,7 +31,7 @@ from subfleet.protocol.task import Evaluate, Train
 from subfleet.protocol.task_kinds import metrics_of, oddity
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
-from subfleet.tasks.metrics import Tally
+from subfleet.tasks.metrics import MetricTally
 from subfleet.trainers.evaluation_layout import evaluation_layout
 from subfleet.trainers.onnx import OnnxTrainer
 
@@ -180,7 +180,7 @@ def test_labels_that_are_no_classes_have_the_metrics_of_their_kind(tmp_path: Pat
     assert result.loss == pytest.approx(float(expected), rel=1e-5)
     assert result.accuracy == pytest.approx(right)
     assert (result.label_count, result.sample_count) == (SAMPLES * 10, SAMPLES)
-    whole = Tally(case.objective.kind, 10, by_class=True)
+    whole = MetricTally(case.objective.kind, 10, by_class=True)
     whole.add(logits.numpy(), targets.numpy())
     sums = whole.totals(result.loss * result.label_count)
     assert (result.class_counts, result.class_correct) == (sums.class_counts, sums.class_correct)

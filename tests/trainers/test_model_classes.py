@@ -14,7 +14,7 @@ from subfleet.edge_client.commands import run
 from subfleet.protocol.errors import DataError, TrainingError
 from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.task_kinds import Objective
-from subfleet.tasks import digits, write_npz
+from subfleet.tasks import load_digits, write_npz
 from subfleet.trainers import executorch
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
@@ -69,7 +69,7 @@ def write_model(folder: Path, trainer: Trainer, classes: tuple[str, ...]) -> Pat
 
 @on_every_runtime
 def test_a_model_says_what_its_outputs_mean(tmp_path: Path, trainer: Trainer) -> None:
-    data = digits()
+    data = load_digits()
     labels = np.eye(10, dtype=np.float32)[data.labels]
     write_npz(tmp_path / "data.npz", replace(data, labels=labels))
     objectives: dict[Objective, str] = {"mean_squared_error": "rmse", "binary_cross_entropy": "macro_f1"}
@@ -84,7 +84,7 @@ def test_a_model_says_what_its_outputs_mean(tmp_path: Path, trainer: Trainer) ->
 
 def write_folders(folder: Path, name_of: Callable[[int], str]) -> Path:
     """Pictures of three digits, in folders of these names."""
-    whole = digits()
+    whole = load_digits()
     for digit in HELD:
         (folder / name_of(digit)).mkdir(parents=True)
         for place in np.flatnonzero(whole.labels == digit)[:5]:
@@ -144,7 +144,7 @@ def test_a_model_without_names_answers_numbers(tmp_path: Path, trainer: Trainer)
 def test_models_in_8_bit_integers_carry_names_too(
     tmp_path: Path, target: str, mode: Literal["dynamic", "static"]
 ) -> None:
-    samples = samples_of(digits())
+    samples = samples_of(load_digits())
     wanted = replace(REQUEST, target=target, classes=NAMES, quantisation=mode, samples_sha256=samples.sha256)
     body, _ = export_quantised_model(wanted, state(), samples)
     trainer: Trainer = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}[target]()

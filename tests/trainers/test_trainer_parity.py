@@ -16,8 +16,8 @@ from subfleet.protocol.programs import encode_program
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import AugmentationSettings, ObjectiveSettings, OptimiserSettings, TrainingSettings
-from subfleet.tasks import Dataset, digits, iter_batches, write_npz
-from subfleet.tasks.transforms.images import augmentation_draws, augmented
+from subfleet.tasks import Dataset, iter_batches, load_digits, write_npz
+from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.torch import TorchTrainer
@@ -74,7 +74,7 @@ def never() -> bool:
 
 
 def part_of_digits() -> Dataset:
-    whole = digits()
+    whole = load_digits()
     return Dataset(inputs=whole.inputs[:SAMPLES], labels=whole.labels[:SAMPLES])
 
 
@@ -202,10 +202,10 @@ def test_augmented_training_is_training_on_the_augmented_images(tmp_path: Path) 
     job = write_real_job(tmp_path, CONFIGS["resnet"], trainer.target, replace(SETTINGS, augmentation=augmentation))
     result = trainer.train(job, never)
     dataset = part_of_digits()
-    draws = augmentation_draws(
+    draws = draw_augmentation(
         len(dataset), seed=SETTINGS.seed, round_number=job.round, client_id=job.client_id, epoch=0
     )
-    images = augmented(np.asarray(dataset.inputs, np.float32), draws, augmentation)
+    images = augment(np.asarray(dataset.inputs, np.float32), draws, augmentation)
     write_npz(tmp_path / "changed.npz", replace(dataset, inputs=images))
     plain = replace(
         job,
@@ -257,7 +257,7 @@ def train_richly(job: Job[Train], dataset: Dataset) -> tuple[Changes, float]:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_parts_of_batches_and_every_term_equal_pytorch(tmp_path: Path, runtime: str) -> None:
-    whole = digits()
+    whole = load_digits()
     some = np.flatnonzero(whole.classes() < 7)[:SAMPLES]
     dataset = Dataset(inputs=whole.inputs[some], labels=whole.labels[some])
     trainer = trainer_of(runtime, tmp_path)

@@ -6,7 +6,7 @@ from subfleet.protocol.chains import Link
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.paths import OperatorExamples, PathSettings
 from subfleet.tasks import StepOrigin, path_random
-from subfleet.tasks.paths import PathDraws, PathPlace
+from subfleet.tasks.path_drawing import PathDrawer, PathPlace
 from subfleet.trainers.program_layout import Path, places_of
 
 __all__ = ["DrawnPaths"]
@@ -52,7 +52,7 @@ class DrawnPaths:
         return tuple((choice, tuple(counts.items())) for choice, counts in self._counts.items())
 
 
-def _draws(drawable: Sequence[Link], settings: PathSettings, left_bytes: int) -> PathDraws:
+def _draws(drawable: Sequence[Link], settings: PathSettings, left_bytes: int) -> PathDrawer:
     places = [
         PathPlace(
             name=link.name,
@@ -62,7 +62,7 @@ def _draws(drawable: Sequence[Link], settings: PathSettings, left_bytes: int) ->
         for link in drawable
     ]
     try:
-        return PathDraws(places, (settings.forward_macs, left_bytes), settings.sampler)
+        return PathDrawer(places, (settings.forward_macs, left_bytes), settings.sampler)
     except ConfigError as error:
         least_macs = sum(min(one.forward_macs for one in link.operators) for link in drawable)
         raise ProtocolError(

@@ -15,7 +15,7 @@ from subfleet.protocol.task import Evaluate
 from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.tasks import Dataset, split_batch
 from subfleet.tasks.dataset import Labels
-from subfleet.tasks.metrics import Tally
+from subfleet.tasks.metrics import MetricTally
 from subfleet.trainers.evaluation_layout import EvaluationLayout
 from subfleet.trainers.job_context import job_context
 from subfleet.trainers.job_files import read_weights
@@ -155,7 +155,7 @@ class LabelSums:
         self._correct = 0.0
         self._labels = 0
         outputs = layout.label.limit or layout.label.shape[-1]
-        self._tally = Tally(TASK_KINDS[settings.objective], outputs, by_class=settings.per_class)
+        self._tally = MetricTally(TASK_KINDS[settings.objective], outputs, by_class=settings.per_class)
 
     def add(self, read: Mapping[str, Array], labels: Labels) -> None:
         """Add what the program has told of a batch whose real samples have these labels.

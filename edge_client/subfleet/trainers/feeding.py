@@ -11,9 +11,9 @@ from subfleet.protocol.errors import DataError, ProtocolError
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.task import Calibrate, Score, Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.tasks import Dataset, StepOrigin, iter_batches, round_part, split_batch, step_random
+from subfleet.tasks import Dataset, StepOrigin, draw_round_part, iter_batches, split_batch, step_random
 from subfleet.tasks.dataset import Labels
-from subfleet.tasks.transforms.images import augmentation_draws, augmented
+from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
 from subfleet.trainers.runtime import Array
 from subfleet.trainers.step_layout import COEFFICIENTS, StepLayout
 
@@ -149,7 +149,9 @@ def _of_the_round(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
     kept = job.work.settings.round_count(len(dataset))
     if kept == len(dataset):
         return dataset
-    part = round_part(len(dataset), kept, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id)
+    part = draw_round_part(
+        len(dataset), kept, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id
+    )
     return dataset.take(part)
 
 
@@ -161,14 +163,14 @@ def _look_in(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look
     settings = job.work.settings
     if settings.augmentation.name == "none" or not isinstance(job.work, Train):
         return _plain_look(dataset)
-    draws = augmentation_draws(
+    draws = draw_augmentation(
         len(dataset), seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch
     )
 
     def look(part: _Indices, mask: _Mask) -> Array:
         images = np.asarray(dataset.inputs[part], np.float32)
         real = mask > 0
-        images[real] = augmented(images[real], draws[part[real]], settings.augmentation)
+        images[real] = augment(images[real], draws[part[real]], settings.augmentation)
         return images
 
     return look

@@ -16,7 +16,7 @@ from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metric
 from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, transform_of_text
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.dataset import Labels
-from subfleet.tasks.metrics import Tally
+from subfleet.tasks.metrics import MetricTally
 
 __all__ = ["FREE_BATCH_SIZE", "Model", "ModelForm", "model_form", "predict_dataset", "read_model"]
 
@@ -155,7 +155,7 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
         )
     outputs = np.concatenate([_outputs(model, dataset, start) for start in range(0, len(dataset), batch_size)])
     labels = _fitting(dataset, outputs, kind, form.classes)
-    tally = Tally(kind, outputs.shape[-1], by_class=True)
+    tally = MetricTally(kind, outputs.shape[-1], by_class=True)
     tally.add(outputs, labels)
     metrics = metrics_of(kind, tally.totals(_loss(outputs, labels) if kind.over_classes else 0.0))
     found = _predicted(kind, outputs)

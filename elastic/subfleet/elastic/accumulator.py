@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.exact_add import Term, add_exactly
-from subfleet.elastic.exact_mean import Move, moved
+from subfleet.elastic.exact_mean import Move, move_tensors
 from subfleet.elastic.grid import WeightGrid, limit_exponent
+from subfleet.elastic.held_regions import HeldRegion, HeldRegions, make_region
 from subfleet.elastic.maps import Placement, placements
 from subfleet.elastic.network import Network
-from subfleet.elastic.regions import Region, Regions, region_of
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture
 
@@ -50,22 +50,22 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Part:
+class _TensorContribution:
     """What a contribution adds to one tensor."""
 
     name: str
-    region: Region
+    region: HeldRegion
     values: Tensor
     units: int | Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Place:
+class _TensorPlacement:
     """A placement in a tensor of the state."""
 
     local: str
     name: str
-    region: Region
+    region: HeldRegion
 
 
 class Accumulator:
@@ -98,8 +98,8 @@ class Accumulator:
         self._limit_exponents = {name: limit_exponent(name, tensor) for name, tensor in self.state.items()}
         self._units = 0
         self._sums = _zero_sums(self.state)
-        self._regions = {name: Regions(tuple(tensor.shape), tensor.device) for name, tensor in self.state.items()}
-        self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[_Place]]] = {}
+        self._regions = {name: HeldRegions(tuple(tensor.shape), tensor.device) for name, tensor in self.state.items()}
+        self._own_places: dict[str, tuple[Mapping[str, tuple[int, ...]], Sequence[_TensorPlacement]]] = {}
 
     @property
     def total_weight(self) -> float:
@@ -133,7 +133,7 @@ class Accumulator:
         """
         units = self._units + sum(self._grid.units(one.weight) for one in contributions)
         self._grid.check_total(units)
-        parts: dict[str, list[_Part]] = {}
+        parts: dict[str, list[_TensorContribution]] = {}
         for contribution in contributions:
             for part in self._parts(contribution):
                 parts.setdefault(part.name, []).append(part)
@@ -174,28 +174,30 @@ class Accumulator:
             )
             for name, old in self.state.items()
         }
-        return moved(moves)
+        return move_tensors(moves)
 
-    def held(self) -> dict[str, Tensor]:
+    def find_held(self) -> dict[str, Tensor]:
         """Which elements enough clients with a weight above 0 hold; bool, also where their mean change is 0."""
         return {
             name: regions.units_and_clients()[1] >= self.min_contributors for name, regions in self._regions.items()
         }
 
-    def _parts(self, contribution: Contribution) -> list[_Part]:
+    def _parts(self, contribution: Contribution) -> list[_TensorContribution]:
         shapes, places = self._shapes_and_places(contribution)
         _check_names(contribution.change, contribution.sent or shapes)
         factors = contribution.factors or {}
         parts = []
         for place in places:
             shape = place.region.local_shape
-            values = _checked_values(place, contribution.change[place.local], shape)
-            units = self._factored_units(place.name, contribution.weight, factors.get(place.name, 1.0), shape)
+            values = _check_values(place, contribution.change[place.local], shape)
+            units = self._multiply_units(place.name, contribution.weight, factors.get(place.name, 1.0), shape)
             moved = values.detach().to(self.state[place.name].device)
-            parts.append(_Part(name=place.name, region=place.region, values=moved, units=units))
+            parts.append(_TensorContribution(name=place.name, region=place.region, values=moved, units=units))
         return parts
 
-    def _shapes_and_places(self, contribution: Contribution) -> tuple[Mapping[str, tuple[int, ...]], Sequence[_Place]]:
+    def _shapes_and_places(
+        self, contribution: Contribution
+    ) -> tuple[Mapping[str, tuple[int, ...]], Sequence[_TensorPlacement]]:
         architecture = contribution.architecture
         if architecture.architecture_id not in self._own_places:
             own = self._places(placements(self.network, architecture))
@@ -206,14 +208,16 @@ class Accumulator:
         _check_placements(self.network, shapes, contribution.placements)
         return shapes, self._places(contribution.placements)
 
-    def _places(self, found: Sequence[Placement]) -> list[_Place]:
+    def _places(self, found: Sequence[Placement]) -> list[_TensorPlacement]:
         return [
-            _Place(local=one.local, name=one.name, region=region_of(one.map, tuple(self.state[one.name].shape)))
+            _TensorPlacement(
+                local=one.local, name=one.name, region=make_region(one.map, tuple(self.state[one.name].shape))
+            )
             for one in found
             if one.name in self.state
         ]
 
-    def _factored_units(self, name: str, weight: float, factor: float | Tensor, shape: tuple[int, ...]) -> int | Tensor:
+    def _multiply_units(self, name: str, weight: float, factor: float | Tensor, shape: tuple[int, ...]) -> int | Tensor:
         inside = ((factor >= 0) & (factor <= 1)).all() if isinstance(factor, Tensor) else 0 <= factor <= 1
         if not inside:
             raise ProtocolError(f"the weight of tensor {name!r} of an update has a factor that is not from 0 to 1")
@@ -227,14 +231,14 @@ class Accumulator:
             ) from error
         return self._grid.element_units(weight, factor)
 
-    def _batches(self, name: str, parts: Sequence[_Part]) -> list[list[Term]]:
+    def _batches(self, name: str, parts: Sequence[_TensorContribution]) -> list[list[Term]]:
         """The terms of all contributions to a tensor; those that hold all of it pass over it together."""
         whole = [part for part in parts if part.region.whole]
         others = [part for part in parts if not part.region.whole]
         batches = [[self._term(part) for part in whole]] if whole else []
         return [*batches, *([self._term(part)] for part in others)]
 
-    def _term(self, part: _Part) -> Term:
+    def _term(self, part: _TensorContribution) -> Term:
         total, region = self._sums[part.name], part.region
         is_view = region.is_view and not region.whole
         return Term(
@@ -246,7 +250,7 @@ class Accumulator:
             scatter=None if is_view or region.whole else region.map.scatter,
         )
 
-    def _factor(self, part: _Part) -> float | Tensor:
+    def _factor(self, part: _TensorContribution) -> float | Tensor:
         exponent = -self._limit_exponents[part.name]
         if isinstance(part.units, int):
             return math.ldexp(part.units, exponent)
@@ -306,7 +310,7 @@ def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], p
         )
 
 
-def _checked_values(place: _Place, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _check_values(place: _TensorPlacement, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point:
         raise ProtocolError(
             f"tensor {place.local!r} of an update is {tensor.dtype} {tuple(tensor.shape)}, but must be float {shape}"

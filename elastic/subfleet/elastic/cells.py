@@ -16,13 +16,21 @@ from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.families.sections import block_name
-from subfleet.elastic.growing import inserted
-from subfleet.elastic.identities import starts_as_identity
+from subfleet.elastic.growing import insert_block
+from subfleet.elastic.identities import can_be_identity
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.resizing import AXES_OF_BLOCKS, head_widths, of_sections, resized
+from subfleet.elastic.resizing import AXES_OF_BLOCKS, has_section_widths, head_widths, resize
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Cell", "can_deepen", "cells_of", "changed_cells", "deepened", "parameters_of", "widened"]
+__all__ = [
+    "Cell",
+    "can_deepen",
+    "count_cell_parameters",
+    "deepen_cell",
+    "find_changed_cells",
+    "list_cells",
+    "widen_cells",
+]
 
 _FamilyT = TypeVar("_FamilyT", bound=Family)
 
@@ -45,7 +53,7 @@ class Cell:
     axes: tuple[str, ...]
 
 
-def cells_of(network: Network) -> tuple[Cell, ...]:
+def list_cells(network: Network) -> tuple[Cell, ...]:
     """All cells, in network order."""
     found = []
     for section, numbers in enumerate(block_numbers(network.config)):
@@ -56,17 +64,17 @@ def cells_of(network: Network) -> tuple[Cell, ...]:
     return tuple(found)
 
 
-def parameters_of(network: Network) -> dict[str, int]:
+def count_cell_parameters(network: Network) -> dict[str, int]:
     """How many numbers each cell of a network holds, running statistics included, by its name."""
     shapes = network.shapes(network.full_architecture())
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     return {
         cell.name: sum(size for name, size in sizes.items() if name.startswith(f"{cell.name}."))
-        for cell in cells_of(network)
+        for cell in list_cells(network)
     }
 
 
-def widened(config: _FamilyT, cells: Collection[str], factor: float) -> _FamilyT:
+def widen_cells(config: _FamilyT, cells: Collection[str], factor: float) -> _FamilyT:
     """The settings of a network some of whose cells are wider.
 
     Args:
@@ -81,19 +89,19 @@ def widened(config: _FamilyT, cells: Collection[str], factor: float) -> _FamilyT
     if factor <= 1:
         raise ConfigError(f"cells are to be wider by a factor of {factor}, but it must be above 1")
     network = network_of(config)
-    every = {cell.name: cell for cell in cells_of(network)}
+    every = {cell.name: cell for cell in list_cells(network)}
     for name in cells:
         if name not in every:
             raise ConfigError(f"a cell {name!r} is to be wider, but the network has {sorted(every)}")
         if not every[name].axes:
             raise ConfigError(f"cell {name!r} has no width of its own; make it deeper")
     longer = {axis for name in cells for axis in every[name].axes}
-    sizes = {name: _longer(axis, factor) if name in longer else axis.size for name, axis in network.axes.items()}
-    grown: _FamilyT = resized(network, sizes)
+    sizes = {name: _lengthen(axis, factor) if name in longer else axis.size for name, axis in network.axes.items()}
+    grown: _FamilyT = resize(network, sizes)
     return grown
 
 
-def deepened(config: _FamilyT, cell: Cell, count: int = 1) -> _FamilyT:
+def deepen_cell(config: _FamilyT, cell: Cell, count: int = 1) -> _FamilyT:
     """The settings of a network with cells of the sizes of one inserted behind it.
 
     Raises:
@@ -102,24 +110,24 @@ def deepened(config: _FamilyT, cell: Cell, count: int = 1) -> _FamilyT:
     after = cell.number
     for _ in range(count):
         numbers = block_numbers(config)[cell.section]
-        config, after = inserted(config, section=cell.section, after=after), max(numbers) + 1
+        config, after = insert_block(config, section=cell.section, after=after), max(numbers) + 1
     return config
 
 
 def can_deepen(network: Network, cell: Cell) -> bool:
     """Whether one that is inserted behind a cell can start as the identity."""
-    deeper = network_of(deepened(network.config, cell))
+    deeper = network_of(deepen_cell(network.config, cell))
     (new,) = {block.name for block in deeper.blocks} - {block.name for block in network.blocks}
-    return starts_as_identity(deeper, new)
+    return can_be_identity(deeper, new)
 
 
-def changed_cells(parent: Network, grown: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def find_changed_cells(parent: Network, grown: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The cells of a network that are wider in one that grew from it, and those behind which that has others."""
     if parent.config == grown.config:
         return (), ()
-    before = {cell.name: cell for cell in cells_of(parent)}
+    before = {cell.name: cell for cell in list_cells(parent)}
     wider, deeper, behind = list[str](), list[str](), ""
-    for cell in cells_of(grown):
+    for cell in list_cells(grown):
         known = before.get(cell.name)
         if known is None:
             deeper.append(behind)  # a section's first cell is always there
@@ -131,7 +139,7 @@ def changed_cells(parent: Network, grown: Network) -> tuple[tuple[str, ...], tup
 
 
 def _axes(network: Network, name: str, section: int) -> tuple[str, ...]:
-    if of_sections(network.config):
+    if has_section_widths(network.config):
         stream = f"section{section}.stream"
         return (stream,) * (stream in network.axes)
     ends = {end for ends in AXES_OF_BLOCKS.values() for end in ends}
@@ -140,6 +148,6 @@ def _axes(network: Network, name: str, section: int) -> tuple[str, ...]:
     return tuple(axis for axis in network.axes if axis.rpartition(".")[0] == name and axis.rpartition(".")[2] in ends)
 
 
-def _longer(axis: Axis, factor: float) -> int:
+def _lengthen(axis: Axis, factor: float) -> int:
     exact = Fraction(str(factor)) * (axis.size // axis.granularity)
     return math.ceil(exact) * axis.granularity

@@ -11,7 +11,7 @@ import numpy as np
 
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
-from subfleet.elastic.sizes import Floats, SizeTable
+from subfleet.elastic.size_table import Floats, SizeTable
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 

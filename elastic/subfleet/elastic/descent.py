@@ -17,11 +17,11 @@ from subfleet.elastic.maps import TensorMap, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 
-__all__ = ["Descent", "Image"]
+__all__ = ["Descent", "MappedTensor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Image:
+class MappedTensor:
     """One tensor of a network, as another one has it.
 
     Attributes:
@@ -64,22 +64,22 @@ class Descent:
             return cls(child=child, maps=Replication.of(child, parent, how).maps(), everywhere=True)
         return cls(child=child, maps=tensor_maps(child, size_in(child, parent)), everywhere=False)
 
-    def down(self, name: str, parent: Image) -> Image:
+    def down(self, name: str, parent: MappedTensor) -> MappedTensor:
         """What a tensor of the parent is in the child."""
         if parent.values.shape == self.child.tensors[name].shape:  # axes only grow, so that none of its has
             return parent
-        values, held = self._scattered(name, parent.values), parent.held
+        values, held = self._embed(name, parent.values), parent.held
         if held is None and not self.everywhere:
             held = torch.ones_like(parent.values)
-        return Image(values=values, held=None if held is None else self._scattered(name, held).gt(0).double())
+        return MappedTensor(values=values, held=None if held is None else self._embed(name, held).gt(0).double())
 
-    def up(self, name: str, child: Image) -> Image:
+    def up(self, name: str, child: MappedTensor) -> MappedTensor:
         """What a tensor of the child is in the parent, where that has it."""
         one = self.maps[name]
         held = None if child.held is None else one.extract(child.held).gt(0).double()
-        return Image(values=one.extract(child.values), held=held)
+        return MappedTensor(values=one.extract(child.values), held=held)
 
-    def _scattered(self, name: str, local: Tensor) -> Tensor:
+    def _embed(self, name: str, local: Tensor) -> Tensor:
         into = local.new_zeros(self.child.tensors[name].shape)
         self.maps[name].scatter(local, into)
         return into

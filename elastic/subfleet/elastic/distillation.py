@@ -115,7 +115,7 @@ def _distil_shared(
         (_module(network, architecture, state), tensor_maps(network, architecture), share)
         for architecture, share in shares
     ]
-    weights = {name: state[name].clone().requires_grad_() for name in _learned(network, state)}
+    weights = {name: state[name].clone().requires_grad_() for name in _iterate_trainable(network, state)}
     optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
     current = {**state, **weights}
     teaching = state if settings.mode == "anchored" else current
@@ -146,7 +146,7 @@ def _distil_copies(
     # One student after the other, on the same noise: the memory of one copy.
     for architecture, count in Counter(architectures).items():
         module, received = _module(network, architecture, state), extract(network, architecture, state)
-        weights = {name: received[name].clone().requires_grad_() for name in _learned(network, received)}
+        weights = {name: received[name].clone().requires_grad_() for name in _iterate_trainable(network, received)}
         optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
         for inputs, wanted in zip(_noise(network, settings, seed, device), expected, strict=True):
             logits = _rows(module, {**received, **weights}, inputs)
@@ -170,7 +170,7 @@ def _device_of(state: Tensors) -> torch.device:
     return next(iter(state.values())).device
 
 
-def _learned(network: Network, tensors: Tensors) -> Iterator[str]:
+def _iterate_trainable(network: Network, tensors: Tensors) -> Iterator[str]:
     return (name for name in tensors if network.tensors[name].role not in BUFFER_ROLES)
 
 

@@ -16,13 +16,13 @@ from subfleet.protocol.errors import DataError
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metrics_of
-from subfleet.tasks.metrics import Tally
+from subfleet.tasks.metrics import MetricTally
 
-__all__ = ["Evaluation", "evaluate", "evaluate_many"]
+__all__ = ["EvaluationResult", "evaluate", "evaluate_many"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class EvaluationResult:
     """What came of it.
 
     Attributes:
@@ -71,7 +71,7 @@ def evaluate(  # noqa: PLR0913 - each says one thing of the evaluation
     *,
     objective: Objective = "cross_entropy",
     batch_size: int = 256,
-) -> Evaluation:
+) -> EvaluationResult:
     """Evaluate a submodel, cut from the full model, on labelled samples, where the model's tensors are.
 
     Args:
@@ -101,7 +101,7 @@ def evaluate_many(
     *,
     objective: Objective = "cross_entropy",
     batch_size: int = 256,
-) -> list[Evaluation]:
+) -> list[EvaluationResult]:
     """Evaluate a submodel on each of several data sets, such as those of all clients; see `evaluate`.
 
     Args:
@@ -128,7 +128,7 @@ def evaluate_many(
 
 def _evaluate(
     module: nn.Module, inputs: Tensor, labels: Tensor, objective: Objective, batch_size: int, device: torch.device
-) -> Evaluation:
+) -> EvaluationResult:
     if len(labels) == 0 or len(inputs) != len(labels):
         raise DataError(
             f"there are {len(inputs)} inputs and {len(labels)} labels, but there must be equally many, at least 1"
@@ -139,13 +139,13 @@ def _evaluate(
             logits, wanted = module(batch.to(device)), expected.to(device)
             _check_fit(kind, logits, wanted)
             outputs = logits.shape[-1]
-            tally = tally or Tally(kind, outputs, by_class=True)
+            tally = tally or MetricTally(kind, outputs, by_class=True)
             tally.add(np.asarray(logits.cpu()), np.asarray(expected.cpu()))
             loss += _loss(objective, logits, wanted)
     totals = None if tally is None else tally.totals(loss)
     if totals is None or totals.label_count == 0:
         raise DataError(f"all labels of {len(labels)} samples are padding, but at least 1 must be 0 or more")
-    return Evaluation(kind=kind, totals=totals, outputs=outputs)
+    return EvaluationResult(kind=kind, totals=totals, outputs=outputs)
 
 
 def _check_fit(kind: TaskKind, logits: Tensor, labels: Tensor) -> None:

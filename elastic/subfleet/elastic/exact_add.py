@@ -71,7 +71,7 @@ class _Addition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Group:
+class _TermGroup:
     """Flat arrays of terms that the compiled loop adds together."""
 
     loops: Loops
@@ -153,7 +153,7 @@ def _compiled_chunks(batch: Sequence[Term], loops: Loops) -> list[list[_Addition
         # Where the loop has places left, nothing of the first one.
         spare = ADDED_TOGETHER - len(terms)
         arrays, numbers = (*values, *values[:1] * spare), (*factors, *[0.0] * spare)
-        groups.append((terms, _Group(loops=loops, total=total, values=arrays, factors=numbers, limit=limit)))
+        groups.append((terms, _TermGroup(loops=loops, total=total, values=arrays, factors=numbers, limit=limit)))
     return [
         [
             _Addition(

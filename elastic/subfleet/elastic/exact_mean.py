@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from subfleet.elastic.compiled_loops import Loops, loops_and_threads
-from subfleet.elastic.regions import Regions
+from subfleet.elastic.held_regions import HeldRegions
 from subfleet.elastic.side_by_side import run_until_one_fails
 
-__all__ = ["Move", "moved"]
+__all__ = ["Move", "move_tensors"]
 
 _CPU_CHUNK = 2**15
 _COMPILED_CHUNK = 2**18
@@ -33,12 +33,12 @@ class Move:
 
     old: Tensor
     total: Tensor
-    regions: Regions
+    regions: HeldRegions
     min_clients: int
     scale: float
 
 
-def moved(moves: Mapping[str, Move]) -> dict[str, Tensor]:
+def move_tensors(moves: Mapping[str, Move]) -> dict[str, Tensor]:
     """The moved tensors, in memory of their own.
 
     They are moved side by side on the CPU, with as many threads as `torch.get_num_threads` says.

@@ -9,7 +9,7 @@ from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Exchange", "in_place"]
+__all__ = ["Exchange", "embed_submodel"]
 
 
 class Exchange(Protocol):
@@ -38,7 +38,7 @@ class Exchange(Protocol):
         ...
 
 
-def in_place(network: Network, architecture: Architecture, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def embed_submodel(network: Network, architecture: Architecture, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A submodel's tensors at their place in tensors of the whole network's shapes, with 0 everywhere else.
 
     What is cut from these is the submodel again, to the last bit.

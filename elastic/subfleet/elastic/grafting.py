@@ -6,7 +6,7 @@ most networks it is not, as it reads other channels: a submodel without any othe
 refused. The paper's own architectures always have one.
 
 The paper copies weights: with no training at all, a deep block still moves towards the last blocks of shallow clients,
-round after round (`grafted_change`). To copy what a block learned instead, each tensor the change of its source, leaves
+round after round (`graft_change`). To copy what a block learned instead, each tensor the change of its source, leaves
 an untrained model as it is.
 """
 
@@ -23,7 +23,7 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Graft", "check_grafting", "graft", "grafted_change", "is_graftable"]
+__all__ = ["Graft", "check_grafting", "graft", "graft_change", "is_graftable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def graft(network: Network, architecture: Architecture) -> Graft:
     return Graft(architecture=grafted, sources={name: sources[name] for name in network.tensors if name in sources})
 
 
-def grafted_change(
+def graft_change(
     network: Network, found: Graft, state: Mapping[str, Tensor], change: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The change that puts the weights of a trained block at the places of its copies, as the paper does.

@@ -13,13 +13,13 @@ from subfleet.elastic.families.records.blocks import (
     OF_BLOCKS,
     OF_SECTIONS_OR_BLOCKS,
     block_numbers,
-    numbers_setting,
-    of_each_block,
+    encode_block_numbers,
+    expand_to_blocks,
 )
 from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["inserted"]
+__all__ = ["insert_block"]
 
 _FamilyT = TypeVar("_FamilyT", bound=Family)
 _NONE: Mapping[str, int] = MappingProxyType({})
@@ -27,7 +27,7 @@ _WHERE_EMPTY: Mapping[str, int] = MappingProxyType({"squeezed_widths": 0})
 """What every block has where a setting is empty; of the others, their family knows."""
 
 
-def inserted(config: _FamilyT, *, section: int, after: int, sizes: Mapping[str, int] = _NONE) -> _FamilyT:
+def insert_block(config: _FamilyT, *, section: int, after: int, sizes: Mapping[str, int] = _NONE) -> _FamilyT:
     """The settings of a network with one more block, whose number is one above the largest of its section.
 
     It comes behind another, so a section's first block stays the first: it reads what comes before the section, which
@@ -71,7 +71,7 @@ def inserted(config: _FamilyT, *, section: int, after: int, sizes: Mapping[str, 
     return replace(
         config,
         depths=(*depths[:section], len(grown), *depths[section + 1 :]),
-        block_numbers=numbers_setting((*numbers[:section], grown, *numbers[section + 1 :])),
+        block_numbers=encode_block_numbers((*numbers[:section], grown, *numbers[section + 1 :])),
         **_sizes(config, sum(depths[:section]) + place, sizes),
     )
 
@@ -99,5 +99,5 @@ def _with_one_more(config: Family, name: str, values: tuple[int, ...], place: in
                 "first"
             )
         values = (_WHERE_EMPTY[name],) * sum(depths)
-    each = of_each_block(values, depths)
+    each = expand_to_blocks(values, depths)
     return (*each[:place], each[place - 1] if size is None else size, *each[place:])

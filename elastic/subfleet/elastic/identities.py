@@ -12,10 +12,10 @@ from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["as_identities", "check_identity", "starts_as_identity"]
+__all__ = ["add_identities", "can_be_identity", "check_identity"]
 
 
-def starts_as_identity(network: Network, block: str) -> bool:
+def can_be_identity(network: Network, block: str) -> bool:
     """Whether a block can be the identity.
 
     Blocks that add to what they read can: what closes them is silent, which holds for every activation, in training
@@ -32,14 +32,14 @@ def check_identity(network: Network, block: str) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    if not starts_as_identity(network, block):
+    if not can_be_identity(network, block):
         raise ConfigError(
             f"block {block!r} has no weight that starts at 0 and no layer that passes on what it reads, so it cannot "
             "be the identity"
         )
 
 
-def as_identities(
+def add_identities(
     network: Network,
     blocks: tuple[str, ...],
     shapes: Mapping[str, tuple[int, ...]],
@@ -69,13 +69,13 @@ def as_identities(
             if decl.role == "residual" or network.identities.get(name) == "silent":
                 found[name] = like.new_zeros(shapes[name])
             elif name in network.identities and decl.role == "gain":
-                found |= _passing_norm(network, name, found)
+                found |= _make_passing_norm(network, name, found)
             elif name in network.identities:
-                found[name] = _passing(like, shapes[name])
+                found[name] = _make_passing_kernel(like, shapes[name])
     return found
 
 
-def _passing(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _make_passing_kernel(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A layer that gives as many channels as it reads, and passes them on."""
     kernel = like.new_zeros(shape)
     height, width = (side // 2 for side in shape[2:])
@@ -84,7 +84,7 @@ def _passing(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return kernel
 
 
-def _passing_norm(network: Network, name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _make_passing_norm(network: Network, name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A norm with statistics of its own that puts back what they take away.
 
     They are those that a ReLU makes of what the norm before gives, as if that were normal, so that batches whose own

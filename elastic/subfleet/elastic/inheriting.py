@@ -12,10 +12,10 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["inherited", "placed"]
+__all__ = ["embed_weights", "inherit"]
 
 
-def inherited(
+def inherit(
     how: Inheritance, network: Network, parent: Network, weights: Mapping[str, Tensor], *, seed: int
 ) -> dict[str, Tensor]:
     """The weights that a network begins with, on the device of its parent's.
@@ -31,23 +31,23 @@ def inherited(
         ConfigError: the map does not fit the two networks.
     """
     if isinstance(how, Copied):
-        return _copied(network, parent, weights)
+        return _copy(network, parent, weights)
     if isinstance(how, Chosen):
-        return _chosen(network, parent, weights)
+        return _choose(network, parent, weights)
     like = next(iter(weights.values()))
     first = {name: tensor.to(like) for name, tensor in init_state(network, seed).items()}
     if isinstance(how, Drawn):
         return first
     if isinstance(how, Placed):
-        return placed(network, parent, weights, first)
+        return embed_weights(network, parent, weights, first)
     replication = Replication.of(network, parent, how)
-    grown = replication.grown(weights, first)
+    grown = replication.grow(weights, first)
     if how.divided == "compute":
-        grown = _divided_as_printed(replication, grown)
-    return _told_apart(network, how, grown, seed) if how.noise else grown
+        grown = _divide_copies(replication, grown)
+    return _add_noise(network, how, grown, seed) if how.noise else grown
 
 
-def placed(
+def embed_weights(
     network: Network, parent: Network, weights: Mapping[str, Tensor], around: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Tensors of a larger network with those of a smaller one in front of every axis.
@@ -74,7 +74,7 @@ def placed(
     return found
 
 
-def _divided_as_printed(replication: Replication, grown: dict[str, Tensor]) -> dict[str, Tensor]:
+def _divide_copies(replication: Replication, grown: dict[str, Tensor]) -> dict[str, Tensor]:
     """With what computes copies divided among them, and what reads them as it was (FedTrans, section 4.1)."""
     found = dict(grown)
     for name, place in replication.maps().items():
@@ -89,7 +89,7 @@ def _divided_as_printed(replication: Replication, grown: dict[str, Tensor]) -> d
     return found
 
 
-def _told_apart(network: Network, how: Replicated, grown: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+def _add_noise(network: Network, how: Replicated, grown: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
     """With noise in what computes copies, but for the first of each."""
     copies = {
         axis: [place for place, one in enumerate(source) if one in source[:place]] for axis, source in how.sources
@@ -106,7 +106,7 @@ def _told_apart(network: Network, how: Replicated, grown: dict[str, Tensor], see
     return found
 
 
-def _copied(network: Network, parent: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy(network: Network, parent: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if network.config != parent.config:
         raise ConfigError(
             f"network {network.id!r} has other settings than its parent {parent.id!r}, so that its weights cannot be "
@@ -115,7 +115,7 @@ def _copied(network: Network, parent: Network, weights: Mapping[str, Tensor]) ->
     return {name: tensor.clone() for name, tensor in weights.items()}
 
 
-def _chosen(network: Network, parent: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _choose(network: Network, parent: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     declared = {name: decl.shape for name, decl in parent.tensors.items()}
     odd = [name for name, decl in network.tensors.items() if declared.get(name) != decl.shape]
     if odd:

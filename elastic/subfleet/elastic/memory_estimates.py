@@ -7,7 +7,7 @@ import numpy as np
 
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.network import Network
-from subfleet.elastic.sizes import Columns, Floats
+from subfleet.elastic.size_table import Floats, SizeColumns
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.submodel import Architecture
 
@@ -29,7 +29,7 @@ class MemoryEstimates:
         base_bytes: that it takes whatever the submodel.
     """
 
-    columns: Columns
+    columns: SizeColumns
     held: Floats
     peaks: Floats
     parts: tuple[int, ...]
@@ -44,10 +44,10 @@ class MemoryEstimates:
             architectures: its submodels; they are not checked.
         """
         sizes = self.columns.of(network, architectures)
-        found = self.base_bytes + sizes @ self.held + self.factor * self.passing(sizes)
+        found = self.base_bytes + sizes @ self.held + self.factor * self.measure_peaks(sizes)
         return [int(one) for one in np.ceil(found)]
 
-    def passing(self, sizes: Floats) -> Floats:
+    def measure_peaks(self, sizes: Floats) -> Floats:
         """The most that blocks come to at once, of rows of sizes: (submodels,)."""
         total, begin = np.zeros(len(sizes)), 0
         for count in self.parts:
@@ -55,7 +55,7 @@ class MemoryEstimates:
             begin += count
         return total
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """As a tensor container."""
         columns = self.columns
         return encode_arrays(
@@ -72,7 +72,7 @@ class MemoryEstimates:
         )
 
     @classmethod
-    def unpacked(cls, content: bytes) -> "MemoryEstimates":
+    def unpack(cls, content: bytes) -> "MemoryEstimates":
         """What `packed` wrote.
 
         Raises:
@@ -82,7 +82,7 @@ class MemoryEstimates:
         try:
             floats = {name: np.array(arrays[name], np.float64) for name in ("numbers", "powers", "held", "peaks")}
             parts, (factor, base_bytes) = np.array(arrays["parts"], np.int64), np.array(arrays["line"], np.float64)
-            columns = Columns(
+            columns = SizeColumns(
                 numbers=floats["numbers"],
                 powers=floats["powers"],
                 blocks=np.array(arrays["blocks"], np.int64),

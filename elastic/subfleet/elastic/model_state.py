@@ -17,7 +17,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["ModelState", "packed", "unpacked"]
+__all__ = ["ModelState", "pack_state", "unpack_state"]
 
 Tensors = Mapping[str, Tensor]
 _COPY, _MOMENT, _KEPT, _NETWORK, _UNTRAINED = "copy", "moment", "kept", "network", "untrained"
@@ -112,7 +112,7 @@ class ModelState:
         """Of the networks that are in use, the one that the run begins with first."""
         return (*([""] if self.shared else []), *sorted(self.others))
 
-    def seen_with(self, sharing_groups: Mapping[str, str]) -> dict[str, Tensor]:
+    def view_with(self, sharing_groups: Mapping[str, str]) -> dict[str, Tensor]:
         """The whole model as a client sees it.
 
         Args:
@@ -123,7 +123,7 @@ class ModelState:
             for name, tensor in self.shared.items()
         }
 
-    def mapped(self, change: Callable[[Tensors], Tensors]) -> "ModelState":
+    def map_tensors(self, change: Callable[[Tensors], Tensors]) -> "ModelState":
         """The state with all tensors of its networks changed alike: the shared ones, the copies and the moments.
 
         Args:
@@ -134,40 +134,40 @@ class ModelState:
             shared=change(self.shared),
             copies={key: change(own) for key, own in self.copies.items()},
             moments={kind: change(own) for kind, own in self.moments.items()},
-            others={name: state.mapped(change) for name, state in self.others.items()},
+            others={name: state.map_tensors(change) for name, state in self.others.items()},
         )
 
-    def ordered(self, order: Callable[[Lineage | None], Iterable[str]]) -> "ModelState":
+    def reorder(self, order: Callable[[Lineage | None], Iterable[str]]) -> "ModelState":
         """The same with the tensors of each network in an order of their names, which a checkpoint does not keep.
 
         Args:
             order: a network's lineage to the names of all its tensors.
         """
         names = tuple(order(self.lineage))
-        alone = replace(self, others=_no_other()).mapped(
+        alone = replace(self, others=_no_other()).map_tensors(
             lambda some: {name: some[name] for name in names if name in some}
         )
-        return replace(alone, others={name: state.ordered(order) for name, state in self.others.items()})
+        return replace(alone, others={name: state.reorder(order) for name, state in self.others.items()})
 
-    def on(self, device: torch.device) -> "ModelState":
+    def to(self, device: torch.device) -> "ModelState":
         """The same on a device: whatever is done with it afterwards is done there."""
 
         def moved(tensors: Tensors) -> Tensors:
             return {name: tensor.to(device) for name, tensor in tensors.items()}
 
-        others = {name: state.on(device) for name, state in self.others.items()}
-        alone = replace(self, others=_no_other()).mapped(moved)
+        others = {name: state.to(device) for name, state in self.others.items()}
+        alone = replace(self, others=_no_other()).map_tensors(moved)
         return replace(alone, kept=moved(self.kept), untrained=moved(self.untrained), others=others)
 
 
-def packed(state: ModelState) -> dict[str, Tensor]:
+def pack_state(state: ModelState) -> dict[str, Tensor]:
     """A state as one flat mapping.
 
     Names are `name`, `copy/sharing_group/name`, `moment/kind/name`, `kept/name` and `untrained/name`; sizes, lineage
     and model are bytes of JSON. Of another network all names begin with `network/id/`.
     """
     texts = {_SIZES: state.sizes, _LINEAGE: state.lineage, _MODEL: state.model}
-    others = {name: packed(other) for name, other in state.others.items()}
+    others = {name: pack_state(other) for name, other in state.others.items()}
     return {
         **{path: from_numpy(np.frombuffer(canonical_json(one), np.uint8).copy()) for path, one in texts.items() if one},
         **state.shared,
@@ -179,7 +179,7 @@ def packed(state: ModelState) -> dict[str, Tensor]:
     }
 
 
-def unpacked(tensors: Tensors) -> ModelState:
+def unpack_state(tensors: Tensors) -> ModelState:
     """The state that was packed.
 
     Raises:

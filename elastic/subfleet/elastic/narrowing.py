@@ -42,14 +42,14 @@ class Narrowing:
 
     def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `subfleet.elastic.exchanges.Exchange`."""
-        return {name: _narrowed(one, state[name]) for name, one in self.replication.maps().items()}
+        return {name: _narrow(one, state[name]) for name, one in self.replication.maps().items()}
 
     def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `subfleet.elastic.exchanges.Exchange`."""
         return self.replication.up(change)
 
 
-def _narrowed(place: Replicate, tensor: Tensor) -> Tensor:
+def _narrow(place: Replicate, tensor: Tensor) -> Tensor:
     found = tensor.reshape(place.unfolded).double()
     for dim, (source, reads) in enumerate(zip(place.sources, place.reads, strict=True)):
         if source is not None:

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 __all__ = [
     "BUFFER_ROLES",
     "Block",
-    "Choice",
     "Family",
     "Identity",
     "LocalShapes",
     "MatrixProduct",
     "Network",
     "Norm",
-    "OfOperators",
+    "OperatorChoice",
     "Places",
     "Role",
+    "Supernet",
     "TensorDecl",
-    "predicted_places",
+    "get_predicted_places",
 ]
 
 
@@ -88,14 +88,14 @@ class Family(Protocol):
         """
 
 
-def predicted_places(family: Family) -> Places | None:
+def get_predicted_places(family: Family) -> Places | None:
     """What networks of a family have outputs for, where its record says so as `PREDICTS`; None where it does not."""
     found: Places | None = getattr(family, "PREDICTS", None)
     return found
 
 
 @runtime_checkable
-class OfOperators(Protocol):
+class Supernet(Protocol):
     """The settings of a supernet: a family's record that says which operators each block has."""
 
     @property
@@ -124,7 +124,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class OperatorChoice:
     """A place of the network with alternative operators, of which a path has one (FedorAS, section 3.1).
 
     Attributes:
@@ -230,7 +230,7 @@ class Network:
     id: str = ""
     axes: Mapping[str, Axis] = field(repr=False)
     blocks: tuple[Block, ...] = field(repr=False)
-    choices: Mapping[str, Choice] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    choices: Mapping[str, OperatorChoice] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     tensors: Mapping[str, TensorDecl] = field(repr=False)
     products: tuple[MatrixProduct, ...] = field(default=(), repr=False)
     kept_of_norms: int = field(default=2, repr=False)

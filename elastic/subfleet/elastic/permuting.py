@@ -12,10 +12,10 @@ from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Explicit
 
-__all__ = ["importance_order", "permuted"]
+__all__ = ["permute", "rank_indices"]
 
 
-def permuted(
+def permute(
     network: Network, state: Mapping[str, Tensor], permutations: Mapping[str, Sequence[int]]
 ) -> dict[str, Tensor]:
     """Tensors with the indices of some axes in another order, wherever they are tied to them.
@@ -49,7 +49,7 @@ def permuted(
     }
 
 
-def importance_order(network: Network, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """For each axis that may be permuted its indices, the most important first.
 
     An index is as important as the L2 norm of all weights that are tied to it, a group of an axis that keeps whole

@@ -25,7 +25,7 @@ from torch import Tensor
 from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.families.sections import layer_axis
-from subfleet.elastic.identities import as_identities, check_identity, starts_as_identity
+from subfleet.elastic.identities import add_identities, can_be_identity, check_identity
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
@@ -65,7 +65,7 @@ class Replicate:
     def extract(self, tensor: Tensor) -> Tensor:
         """The local tensor: means over the copies of what is computed, sums over those of what is read."""
         found = tensor.reshape(self.unfolded).double()
-        for dim, source, share, reads in self._copied(found.device):
+        for dim, source, share, reads in self._iterate_copies(found.device):
             shape = [*found.shape]
             shape[dim] = self.kept[dim]
             counted = found if reads else found * _along(share, dim, found.dim())
@@ -75,12 +75,12 @@ class Replicate:
     def scatter(self, local: Tensor, into: Tensor) -> None:
         """Add to a full tensor: to every copy what is computed, and its share of what is read."""
         found = local.reshape(self.kept).double()
-        for dim, source, share, reads in self._copied(found.device):
+        for dim, source, share, reads in self._iterate_copies(found.device):
             copied = found.index_select(dim, source)
             found = copied * _along(share, dim, found.dim()) if reads else copied
         into.view(self.unfolded).add_(found.to(into.dtype))
 
-    def _copied(self, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor, bool]]:
+    def _iterate_copies(self, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor, bool]]:
         """The dimensions that have copies: which, what each index copies, its share, and whether it is read."""
         for dim, (source, share, reads) in enumerate(zip(self.sources, self.shares, self.reads, strict=True)):
             if source is not None and share is not None:
@@ -137,12 +137,14 @@ class Replication:
         """
         sizes = network.sizes(size)
         sources = {
-            name: _drawn(axis, sizes[name], stream) for name, axis in network.axes.items() if sizes[name] < axis.size
+            name: _draw_source(axis, sizes[name], stream)
+            for name, axis in network.axes.items()
+            if sizes[name] < axis.size
         }
         return cls(network=network, size=size, sources=MappingProxyType(sources))
 
     @classmethod
-    def in_turn(cls, network: Network, size: Architecture) -> "Replication":
+    def cycle(cls, network: Network, size: Architecture) -> "Replication":
         """One in which the indices of the larger network copy those of the smaller in turn, again and again.
 
         Of sizes that are whole multiples of each other, copies of copies are then the same as copies.
@@ -162,7 +164,7 @@ class Replication:
         sources, shares = MappingProxyType(dict(how.sources)), MappingProxyType(dict(how.shares))
         return cls(network=network, size=size_in(network, parent), sources=sources, shares=shares)
 
-    def with_drawn_shares(self, stream: random.Random) -> "Replication":
+    def draw_shares(self, stream: random.Random) -> "Replication":
         """The same copies, of shares that are drawn: of two copies, each has 0.3 to 0.7.
 
         Copies of equal shares have equal gradients, and stay copies for ever. A copy's gradient is as large as its
@@ -203,7 +205,7 @@ class Replication:
         """A map for each tensor of the smaller network, in network order."""
         return self._maps(self.size)
 
-    def grown(self, local: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def grow(self, local: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The larger network that computes what the smaller one does.
 
         Args:
@@ -212,7 +214,7 @@ class Replication:
                 the identity.
         """
         whole = replace(self.size, blocks=tuple(block.name for block in self.network.blocks))
-        small = as_identities(self.network, self.lacking, self.network.shapes(whole), local)
+        small = add_identities(self.network, self.lacking, self.network.shapes(whole), local)
         found = {**first, **self._up(self._maps(whole), small)}
         return {name: found[name] for name in self.network.tensors}
 
@@ -266,7 +268,7 @@ def is_replicable(network: Network, size: Architecture) -> bool:
     summed = {name for product in network.products for name in product.summed if isinstance(name, str)}
     kernels = {name for name in shorter if network.axes[name].kind == "kernel"}
     lacking = (block.name for block in network.blocks if block.name not in size.blocks)
-    return not (shorter & (summed | whole | kernels)) and all(starts_as_identity(network, name) for name in lacking)
+    return not (shorter & (summed | whole | kernels)) and all(can_be_identity(network, name) for name in lacking)
 
 
 def size_in(network: Network, smaller: Network) -> Architecture:
@@ -326,7 +328,7 @@ def _sizes_in(network: Network, smaller: Network) -> dict[str, int]:
     return found
 
 
-def _drawn(axis: Axis, size: int, stream: random.Random) -> tuple[int, ...]:
+def _draw_source(axis: Axis, size: int, stream: random.Random) -> tuple[int, ...]:
     step = axis.granularity
     groups, count = [*range(size // step)], axis.size // step
     source = [*groups]

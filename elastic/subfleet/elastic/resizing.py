@@ -7,7 +7,7 @@ from typing import Any
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.families.records.blocks import OF_BLOCKS, block_numbers, of_each_block
+from subfleet.elastic.families.records.blocks import OF_BLOCKS, block_numbers, expand_to_blocks
 from subfleet.elastic.families.sections import block_name, layer_axis
 from subfleet.elastic.network import Family, Network
 from subfleet.protocol.errors import ConfigError
@@ -15,12 +15,12 @@ from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "AXES_OF_BLOCKS",
+    "derive_settings",
+    "has_section_widths",
     "has_setting",
     "head_widths",
-    "of_every_block",
-    "of_sections",
-    "resized",
-    "settings_of_size",
+    "list_block_sizes",
+    "resize",
 ]
 
 AXES_OF_BLOCKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -41,7 +41,7 @@ def has_setting(config: Family, name: str) -> bool:
     return name in {field.name for field in fields(config)}
 
 
-def of_sections(config: Family) -> bool:
+def has_section_widths(config: Family) -> bool:
     """Whether blocks have no width of their own, but that of their section."""
     layered = getattr(config, "layer_widths", ())
     return not any(has_setting(config, name) for name in AXES_OF_BLOCKS if layered or name not in OF_BLOCKS)
@@ -52,13 +52,13 @@ def head_widths(network: Network) -> set[int]:
     return {axis.size for axis in network.axes.values() if axis.kind == "head_dim"}
 
 
-def settings_of_size(network: Network, size: Architecture) -> AnyFamily:
+def derive_settings(network: Network, size: Architecture) -> AnyFamily:
     """The settings of a network that is what a size of another one is, with all of its blocks.
 
     Raises:
         ConfigError: the size lacks a block, or its family has no settings that say just that.
     """
-    config: AnyFamily = resized(network, network.sizes(size))
+    config: AnyFamily = resize(network, network.sizes(size))
     found, own = network_of(config), {name: decl.shape for name, decl in network_of(config).tensors.items()}
     if own != network.shapes(size) or found.config.depths != network.config.depths:
         raise ConfigError(
@@ -68,7 +68,7 @@ def settings_of_size(network: Network, size: Architecture) -> AnyFamily:
     return config
 
 
-def resized(network: Network, sizes: Mapping[str, int]) -> Any:
+def resize(network: Network, sizes: Mapping[str, int]) -> Any:
     """The settings that say sizes of axes, in the words that they were said in where nothing changes.
 
     Args:
@@ -89,7 +89,7 @@ def resized(network: Network, sizes: Mapping[str, int]) -> Any:
             settings[name] = sizes[axis]
     for name in AXES_OF_BLOCKS:
         if has_setting(config, name):
-            settings[name] = _of_blocks(network, name, sizes, explicitly=streams)
+            settings[name] = _resize_blocks(network, name, sizes, explicitly=streams)
     if has_setting(config, "last_widths") and (streams or config.last_widths):
         last = [f"last{place}" for place in range(len(network.axes)) if f"last{place}" in network.axes]
         settings["last_widths"] = tuple(sizes[name] for name in last)
@@ -99,9 +99,9 @@ def resized(network: Network, sizes: Mapping[str, int]) -> Any:
     return replace(config, **settings)
 
 
-def of_every_block(network: Network, name: str) -> tuple[int, ...]:
+def list_block_sizes(network: Network, name: str) -> tuple[int, ...]:
     """What a setting of blocks, such as `hidden_widths`, comes to for each of them, also where it leaves that open."""
-    return _of_blocks(network, name, {axis: one.size for axis, one in network.axes.items()}, explicitly=True)
+    return _resize_blocks(network, name, {axis: one.size for axis, one in network.axes.items()}, explicitly=True)
 
 
 def _stream(network: Network, section: int) -> str:
@@ -113,13 +113,13 @@ def _stream(network: Network, section: int) -> str:
     return next((name for name in own if name in network.axes), "stream")
 
 
-def _of_blocks(network: Network, name: str, sizes: Mapping[str, int], *, explicitly: bool) -> tuple[int, ...]:
+def _resize_blocks(network: Network, name: str, sizes: Mapping[str, int], *, explicitly: bool) -> tuple[int, ...]:
     """What a setting says of each block."""
     config = network.config
     told: tuple[int, ...] = getattr(config, name)
-    each = of_each_block(told, config.depths)
+    each = expand_to_blocks(told, config.depths)
     found, changed = [], explicitly
-    for place, (block, read) in enumerate(_reading(network)):
+    for place, (block, read) in enumerate(_iterate_blocks(network)):
         ends = (f"{block}.{end}" for end in AXES_OF_BLOCKS[name])
         axis = next((one for one in ends if one in network.axes), None)
         before = network.axes[axis].size if axis else each[place] if each else 0
@@ -130,7 +130,7 @@ def _of_blocks(network: Network, name: str, sizes: Mapping[str, int], *, explici
     return tuple(found) if changed and any(found) else told
 
 
-def _reading(network: Network) -> Iterator[tuple[str, str]]:
+def _iterate_blocks(network: Network) -> Iterator[tuple[str, str]]:
     """Each block's name, with the axis of the channels that it reads."""
     read = next((axis for axis in _FIRST_AXES.values() if axis in network.axes), _stream(network, 0))
     for section, numbers in enumerate(block_numbers(network.config)):

@@ -24,10 +24,10 @@ from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "NormMoments",
-    "measured_moments",
-    "merged_statistics",
-    "recalibrated",
-    "shared_statistics",
+    "measure_moments",
+    "merge_statistics",
+    "pool_statistics",
+    "recalibrate",
 ]
 
 _LEAST_COUNT = 2
@@ -53,16 +53,16 @@ class NormMoments:
             total=self.total + other.total, squares=self.squares + other.squares, count=self.count + other.count
         )
 
-    def shrunk(self, factor: float) -> "NormMoments":
+    def rescale(self, factor: float) -> "NormMoments":
         """The same of values that are so many times as large, above 0; with 1 to the bit."""
         return NormMoments(total=self.total * factor, squares=self.squares * factor**2, count=self.count)
 
-    def scaled(self, factor: float) -> "NormMoments":
+    def reweight(self, factor: float) -> "NormMoments":
         """The same of data that count so many times, above 0; with 1 to the bit."""
         return NormMoments(total=self.total * factor, squares=self.squares * factor, count=self.count * factor)
 
 
-def measured_moments(
+def measure_moments(
     network: Network, architecture: Architecture, state: Mapping[str, Tensor], batches: Iterable[Tensor]
 ) -> dict[str, NormMoments]:
     """What the norms of a submodel are given by some data, each normalising by its own batch as in training.
@@ -94,7 +94,7 @@ def measured_moments(
     return found
 
 
-def merged_statistics(moments: Sequence[Mapping[str, NormMoments]]) -> dict[str, Tensor]:
+def merge_statistics(moments: Sequence[Mapping[str, NormMoments]]) -> dict[str, Tensor]:
     """The running statistics, float32, that all the data together would give.
 
     Args:
@@ -118,7 +118,7 @@ def merged_statistics(moments: Sequence[Mapping[str, NormMoments]]) -> dict[str,
     return merged
 
 
-def shared_statistics(
+def pool_statistics(
     network: Network, state: Mapping[str, Tensor], measured: Sequence[tuple[Architecture, Mapping[str, NormMoments]]]
 ) -> dict[str, Tensor]:
     """The running statistics of the full model, channel by channel those of all data of whichever submodels hold it.
@@ -146,7 +146,7 @@ def shared_statistics(
             if layer in found:
                 one = found[layer]
                 counts = torch.full_like(one.total, one.count)
-                rows = [_placed(places[mean], part, state[mean]) for part in (one.total, one.squares, counts)]
+                rows = [_embed(places[mean], part, state[mean]) for part in (one.total, one.squares, counts)]
                 spread.append(torch.stack(rows))
         total, squares, count = _exact_sum(spread).to(state[mean].device)
         enough = count >= _LEAST_COUNT
@@ -163,7 +163,7 @@ def _statistics(layer: str, total: Tensor, squares: Tensor, count: Tensor) -> di
     return {f"{layer}.running_mean": mean.float(), f"{layer}.running_var": (spread / (count - 1)).float()}
 
 
-def _placed(places: TensorMap, local: Tensor, full: Tensor) -> Tensor:
+def _embed(places: TensorMap, local: Tensor, full: Tensor) -> Tensor:
     """A submodel's channels where they lie among all; the others are 0."""
     whole = torch.zeros(full.shape, dtype=local.dtype, device=local.device)
     places.scatter(local, whole)
@@ -179,7 +179,7 @@ def _exact_sum(parts: Sequence[Tensor]) -> Tensor:
     return whole.reshape(parts[0].shape)
 
 
-def recalibrated(
+def recalibrate(
     network: Network, state: Mapping[str, Tensor], architecture: Architecture, batches: Iterable[Tensor]
 ) -> dict[str, Tensor]:
     """The full model with the running statistics that a submodel of it has on some data; all else keeps its bits.
@@ -197,9 +197,9 @@ def recalibrated(
     """
     maps = tensor_maps(network, architecture)
     new = dict(state)
-    for name, local in merged_statistics([measured_moments(network, architecture, state, batches)]).items():
-        held = _placed(maps[name], torch.ones_like(local), state[name])
-        new[name] = torch.where(held > 0, _placed(maps[name], local, state[name]), state[name])
+    for name, local in merge_statistics([measure_moments(network, architecture, state, batches)]).items():
+        held = _embed(maps[name], torch.ones_like(local), state[name])
+        new[name] = torch.where(held > 0, _embed(maps[name], local, state[name]), state[name])
     return new
 
 

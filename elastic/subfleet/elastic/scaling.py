@@ -18,14 +18,14 @@ from subfleet.elastic.network import Network, Role
 from subfleet.elastic.weight_sizes import Central, WeightNorm
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["scale_factors", "scaled_change"]
+__all__ = ["compute_scale_factors", "scale_change"]
 
 _SCALED_ROLES: frozenset[Role] = frozenset({"weight", "residual", "embedding", "symbol"})
 _LEAST_NORM = 1e-12
 Client = tuple[Architecture, Mapping[str, Tensor]]
 
 
-def scale_factors(
+def compute_scale_factors(
     network: Network, clients: Sequence[Client], *, norm: WeightNorm = "common", central: Central = "absolute"
 ) -> tuple[dict[str, float], ...]:
     """The factor that brings each client's weights to the mean norm of all, by tensor.
@@ -53,8 +53,8 @@ def scale_factors(
             continue
         tensors = [clients[place][1][name] for place in holders]
         if norm == "common":
-            tensors = _in_common(decl.shape, [maps[place][name] for place in holders], tensors)
-        sizes = [_size(tensor, norm, central) for tensor in tensors]
+            tensors = _select_common(decl.shape, [maps[place][name] for place in holders], tensors)
+        sizes = [_measure(tensor, norm, central) for tensor in tensors]
         mean = math.fsum(sizes) / len(sizes)
         for place, size in zip(holders, sizes, strict=True):
             # Exactly 1 for equals, whose mean may be rounded.
@@ -62,7 +62,7 @@ def scale_factors(
     return tuple(found)
 
 
-def scaled_change(
+def scale_change(
     received: Mapping[str, Tensor], change: Mapping[str, Tensor], factors: Mapping[str, float]
 ) -> dict[str, Tensor]:
     """The change to a client's weights multiplied by its factors: factor * (received + change) - received.
@@ -75,25 +75,25 @@ def scaled_change(
         factors: by tensor.
     """
     return {
-        name: tensor if factors[name] == 1 else _scaled(received[name], tensor, factors[name])
+        name: tensor if factors[name] == 1 else _scale(received[name], tensor, factors[name])
         for name, tensor in change.items()
     }
 
 
-def _scaled(received: Tensor, change: Tensor, factor: float) -> Tensor:
+def _scale(received: Tensor, change: Tensor, factor: float) -> Tensor:
     old = received.double()
     return (factor * (old + change.double()) - old).to(change.dtype)
 
 
-def _in_common(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence[Tensor]) -> list[Tensor]:
+def _select_common(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Of each client's tensor, the elements that all of them hold, as a flat tensor."""
-    holders = _placed(shape, maps, [torch.ones_like(tensor) for tensor in tensors])
+    holders = _embed(shape, maps, [torch.ones_like(tensor) for tensor in tensors])
     shared = sum(holders) == len(tensors)
     # In the order of the full tensor: equal elements have equal norms, whatever the order in which a client holds them.
-    return [tensor[shared] for tensor in _placed(shape, maps, tensors)]
+    return [tensor[shared] for tensor in _embed(shape, maps, tensors)]
 
 
-def _placed(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+def _embed(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Each client's tensor at its place in one of the full shape, with 0 elsewhere."""
     for tensor_map, tensor in zip(maps, tensors, strict=True):
         into = tensor.new_zeros(shape)
@@ -101,7 +101,7 @@ def _placed(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence
         yield into
 
 
-def _size(tensor: Tensor, norm: WeightNorm, central: Central) -> float:
+def _measure(tensor: Tensor, norm: WeightNorm, central: Central) -> float:
     weights = tensor.detach().double().flatten()
     if not len(weights):
         return 0.0

@@ -30,12 +30,12 @@ if TYPE_CHECKING:  # settings are read where no PyTorch is; what is computed tak
 __all__ = [
     "SERVER_OPTIMISERS",
     "AnyServerOptimiser",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvgM",
-    "FedYogi",
     "Moments",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerMomentum",
     "ServerOptimiser",
+    "ServerYogi",
 ]
 
 Decay = Annotated[float, Range(least=0, below=1)]
@@ -94,7 +94,7 @@ def _step(
         before = {kind: after[kind].get(name, old[name].new_full(shape, start)) for kind, start in starts.items()}
         doubles = {kind: moment.double() for kind, moment in before.items()}
         advanced, step = optimiser.advance(doubles, _change(old[name], aggregated[name]))
-        new[name] = _moved(old[name], aggregated[name], held[name], step)
+        new[name] = _apply_step(old[name], aggregated[name], held[name], step)
         for kind, moment in before.items():
             after[kind][name] = advanced[kind].to(moment.dtype).where(held[name], moment)
     return new, after
@@ -114,7 +114,9 @@ def _adaptive_starts(settings: _Adaptive) -> Mapping[str, float]:
     return {"mean": 0.0, "square": settings.tau**2}
 
 
-def _adaptive(settings: _Adaptive, mean: Tensor, square: Tensor, change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
+def _advance_adaptively(
+    settings: _Adaptive, mean: Tensor, square: Tensor, change: Tensor
+) -> tuple[Mapping[str, Tensor], Tensor]:
     """The mean decays; the step is divided by the root of the next second moment."""
     mean = settings.beta1 * mean + (1 - settings.beta1) * change
     return {"mean": mean, "square": square}, settings.learning_rate * mean / (square.sqrt() + settings.tau)
@@ -122,7 +124,7 @@ def _adaptive(settings: _Adaptive, mean: Tensor, square: Tensor, change: Tensor)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
-class FedAvgM:
+class ServerMomentum:
     """FedAvg with momentum; with momentum 0 and rate 1 it is FedAvg, bit by bit.
 
     Attributes:
@@ -148,7 +150,7 @@ class FedAvgM:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
-class FedAdagrad:
+class ServerAdagrad:
     """Sums of squares.
 
     Attributes:
@@ -167,12 +169,12 @@ class FedAdagrad:
 
     def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
         """As in `ServerOptimiser`."""
-        return _adaptive(self, moments["mean"], moments["square"] + change.square(), change)
+        return _advance_adaptively(self, moments["mean"], moments["square"] + change.square(), change)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
-class FedAdam:
+class ServerAdam:
     """A decaying mean of squares.
 
     Attributes:
@@ -194,12 +196,12 @@ class FedAdam:
     def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
         """As in `ServerOptimiser`."""
         square = self.beta2 * moments["square"] + (1 - self.beta2) * change.square()
-        return _adaptive(self, moments["mean"], square, change)
+        return _advance_adaptively(self, moments["mean"], square, change)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
-class FedYogi:
+class ServerYogi:
     """A mean of squares that grows fast and decays slowly.
 
     Attributes:
@@ -222,10 +224,10 @@ class FedYogi:
         """As in `ServerOptimiser`."""
         before, squared = moments["square"], change.square()
         square = before - (1 - self.beta2) * squared * (before - squared).sign()
-        return _adaptive(self, moments["mean"], square, change)
+        return _advance_adaptively(self, moments["mean"], square, change)
 
 
-AnyServerOptimiser = FedAvgM | FedAdagrad | FedAdam | FedYogi
+AnyServerOptimiser = ServerMomentum | ServerAdagrad | ServerAdam | ServerYogi
 """Every server optimiser, as a configuration's `type` chooses one."""
 
 SERVER_OPTIMISERS: Mapping[str, type[AnyServerOptimiser]] = MappingProxyType(
@@ -237,7 +239,7 @@ def _change(old: Tensor, aggregated: Tensor) -> Tensor:
     return aggregated.double() - old.double()
 
 
-def _moved(old: Tensor, aggregated: Tensor, held: Tensor, step: Tensor) -> Tensor:
+def _apply_step(old: Tensor, aggregated: Tensor, held: Tensor, step: Tensor) -> Tensor:
     """The old values and their steps where held; a step of just the mean change gives the aggregated bits."""
     stepped = aggregated.where(step == _change(old, aggregated), (old.double() + step).to(old.dtype))
     # A step of 0 is left out as well: -0.0 + 0.0 would not be -0.0.

@@ -24,16 +24,16 @@ from subfleet.elastic.robust_aggregation import (
     TrimmedMean,
 )
 from subfleet.elastic.stacking import (
-    Member,
     ReadChanges,
     Rule,
-    merged,
-    square_sum,
-    stacks,
+    StackMember,
+    merge_changes,
+    stack_changes,
+    sum_squares,
 )
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["Stack", "aggregate_robustly", "krum_chosen"]
+__all__ = ["Stack", "aggregate_robustly", "choose_by_krum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,12 @@ class Stack:
 
     network: Network
     state: Mapping[str, Tensor]
-    members: Sequence[Member]
+    members: Sequence[StackMember]
     read: ReadChanges
 
-    def merged(self, rule: Rule) -> dict[str, Tensor]:
+    def apply(self, rule: Rule) -> dict[str, Tensor]:
         """By a rule for each element."""
-        return merged(self.network, self.state, self.members, self.read, rule)
+        return merge_changes(self.network, self.state, self.members, self.read, rule)
 
 
 def aggregate_robustly(settings: AnyRobustAggregation, stack: Stack) -> dict[str, Tensor]:
@@ -66,12 +66,12 @@ def aggregate_robustly(settings: AnyRobustAggregation, stack: Stack) -> dict[str
     return _MERGES[type(settings)](settings, stack)
 
 
-def krum_chosen(settings: MultiKrum, stack: Stack) -> list[int]:
+def choose_by_krum(settings: MultiKrum, stack: Stack) -> list[int]:
     """Places of the members that are averaged, ascending; of equal scores the earlier member counts as better."""
     count = len(stack.members)
     malicious = max(0, min(settings.malicious_count, (count - 3) // 2))
     squares = torch.zeros(count, count, dtype=torch.float64)
-    for _, values, held, _ in stacks(stack.network, stack.state, stack.members, stack.read):
+    for _, values, held, _ in stack_changes(stack.network, stack.state, stack.members, stack.read):
         common = values[:, held.all(dim=0)].to(torch.float64)
         if len(common) == count and common.numel():
             # Not by way of the products, whose difference loses the digits of close neighbours.
@@ -88,34 +88,34 @@ def _clipped_mean(settings: NormClipping, stack: Stack) -> dict[str, Tensor]:
     squares = [0.0] * len(stack.members)
     for name in stack.state:
         for place, tensor in enumerate(stack.read(name)):
-            squares[place] += 0.0 if tensor is None else square_sum(tensor)
+            squares[place] += 0.0 if tensor is None else sum_squares(tensor)
     scales = [_scale(settings, square) for square in squares]
 
     def clipped(name: str) -> list[Tensor | None]:
         pairs = zip(stack.read(name), scales, strict=True)
         return [None if tensor is None else tensor * scale for tensor, scale in pairs]
 
-    return replace(stack, read=clipped).merged(Rule())
+    return replace(stack, read=clipped).apply(Rule())
 
 
 def _median_of_each(settings: CoordinateMedian, stack: Stack) -> dict[str, Tensor]:
     stay = settings.otherwise == "stay"
-    return stack.merged(Rule(reduce=_median, least_clients=settings.least_clients, stay=stay))
+    return stack.apply(Rule(reduce=_median, least_clients=settings.least_clients, stay=stay))
 
 
 def _trimmed_mean(settings: TrimmedMean, stack: Stack) -> dict[str, Tensor]:
-    stay, reduce = settings.otherwise == "stay", partial(_trimmed, settings.fraction)
-    return stack.merged(Rule(reduce=reduce, least_clients=settings.least_clients, stay=stay))
+    stay, reduce = settings.otherwise == "stay", partial(_trim, settings.fraction)
+    return stack.apply(Rule(reduce=reduce, least_clients=settings.least_clients, stay=stay))
 
 
 def _mean_of_chosen(settings: MultiKrum, stack: Stack) -> dict[str, Tensor]:
-    chosen = krum_chosen(settings, stack)
+    chosen = choose_by_krum(settings, stack)
 
     def read_chosen(name: str) -> list[Tensor | None]:
         changes = stack.read(name)
         return [changes[place] for place in chosen]
 
-    return replace(stack, members=[stack.members[place] for place in chosen], read=read_chosen).merged(Rule())
+    return replace(stack, members=[stack.members[place] for place in chosen], read=read_chosen).apply(Rule())
 
 
 _MERGES: Mapping[type, Callable[[Any, Stack], dict[str, Tensor]]] = MappingProxyType(
@@ -141,7 +141,7 @@ def _median(ordered: Tensor, counts: Tensor) -> Tensor:
     return middle[0] / 2
 
 
-def _trimmed(fraction: float, ordered: Tensor, counts: Tensor) -> Tensor:
+def _trim(fraction: float, ordered: Tensor, counts: Tensor) -> Tensor:
     most = torch.div(counts - 1, 2, rounding_mode="floor").clamp(min=0)
     cut = torch.minimum((counts * fraction).ceil().to(torch.int64), most)
     ranks = torch.arange(len(ordered), device=ordered.device).unsqueeze(1)

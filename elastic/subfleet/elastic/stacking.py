@@ -14,13 +14,13 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.submodel import Architecture
 
 __all__ = [
-    "Member",
     "ReadChanges",
     "Rule",
-    "held_elements",
-    "merged",
-    "square_sum",
-    "stacks",
+    "StackMember",
+    "find_held_elements",
+    "merge_changes",
+    "stack_changes",
+    "sum_squares",
 ]
 
 ReadChanges = Callable[[str], Sequence[Tensor | None]]
@@ -49,7 +49,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class StackMember:
     """A client of the round.
 
     Attributes:
@@ -69,16 +69,16 @@ class Member:
         return ones * self.counted[name].to(device) if name in self.counted else ones
 
 
-def merged(
+def merge_changes(
     network: Network,
     state: Mapping[str, Tensor],
-    members: Sequence[Member],
+    members: Sequence[StackMember],
     read: ReadChanges,
     rule: Rule,
 ) -> dict[str, Tensor]:
     """The model that a rule makes of the changes of all members."""
     new = {}
-    for name, values, held, weights in stacks(network, state, members, read):
+    for name, values, held, weights in stack_changes(network, state, members, read):
         old = state[name]
         flat_old, pieces = old.reshape(-1), []
         if not len(values):
@@ -87,7 +87,7 @@ def merged(
         for start in range(0, flat_old.numel(), _CHUNK):
             rows = slice(start, start + _CHUNK)
             counts = held[:, rows].sum(dim=0)
-            change = _changes(values[:, rows], held[:, rows], weights, counts, rule)
+            change = _reduce_chunk(values[:, rows], held[:, rows], weights, counts, rule)
             moved = (flat_old[rows].to(torch.float64) + change).to(old.dtype)
             # A change of exactly 0 is left out: -0.0 + 0.0 would not be -0.0.
             pieces.append(torch.where((counts > 0) & (change != 0), moved, flat_old[rows]))
@@ -95,7 +95,7 @@ def merged(
     return new
 
 
-def _changes(values: Tensor, held: Tensor, weights: Tensor, counts: Tensor, rule: Rule) -> Tensor:
+def _reduce_chunk(values: Tensor, held: Tensor, weights: Tensor, counts: Tensor, rule: Rule) -> Tensor:
     """How far each element of a chunk moves, in float64."""
     if rule.reduce is None:
         return _weighted_mean(values, held, weights)
@@ -115,8 +115,8 @@ def _weighted_mean(values: Tensor, held: Tensor, weights: Tensor) -> Tensor:
     return products.sort(dim=0).values.sum(dim=0) / torch.where(total > 0, total, 1.0)
 
 
-def stacks(
-    network: Network, names: Iterable[str], members: Sequence[Member], read: ReadChanges
+def stack_changes(
+    network: Network, names: Iterable[str], members: Sequence[StackMember], read: ReadChanges
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     """Tensor by tensor: its name, values and who holds them, (holders, elements), and the holders' weights.
 
@@ -144,7 +144,9 @@ def stacks(
         yield name, values.reshape(flat), held.reshape(flat).bool(), weights
 
 
-def held_elements(network: Network, state: Mapping[str, Tensor], members: Sequence[Member]) -> dict[str, Tensor]:
+def find_held_elements(
+    network: Network, state: Mapping[str, Tensor], members: Sequence[StackMember]
+) -> dict[str, Tensor]:
     """Which elements of some tensors of the model any of the members hold, bool."""
     held = {name: torch.zeros(tensor.shape, dtype=torch.int32, device=tensor.device) for name, tensor in state.items()}
     for member in members:
@@ -155,6 +157,6 @@ def held_elements(network: Network, state: Mapping[str, Tensor], members: Sequen
     return {name: count > 0 for name, count in held.items()}
 
 
-def square_sum(tensor: Tensor) -> float:
+def sum_squares(tensor: Tensor) -> float:
     """Sum of the squares of all elements, in float64."""
     return float(tensor.to(torch.float64).square().sum())

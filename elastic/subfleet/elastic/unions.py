@@ -15,15 +15,15 @@ from subfleet.elastic.families.records.blocks import (
     OF_BLOCKS,
     OF_SECTIONS_OR_BLOCKS,
     block_numbers,
-    numbers_setting,
-    of_each_block,
+    encode_block_numbers,
+    expand_to_blocks,
 )
 from subfleet.elastic.network import Family
 from subfleet.elastic.replication import size_in
-from subfleet.elastic.resizing import of_every_block
+from subfleet.elastic.resizing import list_block_sizes
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["union_of"]
+__all__ = ["unite_families"]
 
 _FIRST = frozenset({"stem_width", "embedding_width"})
 _GROWING = frozenset({"widths", "last_widths", *_FIRST})
@@ -32,7 +32,7 @@ _OF_BLOCKS = frozenset({"depths", "block_numbers", *OF_SECTIONS_OR_BLOCKS, *OF_B
 _Numbers = tuple[tuple[int, ...], ...]
 
 
-def union_of(families: Sequence[Family]) -> Family:
+def unite_families(families: Sequence[Family]) -> Family:
     """The settings of the smallest network of which all of these are sizes.
 
     Args:
@@ -51,7 +51,9 @@ def union_of(families: Sequence[Family]) -> Family:
         raise ConfigError(f"networks of the families {', '.join(kinds)} have no union; take those of one family")
     differing = [field.name for field in fields(first) if len({getattr(one, field.name) for one in families}) > 1]
     found = {
-        name: _largest(name, [_said(one, name) for one in families]) for name in differing if name not in _OF_BLOCKS
+        name: _largest(name, [_resolve_setting(one, name) for one in families])
+        for name in differing
+        if name not in _OF_BLOCKS
     }
     if _OF_BLOCKS.intersection(differing):
         found |= _blocks(families)
@@ -62,7 +64,7 @@ def union_of(families: Sequence[Family]) -> Family:
     return union
 
 
-def _said(family: Any, name: str) -> Any:
+def _resolve_setting(family: Any, name: str) -> Any:
     """What a setting is: what the first block reads is as wide as the first section where it is told to be 0."""
     return getattr(family, name) or (family.widths[0] if name in _FIRST else getattr(family, name))
 
@@ -85,15 +87,15 @@ def _blocks(families: Sequence[Family]) -> dict[str, Any]:
     """The settings that go by blocks: those of each that any of the networks has, at the largest of its sizes."""
     _check_parts("depths", [one.depths for one in families])
     every = [block_numbers(one) for one in families]
-    numbers = tuple(_joined(section, orders) for section, orders in enumerate(zip(*every, strict=True)))
+    numbers = tuple(_join_orders(section, orders) for section, orders in enumerate(zip(*every, strict=True)))
     own = {field.name for field in fields(families[0])}
-    found: dict[str, Any] = {"depths": tuple(map(len, numbers)), "block_numbers": numbers_setting(numbers)}
+    found: dict[str, Any] = {"depths": tuple(map(len, numbers)), "block_numbers": encode_block_numbers(numbers)}
     found |= {name: _sizes(name, families, every, numbers) for name in OF_SECTIONS_OR_BLOCKS if name in own}
     found["layer_widths"] = _layer_widths(families, every, numbers)
     return {name: value for name, value in found.items() if name in own}
 
 
-def _joined(section: int, orders: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _join_orders(section: int, orders: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """All numbers of a section, each behind those that it is behind in any network, and else the smallest first."""
     left = {number for order in orders for number in order}
     before = {one: {number for order in orders if one in order for number in order[: order.index(one)]} for one in left}
@@ -117,11 +119,11 @@ def _sizes(name: str, families: Sequence[Family], every: Sequence[_Numbers], num
     if {len(value) for value in values} <= {len(numbers)} or not any(values):
         return tuple(max(parts) for parts in zip(*values, strict=True))
     if not all(values):  # some leave open what others say
-        values = [value or of_every_block(network_of(one), name) for one, value in zip(families, values, strict=True)]
+        values = [value or list_block_sizes(network_of(one), name) for one, value in zip(families, values, strict=True)]
     largest: dict[tuple[int, int], int] = {}
     for value, depth, own in zip(values, depths, every, strict=True):
         keys = [(section, number) for section, inside in enumerate(own) for number in inside]
-        for key, size in zip(keys, of_each_block(value, depth), strict=True):
+        for key, size in zip(keys, expand_to_blocks(value, depth), strict=True):
             largest[key] = max(size, largest.get(key, 0))
     return tuple(largest[section, number] for section, inside in enumerate(numbers) for number in inside)
 
@@ -132,7 +134,7 @@ def _layer_widths(families: Sequence[Any], every: Sequence[_Numbers], numbers: _
         return ()
     largest: dict[tuple[int, int], int] = {}
     for one, own in zip(families, every, strict=True):
-        told = iter(one.layer_widths or of_each_block(one.widths, one.depths))
+        told = iter(one.layer_widths or expand_to_blocks(one.widths, one.depths))
         widths = {(section, number): next(told) for section, inside in enumerate(own) for number in inside}
         for section, inside in enumerate(numbers):
             given = 0

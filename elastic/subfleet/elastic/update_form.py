@@ -54,7 +54,7 @@ class UpdateForm:
             for name, size in sizes.items()
         )
 
-    def decoded(self, name: str, array: npt.NDArray[np.generic]) -> Floats:
+    def decode(self, name: str, array: npt.NDArray[np.generic]) -> Floats:
         """The change of a tensor.
 
         Raises:

@@ -3,10 +3,10 @@
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["scored_tensors"]
+__all__ = ["list_scored_tensors"]
 
 
-def scored_tensors(network: Network, architecture: Architecture) -> tuple[str, ...]:
+def list_scored_tensors(network: Network, architecture: Architecture) -> tuple[str, ...]:
     """Names of a submodel's tensors whose gradients are scored: the weights of its convolutions and linear layers.
 
     Raises:

@@ -61,7 +61,7 @@ class GatheredRun:
     def told_by(self) -> Dataset:
         """Of the server's held-out samples those that all that is told of the model goes by: none for validation."""
         count = self.run.data.validation_samples
-        return self.evaluation.apart(count)[0] if count else self.evaluation
+        return self.evaluation.split_off(count)[0] if count else self.evaluation
 
     def __post_init__(self) -> None:
         names = [device.client_id for device in self.devices]

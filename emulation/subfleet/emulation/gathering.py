@@ -19,8 +19,8 @@ from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.catalogue import DATASETS
-from subfleet.tasks.data_form import in_form
-from subfleet.tasks.source_files import data_folders
+from subfleet.tasks.data_form import fit_to_form
+from subfleet.tasks.source_files import find_data_folders
 
 __all__ = ["gathered"]
 
@@ -48,7 +48,7 @@ def gathered(run: Run) -> GatheredRun:
 def _taken(run: Run, settings: DeviceSettings) -> Sequence[PopulationDevice]:
     """Profile and log of each of the devices that some settings describe."""
     if settings.population:
-        population, folder = load_population(settings.population), data_folders().given
+        population, folder = load_population(settings.population), find_data_folders().given
         found = devices_of(population, settings.count, seed=f"{run.seed}/{settings.id}", data=folder)
     else:
         profile = load_profile(settings.profile)
@@ -107,7 +107,7 @@ def _training(run: Run, needed_by: str) -> Dataset:
             f"data.name and data.train are empty, but {needed_by!r} has no samples of its own; name a known data set "
             "or samples there, or data of the device"
         )
-    return in_form(DATASETS.named(run.data.name).load().train, _form(run), f"{run.data.name}:train")
+    return fit_to_form(DATASETS.named(run.data.name).load().train, _form(run), f"{run.data.name}:train")
 
 
 def _read(run: Run, source: str) -> Dataset:

@@ -21,10 +21,10 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
-from subfleet.elastic.model_state import unpacked
+from subfleet.elastic.model_state import unpack_state
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.running_statistics import recalibrated
-from subfleet.elastic.stacking import Member, held_elements
+from subfleet.elastic.running_statistics import recalibrate
+from subfleet.elastic.stacking import StackMember, find_held_elements
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
@@ -45,7 +45,7 @@ from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.timing import LogClock
-from subfleet.tasks import Dataset, digits
+from subfleet.tasks import Dataset, load_digits
 
 __all__ = ["ROUNDS", "accepted_norms", "check_methods", "verdict_of"]
 
@@ -124,7 +124,7 @@ def _experiment(context: RunContext) -> GatheredRun:
     space = context.candidates
     banked = context.roles.aggregator.sharing_groups is not shared_by_all and not context.roles.aggregator.personal
     places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
-    whole, runtimes = digits(), context.config.targets
+    whole, runtimes = load_digits(), context.config.targets
     clients = tuple(
         EmulatedDevice(
             client_id=f"client{number}",
@@ -224,7 +224,7 @@ def _untrained_loss(context: RunContext, evaluation: Dataset, architecture_id: s
     losses = [
         min(
             evaluate(network, architecture, one, inputs, labels, objective=context.config.training.objective.name).loss
-            for one in (state, recalibrated(network, state, architecture, [inputs]))
+            for one in (state, recalibrate(network, state, architecture, [inputs]))
         )
         for architecture in architectures
     ]
@@ -237,7 +237,7 @@ def _moved_elsewhere(context: RunContext, result: BatchResult) -> list[str]:
     Of a supernet that was searched, up to then.
     """
     before: Mapping[str, Any] = init_state(context.network, context.config.seed)
-    after = unpacked(load(result.supernet or result.model))
+    after = unpack_state(load(result.supernet or result.model))
     clients = [
         one
         for rounds in result.trained.values()
@@ -261,4 +261,4 @@ def _moved_elsewhere(context: RunContext, result: BatchResult) -> list[str]:
 def _held(network: Network, architecture: Architecture) -> dict[str, torch.Tensor]:
     """Which elements of each tensor of the model a submodel holds."""
     full = {name: torch.empty(decl.shape) for name, decl in network.tensors.items()}
-    return held_elements(network, full, [Member(architecture=architecture, weight=1.0)])
+    return find_held_elements(network, full, [StackMember(architecture=architecture, weight=1.0)])

@@ -55,8 +55,8 @@ class DatasetContract:
         """A run that is repeated has the same samples in the same order."""
         task = self._task()
         one, other = self.load(task), self.load(task)
-        assert _bytes(one.train) == _bytes(other.train), "the training part is another one the second time"
-        assert _bytes(one.test) == _bytes(other.test), "the test part is another one the second time"
+        assert _as_bytes(one.train) == _as_bytes(other.train), "the training part is another one the second time"
+        assert _as_bytes(one.test) == _as_bytes(other.test), "the test part is another one the second time"
 
     def test_its_parts_are_sources(self) -> None:
         """`NAME:train` and `NAME:test`, where it is registered."""
@@ -64,12 +64,14 @@ class DatasetContract:
             return
         parts = self.load(self._task())
         for name, part in (("train", parts.train), ("test", parts.test)):
-            assert _bytes(read_dataset(f"{self.dataset}:{name}")) == _bytes(part), f"{name} is read otherwise by name"
+            assert _as_bytes(read_dataset(f"{self.dataset}:{name}")) == _as_bytes(part), (
+                f"{name} is read otherwise by name"
+            )
 
     def _task(self) -> NamedDataset:
         registry: Registry[NamedDataset] = DATASETS
         return self.dataset if isinstance(self.dataset, NamedDataset) else registry.named(self.dataset)
 
 
-def _bytes(part: Dataset) -> tuple[bytes, bytes, tuple[int, ...]]:
+def _as_bytes(part: Dataset) -> tuple[bytes, bytes, tuple[int, ...]]:
     return part.inputs.tobytes(), part.labels.tobytes(), part.inputs.shape

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families import FAMILIES
-from subfleet.elastic.growing import inserted
+from subfleet.elastic.growing import insert_block
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
@@ -22,7 +22,7 @@ from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
-from subfleet.testing.submodels import drawn_submodels, held_places, same_bits
+from subfleet.testing.submodels import draw_submodels, find_held_elements, have_same_bits
 
 __all__ = ["FamilyContract"]
 
@@ -71,34 +71,34 @@ class FamilyContract:
         """Names, shapes and order of the state."""
         network = network_of(self.family)
         declared = {name: decl.shape for name, decl in network.tensors.items()}
-        assert list(declared.items()) == _shapes(build_module(network, network.full_architecture()))
+        assert list(declared.items()) == _list_shapes(build_module(network, network.full_architecture()))
         assert network.shapes(network.full_architecture()) == declared
 
     def test_every_submodels_module_has_exactly_the_shapes_of_its_maps(self) -> None:
         """And computes something for each class."""
         network = network_of(self.family)
-        for architecture in drawn_submodels(network):
+        for architecture in draw_submodels(network):
             module, local = build_module(network, architecture), extract(network, architecture, init_state(network, 0))
-            assert _shapes(module) == [(name, tuple(tensor.shape)) for name, tensor in local.items()], architecture
-            assert _shapes(module) == list(network.shapes(architecture).items()), architecture
-            said = module.eval()(_inputs(network))
-            assert said.shape[0] == len(_inputs(network)), f"outputs are of shape {tuple(said.shape)}"
+            assert _list_shapes(module) == [(name, tuple(tensor.shape)) for name, tensor in local.items()], architecture
+            assert _list_shapes(module) == list(network.shapes(architecture).items()), architecture
+            said = module.eval()(_draw_inputs(network))
+            assert said.shape[0] == len(_draw_inputs(network)), f"outputs are of shape {tuple(said.shape)}"
             assert self.family.class_count in said.shape[1:], f"outputs are of shape {tuple(said.shape)}"
             assert said.isfinite().all(), "outputs are not finite"
 
     def test_extract_after_scatter_is_the_identity(self) -> None:
         """A map writes the elements whose indices are all kept, and no other, and reads the same ones."""
         network = network_of(self.family)
-        for place, architecture in enumerate(drawn_submodels(network)):
-            local = _drawn(network, architecture, place)
+        for place, architecture in enumerate(draw_submodels(network)):
+            local = _draw_tensors(network, architecture, place)
             full = {name: torch.full(decl.shape, torch.nan) for name, decl in network.tensors.items()}
             for name, tensor_map in tensor_maps(network, architecture).items():
                 tensor_map.scatter(local[name], full[name].zero_())
-            assert same_bits(extract(network, architecture, full), local), architecture
+            assert have_same_bits(extract(network, architecture, full), local), architecture
             ones = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
             for name, tensor_map in tensor_maps(network, architecture).items():
                 tensor_map.scatter(torch.ones_like(local[name]), ones[name])
-            held = held_places(network, architecture)
+            held = find_held_elements(network, architecture)
             assert all(torch.equal(one, held[name].float()) for name, one in ones.items()), architecture
 
     def test_first_weights_are_those_of_the_seed(self) -> None:
@@ -108,21 +108,21 @@ class FamilyContract:
         first, again, other = (init_state(network_of(self.family), seed) for seed in (7, 7, 8))
         build_module(network, network.full_architecture())
         assert torch.equal(before, torch.random.get_rng_state()), "the global generator was drawn from"
-        assert same_bits(first, again), "the same seed gives other weights"
-        assert not same_bits(first, other), "another seed gives the same weights"
+        assert have_same_bits(first, again), "the same seed gives other weights"
+        assert not have_same_bits(first, other), "another seed gives the same weights"
 
     def test_a_submodel_computes_the_same_whenever_it_is_built(self) -> None:
         """A module keeps nothing of the one before."""
         network = network_of(self.family)
-        for architecture in drawn_submodels(network, count=2):
-            one, other = (build_module(network, architecture).eval()(_inputs(network)) for _ in range(2))
+        for architecture in draw_submodels(network, count=2):
+            one, other = (build_module(network, architecture).eval()(_draw_inputs(network)) for _ in range(2))
             assert torch.equal(one, other), architecture
 
     def test_a_block_that_is_inserted_leaves_all_others_as_they_are(self) -> None:
         """Their names, shapes, axes and first weights, where its settings number blocks."""
         if "block_numbers" not in {field.name for field in fields(self.family)}:
             pytest.skip("its settings have no block_numbers")
-        before, after = (network_of(one) for one in (self.family, inserted(self.family, section=0, after=0)))
+        before, after = (network_of(one) for one in (self.family, insert_block(self.family, section=0, after=0)))
         assert {name: after.tensors.get(name) for name in before.tensors} == before.tensors
         assert {name: after.axes.get(name) for name in before.axes} == before.axes
         new = [block for block in after.blocks if block not in before.blocks]
@@ -130,7 +130,7 @@ class FamilyContract:
         assert len(new) == 1, f"the inserted block is {new}"
         assert {decl.part for name, decl in after.tensors.items() if name not in before.tensors} == {new[0].name}
         first, grown = init_state(before, 7), init_state(after, 7)
-        assert same_bits(first, {name: grown[name] for name in first}), "first weights differ"
+        assert have_same_bits(first, {name: grown[name] for name in first}), "first weights differ"
 
     @pytest.mark.parametrize("target", ["onnx", "executorch"])
     def test_a_small_submodels_program_is_written_and_verified(self, target: str) -> None:
@@ -153,11 +153,11 @@ class FamilyContract:
         assert trained, "the program trains nothing"
 
 
-def _shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+def _list_shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()]
 
 
-def _inputs(network: Network) -> Tensor:
+def _draw_inputs(network: Network) -> Tensor:
     generator = torch.Generator().manual_seed(5)
     shape = (2, *network.config.input_shape)
     if network.symbols:
@@ -165,6 +165,6 @@ def _inputs(network: Network) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _drawn(network: Network, architecture: Architecture, seed: int) -> dict[str, Tensor]:
+def _draw_tensors(network: Network, architecture: Architecture, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator) for name, shape in network.shapes(architecture).items()}

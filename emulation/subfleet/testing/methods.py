@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from subfleet.arrays.codecs import encode_changes
-from subfleet.elastic.model_state import packed, unpacked
+from subfleet.elastic.model_state import pack_state, unpack_state
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
@@ -27,22 +27,22 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import ProgramFacts
-from subfleet.testing.evaluated import drawn_samples, examined, from_outside
+from subfleet.testing.outside_evaluation import draw_samples, evaluate_outside, examine
 from subfleet.testing.rounds import (
     MODEL,
     SEED,
     ask,
-    context_with,
-    every_size,
-    first_state,
-    held,
-    logits,
-    moves_the_whole,
+    changes_whole_model,
+    compute_logits,
+    draw_state,
+    find_held,
+    list_clients,
+    make_context,
     play,
-    seen,
+    view_model,
     with_steps,
 )
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.submodels import have_same_bits
 
 __all__ = ["MethodContract"]
 
@@ -69,7 +69,7 @@ class MethodContract:
     method: AnyMethod
     model: Family = MODEL
 
-    def moved(self, network: Network, architecture: Architecture) -> Architecture:
+    def moved_architecture(self, network: Network, architecture: Architecture) -> Architecture:
         """The submodel that an update of another moves; it must agree with `Aggregator.transform`."""
         exchange = self.method.roles().assigner.exchange
         if exchange is None:
@@ -113,45 +113,47 @@ class MethodContract:
     def test_roles_are_pure(self) -> None:
         """The same answers twice, by records that stay as they are, and no draw from a generator that others use."""
         written = canonical_json(self.method)
-        generators = _generators()
+        generators = _read_generators()
         first, second = (self._answers() for _ in range(2))
         assert first == second, "the same question has two answers"
         assert canonical_json(self.method) == written, "the method's parameters were changed by its roles"
-        assert _generators() == generators, "a generator was drawn from that is everybody's; take Draw.stream"
+        assert _read_generators() == generators, "a generator was drawn from that is everybody's; take Draw.stream"
 
     def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(self, tmp_path: Path) -> None:
         """Bit for bit; where the whole model is transformed after a round, its outputs stay."""
-        context = context_with(self.method, self.model)
+        context = make_context(self.method, self.model)
         context = replace(context, roles=with_steps(context.roles, distillation=None))
-        state = first_state(context.network)
-        clients = [replace(client, scale=0.0) for client in every_size(context)]
+        state = draw_state(context.network)
+        clients = [replace(client, scale=0.0) for client in list_clients(context)]
         aggregated = play(context, state, clients, tmp_path).state
-        if moves_the_whole(context):
-            before, after = (torch.tensor(logits(context, one.shared)) for one in (state, aggregated))
+        if changes_whole_model(context):
+            before, after = (torch.tensor(compute_logits(context, one.shared)) for one in (state, aggregated))
             torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-4)
             return
-        assert same_bits(aggregated.shared, state.shared), "the model moved, although nobody learned"
+        assert have_same_bits(aggregated.shared, state.shared), "the model moved, although nobody learned"
         for client in clients:
-            same = same_bits(seen(context, aggregated, client), seen(context, state, client))
+            same = have_same_bits(view_model(context, aggregated, client), view_model(context, state, client))
             assert same, f"the copy of {client.name} moved"
 
     def test_what_nobody_held_keeps_its_bits(self, tmp_path: Path) -> None:
         """And something moves for the clients that trained."""
-        context = context_with(self.method, self.model)
-        if moves_the_whole(context):
+        context = make_context(self.method, self.model)
+        if changes_whole_model(context):
             context = replace(context, roles=with_steps(context.roles, after_round=as_aggregated, distillation=None))
-        state, clients = first_state(context.network), every_size(context)[:2]
+        state, clients = draw_state(context.network), list_clients(context)[:2]
         least = context.roles.aggregator.min_contributors(context.network)
         clients = [*clients, *(replace(clients[0], name=f"other{number}") for number in range(len(clients), least))]
         for round_number in (1, 2):
             aggregated = play(context, state, clients, tmp_path, round_number)
             assert not aggregated.refused, f"updates were refused: {dict(aggregated.refused)}"
-            kept = held(context, clients, round_number, self.moved)
+            kept = find_held(context, clients, round_number, self.moved_architecture)
             for name, tensor in aggregated.state.shared.items():
                 free = ~kept[name]
                 assert torch.equal(tensor[free], state.shared[name][free]), f"{name!r} moved where nobody held it"
             moved = any(
-                not torch.equal(seen(context, aggregated.state, client)[name], seen(context, state, client)[name])
+                not torch.equal(
+                    view_model(context, aggregated.state, client)[name], view_model(context, state, client)[name]
+                )
                 for client in clients
                 for name in state.shared
             )
@@ -159,41 +161,43 @@ class MethodContract:
 
     def test_its_accuracy_is_that_of_what_devices_have_trained(self, tmp_path: Path) -> None:
         """By the checkpoint, of whose model every number was trained by somebody, or is told to be untrained."""
-        context = context_with(self.method, self.model)
+        context = make_context(self.method, self.model)
         context = replace(context, roles=with_steps(context.roles, distillation=None))
-        first = first_state(context.network)
-        clients, samples, state = every_size(context), drawn_samples(context.network), first
+        first = draw_state(context.network)
+        clients, samples, state = list_clients(context), draw_samples(context.network), first
         for round_number in (1, 2):
             aggregated = play(context, state, clients, tmp_path, round_number)
             if not aggregated.state.shared:
                 return  # its first network has retired
-            told, found = examined(context, aggregated, samples), from_outside(context, first, aggregated, samples)
+            told, found = examine(context, aggregated, samples), evaluate_outside(context, first, aggregated, samples)
             assert abs(told.evaluation.accuracy - found.accuracy) < 1e-9, (
                 f"{told.model.told} has the accuracy {found.accuracy}"
             )
             share = found.untrained
             assert abs(told.model.untrained - share) < 1e-9, f"{share:.1%} of {told.model.told} are as they were drawn"
-            if context.roles.aggregator.model != "whole" and not moves_the_whole(context):
+            if context.roles.aggregator.model != "whole" and not changes_whole_model(context):
                 assert not share, f"{share:.1%} of what is evaluated was trained by nobody"
             state = aggregated.state
 
     def test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(self, tmp_path: Path) -> None:
         """To the last bit, over two rounds."""
-        context = context_with(self.method, self.model)
-        state, clients = first_state(context.network), every_size(context)
+        context = make_context(self.method, self.model)
+        state, clients = draw_state(context.network), list_clients(context)
         there = play(context, state, clients, tmp_path).state
-        back = play(context, unpacked(packed(state)), clients[::-1], tmp_path).state
-        assert same_bits(packed(there), packed(back)), "the model depends on the order in which updates came"
-        again = unpacked(packed(there))
+        back = play(context, unpack_state(pack_state(state)), clients[::-1], tmp_path).state
+        assert have_same_bits(pack_state(there), pack_state(back)), (
+            "the model depends on the order in which updates came"
+        )
+        again = unpack_state(pack_state(there))
         one, other = (play(context, start, clients, tmp_path, 2).state for start in (there, again))
-        assert same_bits(packed(one), packed(other)), "the model is another one after it was stored"
+        assert have_same_bits(pack_state(one), pack_state(other)), "the model is another one after it was stored"
 
     def test_clients_are_chosen_of_those_that_can_and_what_is_remembered_survives_a_crash(self) -> None:
         """As many as are wanted; and what it remembers of a round is the same by what is read of the journal."""
-        context = context_with(self.method, self.model)
+        context = make_context(self.method, self.model)
         roles, memory = context.roles, context.roles.memory.initial
         for number in range(1, 4):
-            clients = _clients(context, number)
+            clients = _draw_clients(context, number)
             asked = SelectionContext(clients=clients, count=3, round=number, seed=SEED, memory=memory)
             found = roles.selector.select(asked)
             assert found == roles.selector.select(asked), "the same question has two answers"
@@ -202,22 +206,22 @@ class MethodContract:
             assert len(found.clients) == len(chosen) == 3, f"{len(chosen)} clients were chosen, but 3 are wanted"
             everyone = roles.selector.select(replace(asked, count=0))
             assert len(set(everyone.clients)) == len(clients), "with count 0 all take part"
-            for trainee in (_trainee(context, name, number, found.memory) for name in sorted(chosen)):
+            for trainee in (_make_trainee(context, name, number, found.memory) for name in sorted(chosen)):
                 _assert_trains(context, trainee)
-            past = {one.client_id: one.past for one in _clients(context, number + 1) if one.client_id in chosen}
+            past = {one.client_id: one.past for one in _draw_clients(context, number + 1) if one.client_id in chosen}
             closed = ClosedRound(round=number, clients={name: one for name, one in past.items() if one is not None})
             memory = found.memory
             if roles.memory.remember is not None:
-                memory = roles.memory.remember(_stored(found.memory), closed)
+                memory = roles.memory.remember(_store_and_read(found.memory), closed)
                 assert memory == roles.memory.remember(found.memory, closed), (
                     "it remembers something else after a crash"
                 )
-            assert memory == _stored(memory), f"{memory} is not what is read of what it writes"
+            assert memory == _store_and_read(memory), f"{memory} is not what is read of what it writes"
 
     def test_places_keep_the_size(self) -> None:
         """Programs and costs are those of the size, wherever it lies in the model."""
-        context = context_with(self.method, self.model)
-        for size, draw in ((size, draw) for size in context.space for draw in _draws(context)):
+        context = make_context(self.method, self.model)
+        for size, draw in ((size, draw) for size in context.space for draw in _list_draws(context)):
             placed = context.roles.assigner.place(context.network, size, draw)
             context.network.check(placed)
             found = context.network.size_of(placed).architecture_id
@@ -230,16 +234,18 @@ class MethodContract:
 
     def test_sizes_fit_the_budget(self) -> None:
         """Memory, both directions of the link, and whatever else `Ask.allows` knows."""
-        context = context_with(self.method, self.model)
+        context = make_context(self.method, self.model)
         generator = random.Random(SEED)  # noqa: S311 - tries choices, keeps no secret
         needs = sorted({one.training_memory_bytes["onnx"] for one in context.candidates})
-        least = _question(context, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
+        least = _draw_question(
+            context, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0)
+        )
         assert context.roles.assigner.assign(replace(least, written={})).candidate is None, (
             "a size was given for no budget"
         )
         given = 0
         for _ in range(_BUDGETS):
-            waiting = _question(context, generator, _budget(context, generator))
+            waiting = _draw_question(context, generator, _draw_budget(context, generator))
             assigned = context.roles.assigner.assign(waiting)
             found = assigned.candidate if assigned.placed is None else waiting.estimate(assigned.placed)
             if found is not None:
@@ -248,14 +254,14 @@ class MethodContract:
         assert given, "no budget of many had room for a size"
 
     def _answers(self) -> list[Any]:
-        context = context_with(self.method, self.model)
+        context = make_context(self.method, self.model)
         answers: list[Any] = [context.space, [context.training(number) for number in (1, 2)]]
-        for client, number in ((client, number) for client in every_size(context)[:3] for number in (1, 2)):
+        for client, number in ((client, number) for client in list_clients(context)[:3] for number in (1, 2)):
             question = ask(context, client.name, round_number=number)
             answers.append(context.roles.assigner.assign(question))
             if context.roles.assigner.propose is not None:
                 answers.append(context.roles.assigner.propose(question))
-        for size, draw in ((size, draw) for size in context.space[:3] for draw in _draws(context)):
+        for size, draw in ((size, draw) for size in context.space[:3] for draw in _list_draws(context)):
             answers += [
                 context.roles.assigner.place(context.network, size, draw),
                 context.roles.training.student(context.network, size, draw),
@@ -263,12 +269,12 @@ class MethodContract:
         return answers
 
 
-def _draws(context: RunContext) -> list[Draw]:
+def _list_draws(context: RunContext) -> list[Draw]:
     memory = context.roles.memory.initial
     return [Draw(seed=SEED, round=number, client_id=name, memory=memory) for number in (1, 2, 7) for name in "ab"]
 
 
-def _clients(context: RunContext, round_number: int) -> tuple[AvailableClient, ...]:
+def _draw_clients(context: RunContext, round_number: int) -> tuple[AvailableClient, ...]:
     """Some that were aggregated before, each in a round of its own, and in the first round none."""
     generator = random.Random(round_number)  # noqa: S311 - draws cases, keeps no secret
     found = []
@@ -298,7 +304,7 @@ def _clients(context: RunContext, round_number: int) -> tuple[AvailableClient, .
     return tuple(found)
 
 
-def _trainee(context: RunContext, name: str, round_number: int, memory: Any) -> Trainee:
+def _make_trainee(context: RunContext, name: str, round_number: int, memory: Any) -> Trainee:
     size = context.space[-1]
     tensors = tuple(context.network.shapes(size))
     draw = Draw(seed=SEED, round=round_number, client_id=name, memory=memory)
@@ -318,19 +324,19 @@ def _assert_trains(context: RunContext, trainee: Trainee) -> None:
         assert sent <= set(trainee.tensors), "a client is to send tensors that its submodel lacks"
 
 
-def _stored(memory: Any) -> Any:
+def _store_and_read(memory: Any) -> Any:
     """As it is after the server was killed."""
     if memory is None:
         return None
     return from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**24))
 
 
-def _generators() -> tuple[object, ...]:
+def _read_generators() -> tuple[object, ...]:
     """The states of the generators that a process has once."""
     return (random.getstate(), str(np.random.get_state()), torch.random.get_rng_state().tolist())
 
 
-def _budget(context: RunContext, generator: random.Random) -> Budget:
+def _draw_budget(context: RunContext, generator: random.Random) -> Budget:
     """Near what a size takes."""
     near = [generator.randint(-1, 1) for _ in range(4)]
     one, two, three, four = (generator.choice(context.candidates) for _ in range(4))
@@ -342,7 +348,7 @@ def _budget(context: RunContext, generator: random.Random) -> Budget:
     )
 
 
-def _question(context: RunContext, generator: random.Random, budget: Budget) -> AssignmentContext:
+def _draw_question(context: RunContext, generator: random.Random, budget: Budget) -> AssignmentContext:
     """A client that waits, with some programs written, some of them larger than planned."""
     some = generator.sample(context.candidates, min(3, len(context.candidates)))
     written = {
@@ -373,13 +379,13 @@ def _assert_fits(context: RunContext, waiting: AssignmentContext, found: Candida
     assert budget.downlink_bytes is None or estimate.weight_bytes <= budget.downlink_bytes, (
         f"{name!r} is too much to send"
     )
-    sent_bytes = _sent_bytes(context, found.architecture, budget)
+    sent_bytes = _count_sent_bytes(context, found.architecture, budget)
     assert budget.uplink_bytes is None or sent_bytes <= budget.uplink_bytes, f"the update of {name!r} is too large"
     smaller = waiting.below is None or found.order < waiting.below.order
     assert smaller, f"{name!r} is no smaller than one that was too large"
 
 
-def _sent_bytes(context: RunContext, architecture: Architecture, budget: Budget) -> int:
+def _count_sent_bytes(context: RunContext, architecture: Architecture, budget: Budget) -> int:
     """What a client with this budget really sends for a submodel: a change, written by its codec."""
     codec = context.update_codec(context.network, architecture, budget)
     changes = {name: np.ones(shape, np.float32) for name, shape in context.network.shapes(architecture).items()}

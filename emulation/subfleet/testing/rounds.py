@@ -32,11 +32,11 @@ from subfleet.protocol.task import TaskSubmodel, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.state import AcceptedUpdate, ClientState, Offer, Submodel
+from subfleet.rounds.state import ClientState, Offer, Submodel
 from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.testing.submodels import held_places
+from subfleet.testing.submodels import find_held_elements
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = [
@@ -44,21 +44,21 @@ __all__ = [
     "MODEL",
     "RATES",
     "SEED",
-    "Client",
-    "as_trained",
+    "DrawnClient",
     "ask",
-    "change_of",
-    "client_of",
-    "config_with",
-    "context_with",
-    "every_size",
-    "first_state",
-    "held",
-    "logits",
-    "moves_the_whole",
-    "placed",
+    "changes_whole_model",
+    "compute_logits",
+    "draw_change",
+    "draw_state",
+    "find_held",
+    "keep_architecture",
+    "list_clients",
+    "make_config",
+    "make_context",
+    "place_client",
     "play",
-    "seen",
+    "store_update",
+    "view_model",
     "with_steps",
 ]
 
@@ -79,7 +79,7 @@ SEED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class DrawnClient:
     """A client of a drawn round.
 
     Attributes:
@@ -97,7 +97,7 @@ class Client:
     codec: AnyUpdateCodec = field(default_factory=Uncompressed)
 
 
-def config_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run:
+def make_config(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run:
     """A run of a method on a small network, in which every update counts what the method says.
 
     A method that draws paths has a small supernet where no other model is named.
@@ -108,9 +108,9 @@ def config_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run
     return Run(**{**settings, "model": model, "method": method, "max_client_fraction": 1.0, **changes})
 
 
-def context_with(method: AnyMethod, model: Family = MODEL, **changes: Any) -> RunContext:
+def make_context(method: AnyMethod, model: Family = MODEL, **changes: Any) -> RunContext:
     """The terms of a method on a small network."""
-    return context_of(config_with(method, model, **changes), "run")
+    return context_of(make_config(method, model, **changes), "run")
 
 
 def ask(
@@ -135,7 +135,7 @@ def ask(
     )
 
 
-def first_state(network: Network) -> ModelState:
+def draw_state(network: Network) -> ModelState:
     """A model whose every tensor is drawn, so that no error hides behind a zero; variances are 1 or more.
 
     Nobody has trained any of it.
@@ -149,15 +149,15 @@ def first_state(network: Network) -> ModelState:
     )
 
 
-def placed(context: RunContext, client: Client, round_number: int) -> Architecture:
+def place_client(context: RunContext, client: DrawnClient, round_number: int) -> Architecture:
     """Where a client's size lies in the model in a round."""
     draw = Draw(seed=SEED, round=round_number, client_id=client.name, memory=context.roles.memory.initial)
     return context.roles.assigner.place(context.network, context.space[client.size], draw)
 
 
-def change_of(context: RunContext, client: Client, round_number: int) -> dict[str, Tensor]:
+def draw_change(context: RunContext, client: DrawnClient, round_number: int) -> dict[str, Tensor]:
     """What a client learned in a round."""
-    architecture = placed(context, client, round_number)
+    architecture = place_client(context, client, round_number)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{client.name}/{round_number}".encode()))
     return {
         name: torch.randn(shape, generator=generator) * client.scale
@@ -166,19 +166,19 @@ def change_of(context: RunContext, client: Client, round_number: int) -> dict[st
 
 
 def play(
-    context: RunContext, state: ModelState, clients: Sequence[Client], folder: Path, round_number: int = 1
+    context: RunContext, state: ModelState, clients: Sequence[DrawnClient], folder: Path, round_number: int = 1
 ) -> AggregatedModel:
     """Aggregate one round of drawn changes."""
     blobs = BlobStore(folder)
-    states = [client_of(context, client, blobs, round_number) for client in clients]
+    states = [store_update(context, client, blobs, round_number) for client in clients]
     return Aggregation(context=context, blobs=blobs).aggregate(
         state, round_number, states, context.roles.memory.initial
     )
 
 
-def client_of(context: RunContext, client: Client, blobs: BlobStore, round_number: int = 1) -> ClientState:
+def store_update(context: RunContext, client: DrawnClient, blobs: BlobStore, round_number: int = 1) -> ClientState:
     """The state of a client whose update is stored."""
-    change = {name: tensor.numpy() for name, tensor in change_of(context, client, round_number).items()}
+    change = {name: tensor.numpy() for name, tensor in draw_change(context, client, round_number).items()}
     exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
     uniform = partial(rounding_numbers, seed=SEED, round_number=round_number, client_id=client.name)
     ref = blobs.add(encode_arrays(encode_changes(client.codec, change, exact=exact, uniform=uniform)))
@@ -201,13 +201,13 @@ def client_of(context: RunContext, client: Client, blobs: BlobStore, round_numbe
         device="drawn",
         stage="done",
         offer=Offer(class_counts=client.classes),
-        given=Submodel(size=context.space[client.size], architecture=placed(context, client, round_number)),
-        task=_task(client, placed(context, client, round_number), ref, round_number),
+        given=Submodel(size=context.space[client.size], architecture=place_client(context, client, round_number)),
+        task=_task(client, place_client(context, client, round_number), ref, round_number),
         trained=AcceptedUpdate(update=result),
     )
 
 
-def _task(client: Client, architecture: Architecture, blob: BlobRef, round_number: int) -> Task:
+def _task(client: DrawnClient, architecture: Architecture, blob: BlobRef, round_number: int) -> Task:
     return Task(
         task_id=f"{client.name}/{round_number}",
         run_id="run",
@@ -227,20 +227,20 @@ def _task(client: Client, architecture: Architecture, blob: BlobRef, round_numbe
     )
 
 
-def as_trained(network: Network, architecture: Architecture) -> Architecture:
+def keep_architecture(network: Network, architecture: Architecture) -> Architecture:
     """An update moves the very submodel that was trained."""
     return architecture
 
 
-def held(
+def find_held(
     context: RunContext,
-    clients: Sequence[Client],
+    clients: Sequence[DrawnClient],
     round_number: int = 1,
-    moved: Callable[[Network, Architecture], Architecture] = as_trained,
+    moved: Callable[[Network, Architecture], Architecture] = keep_architecture,
 ) -> Mapping[str, Tensor]:
     """Which elements of the model any of the clients' updates moves."""
-    architectures = [moved(context.network, placed(context, client, round_number)) for client in clients]
-    found = [held_places(context.network, architecture) for architecture in architectures]
+    architectures = [moved(context.network, place_client(context, client, round_number)) for client in clients]
+    found = [find_held_elements(context.network, architecture) for architecture in architectures]
     return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in context.network.tensors}
 
 
@@ -258,20 +258,20 @@ def with_steps(roles: Roles, **steps: Any) -> Roles:
     return roles
 
 
-def moves_the_whole(context: RunContext) -> bool:
+def changes_whole_model(context: RunContext) -> bool:
     """Whether a method goes on with the whole model after a round."""
     return (
         context.roles.aggregator.after_round is not as_aggregated or context.roles.techniques.distillation is not None
     )
 
 
-def every_size(context: RunContext) -> list[Client]:
+def list_clients(context: RunContext) -> list[DrawnClient]:
     """A client of every size, the largest left out where there are several."""
     count = max(1, len(context.space) - 1)
-    return [Client(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
+    return [DrawnClient(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
 
 
-def logits(context: RunContext, tensors: Mapping[str, Tensor]) -> list[float]:
+def compute_logits(context: RunContext, tensors: Mapping[str, Tensor]) -> list[float]:
     """What the whole model says of drawn inputs."""
     module = build_module(context.network, context.network.full_architecture())
     module.load_state_dict(dict(tensors))
@@ -280,7 +280,7 @@ def logits(context: RunContext, tensors: Mapping[str, Tensor]) -> list[float]:
         return [float(value) for value in module.eval()(inputs).flatten()]
 
 
-def seen(context: RunContext, state: ModelState, client: Client) -> Mapping[str, Tensor]:
+def view_model(context: RunContext, state: ModelState, client: DrawnClient) -> Mapping[str, Tensor]:
     """The model as a client sees it."""
     size = context.space[client.size]
     who = Participant(client_id=client.name, architecture=size, size=size)

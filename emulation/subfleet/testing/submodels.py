@@ -11,24 +11,24 @@ from subfleet.elastic.axes import Axis, factors_of, kept_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture, Centre, Explicit, Full, IndexSet, Prefix, Roll
 
-__all__ = ["drawn_submodels", "held_places", "passing_on", "same_bits"]
+__all__ = ["draw_submodels", "find_held_elements", "have_same_bits", "tie_axes"]
 
 
-def drawn_submodels(network: Network, count: int = 12, seed: int = 0) -> Iterator[Architecture]:
+def draw_submodels(network: Network, count: int = 12, seed: int = 0) -> Iterator[Architecture]:
     """The whole network, the smallest submodel, one without each block, and drawn ones: the same every time."""
     yield network.full_architecture()
-    yield Architecture(axes=tuple((axis.name, _smallest(axis)) for axis in _cut(network)))
+    yield Architecture(axes=tuple((axis.name, _smallest(axis)) for axis in _list_cut_axes(network)))
     names = network.full_architecture().blocks
     for name in names:
-        yield passing_on(network, Architecture(blocks=tuple(other for other in names if other != name)))
+        yield tie_axes(network, Architecture(blocks=tuple(other for other in names if other != name)))
     generator = random.Random(seed)  # noqa: S311 - chooses submodels, keeps no secret
     for _ in range(count):
-        axes = tuple((axis.name, _drawn(axis, generator)) for axis in _cut(network))
+        axes = tuple((axis.name, _draw_index_set(axis, generator)) for axis in _list_cut_axes(network))
         blocks = tuple(name for name in names if generator.random() < 0.5)
-        yield passing_on(network, Architecture(axes=axes, blocks=blocks))
+        yield tie_axes(network, Architecture(axes=axes, blocks=blocks))
 
 
-def passing_on(network: Network, architecture: Architecture) -> Architecture:
+def tie_axes(network: Network, architecture: Architecture) -> Architecture:
     """A submodel whose axes keep the same, where blocks are left out between them: what the shortest of them keeps."""
     axes = dict(architecture.axes)
     for tied in network.tied_axes(architecture.blocks):
@@ -38,7 +38,7 @@ def passing_on(network: Network, architecture: Architecture) -> Architecture:
     return replace(architecture, axes=tuple(sorted(axes.items())))
 
 
-def _cut(network: Network) -> list[Axis]:
+def _list_cut_axes(network: Network) -> list[Axis]:
     return sorted((axis for axis in network.axes.values() if axis.kind != "class"), key=lambda axis: axis.name)
 
 
@@ -46,7 +46,7 @@ def _smallest(axis: Axis) -> IndexSet:
     return Centre(size=2 - axis.size % 2) if axis.kind == "kernel" else Prefix(size=axis.granularity)
 
 
-def _drawn(axis: Axis, generator: random.Random) -> IndexSet:
+def _draw_index_set(axis: Axis, generator: random.Random) -> IndexSet:
     """Any index set of whole groups; of a kernel, its middle."""
     step, groups = axis.granularity, axis.size // axis.granularity
     if axis.kind == "kernel":
@@ -62,24 +62,24 @@ def _drawn(axis: Axis, generator: random.Random) -> IndexSet:
     return Full()
 
 
-def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+def have_same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     """Whether two states are the same, sign of zero included."""
     return left.keys() == right.keys() and all(
-        left[name].shape == right[name].shape and torch.equal(_bytes_of(left[name]), _bytes_of(right[name]))
+        left[name].shape == right[name].shape and torch.equal(_as_bytes(left[name]), _as_bytes(right[name]))
         for name in left
     )
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).contiguous().view(torch.uint8)
 
 
-def held_places(network: Network, architecture: Architecture) -> dict[str, Tensor]:
+def find_held_elements(network: Network, architecture: Architecture) -> dict[str, Tensor]:
     """For every tensor of the full model, which elements a submodel holds; told element by element from the axes."""
-    return {name: _held(network, architecture, name) for name in network.tensors}
+    return {name: _find_held(network, architecture, name) for name in network.tensors}
 
 
-def _held(network: Network, architecture: Architecture, name: str) -> Tensor:
+def _find_held(network: Network, architecture: Architecture, name: str) -> Tensor:
     decl = network.tensors[name]
     held = torch.full(decl.shape, decl.part is None or decl.part in network.parts_of(architecture))
     for dimension, (dim, size) in enumerate(zip(decl.axes, decl.shape, strict=True)):

@@ -1,7 +1,7 @@
 """What Subfleet asks of everything of its kind, asked of ours."""
 
 from subfleet.testing import DatasetContract, FamilyContract, MethodContract
-from subfleet.testing.rounds import ask, context_with
+from subfleet.testing.rounds import ask, make_context
 from subfleet_example.plain_cnn import PlainCnn
 from subfleet_example.steady import Steady
 
@@ -10,7 +10,7 @@ class TestSteady(MethodContract):
     method = Steady()
 
     def test_a_size_grows_by_one_step_a_round(self) -> None:
-        context = context_with(self.method, self.model)
+        context = make_context(self.method, self.model)
         sizes = [one.architecture for one in context.candidates]
         first = context.roles.assigner.assign(ask(context, "a")).candidate
         assert first is not None

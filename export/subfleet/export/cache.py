@@ -126,7 +126,7 @@ def _check(path: Path, request: AnyRequest) -> None:
             raise ProtocolError(f"the model {path} is empty")
         return
     if isinstance(request, EstimateRequest):
-        MemoryEstimates.unpacked(path.read_bytes())
+        MemoryEstimates.unpack(path.read_bytes())
         return
     written_id = program_id_of(path.read_bytes())
     if written_id != request.program_id:

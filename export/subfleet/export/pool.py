@@ -262,7 +262,7 @@ class ExportPool:
         return self._submit(request, str(weights_path.resolve()), samples_from)
 
     def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        """The file with the cost estimates of all submodels, for `MemoryEstimates.unpacked`.
+        """The file with the cost estimates of all submodels, for `MemoryEstimates.unpack`.
 
         The future raises ExportError where no submodel can be trained on the target.
         """

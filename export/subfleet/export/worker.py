@@ -61,7 +61,7 @@ def _export_estimates(request: EstimateRequest) -> bytes:
     from subfleet.elastic.building import network_of
     from subfleet.export.estimation.model import EstimateModel
 
-    return EstimateModel(network_of(request.training.model), request.training).estimates.packed()
+    return EstimateModel(network_of(request.training.model), request.training).estimates.pack()
 
 
 def _export_model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, object]]:

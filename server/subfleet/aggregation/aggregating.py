@@ -9,7 +9,7 @@ from subfleet.aggregation.calibration import calibrated_model
 from subfleet.aggregation.checkpoint import save_checkpoint
 from subfleet.aggregation.examining import Examiner
 from subfleet.aggregation.views import Views
-from subfleet.elastic.model_state import ModelState, packed
+from subfleet.elastic.model_state import ModelState, pack_state
 from subfleet.protocol.errors import FileError
 from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.state import RunState
@@ -73,7 +73,7 @@ class Aggregator:
             )
         examined = self._examiner.examined(aggregated, state, request.round)
         metrics = dict(examined.evaluation.metrics)
-        sha256 = save_checkpoint(self._checkpoints, request.round, packed(aggregated.state))
+        sha256 = save_checkpoint(self._checkpoints, request.round, pack_state(aggregated.state))
         self.model = aggregated.state
         return AggregatedRound(
             accuracy=metrics.pop("accuracy", None),

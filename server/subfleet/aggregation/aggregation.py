@@ -8,7 +8,7 @@ from typing import Any
 
 from subfleet.aggregation.network_aggregation import NetworkAggregation, RefusedError
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
@@ -229,7 +229,7 @@ def _first_state(context: RunContext, evolution: EvolutionContext, answer: Evolu
         # What is drawn lies where the others do.
         parent = evolution.networks[next(iter(evolution.networks)) if lineage.parent is None else lineage.parent]
         shared = answer.after.of(parent.id).shared
-        state = ModelState.first(inherited(lineage.map, network, parent, shared, seed=evolution.seed), lineage)
+        state = ModelState.first(inherit(lineage.map, network, parent, shared, seed=evolution.seed), lineage)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.shared.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:
         raise ValueError(f"the first weights of network {lineage.id!r} are not those of its settings")

@@ -19,7 +19,7 @@ from subfleet.arrays import Arrays, decode_arrays
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.elastic.running_statistics import NormMoments, shared_statistics
+from subfleet.elastic.running_statistics import NormMoments, pool_statistics
 from subfleet.methods.aggregator import Participant, by_samples
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
@@ -149,7 +149,7 @@ def _calibrated(
         for layer, one in moments.items():
             key = keys.get(f"{layer}.running_mean", _SHARED)
             of_copies.setdefault(key, []).append(
-                (participant.architecture, {layer: one.shrunk(client.scale).scaled(share)})
+                (participant.architecture, {layer: one.rescale(client.scale).reweight(share)})
             )
     return _with_statistics(aggregation.network, state, of_copies), participants, refused
 
@@ -159,7 +159,7 @@ def _with_statistics(network: Network, state: ModelState, of_copies: Mapping[str
     copies = dict(state.copies)
     for key, measured in of_copies.items():
         own = {} if key == _SHARED else copies.get(key, {})
-        new = shared_statistics(network, {**state.shared, **own}, measured)
+        new = pool_statistics(network, {**state.shared, **own}, measured)
         if key == _SHARED:
             shared = {**shared, **new}
         else:

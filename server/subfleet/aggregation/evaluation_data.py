@@ -7,7 +7,7 @@ import numpy as np
 from subfleet.protocol.errors import DataError
 from subfleet.settings.run import Run
 from subfleet.tasks import DataForm, Dataset, read_dataset
-from subfleet.tasks.data_form import in_form
+from subfleet.tasks.data_form import fit_to_form
 
 __all__ = ["with_evaluation"]
 
@@ -42,7 +42,7 @@ def with_evaluation(config: Run, samples: Dataset | None = None) -> tuple[Run, D
     )
     try:
         source = config.data.evaluated_on
-        dataset = read_dataset(source, form) if samples is None else in_form(samples, form, source)
+        dataset = read_dataset(source, form) if samples is None else fit_to_form(samples, form, source)
     except DataError as error:
         raise DataError(f"data.test: {error}") from error
     if kind.labels == "probabilities" and not ((dataset.labels >= 0) & (dataset.labels <= 1)).all():
@@ -59,7 +59,7 @@ def with_evaluation(config: Run, samples: Dataset | None = None) -> tuple[Run, D
             f"data.validation_samples is {count}, but must be below the {len(dataset)} samples of the evaluation data"
         )
     if count:
-        dataset, validation = dataset.apart(count)
+        dataset, validation = dataset.split_off(count)
     if not kind.over_classes:
         return config, dataset, validation
     return replace(config, data=replace(config.data, classes=dataset.class_names)), dataset, validation

@@ -10,7 +10,7 @@ from torch import Tensor
 from subfleet.aggregation.aggregation import AggregatedModel
 from subfleet.aggregation.path_scoring import random_paths
 from subfleet.aggregation.views import Views, as_client, untrained_fraction
-from subfleet.elastic.evaluate import Evaluation, evaluate
+from subfleet.elastic.evaluate import EvaluationResult, evaluate
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import Participant
@@ -33,7 +33,7 @@ _Key = tuple[str | int | None, ...]
 class Examined:
     """How good a model is, and what it is; of several models the labels of all count together."""
 
-    evaluation: Evaluation
+    evaluation: EvaluationResult
     model: EvaluatedModel
 
 
@@ -42,7 +42,7 @@ class _Known:
     """An evaluation, and the tensors that it is of."""
 
     seen: dict[str, Tensor]
-    evaluation: Evaluation
+    evaluation: EvaluationResult
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Memory:
     before: dict[_Key, _Known] = field(default_factory=dict)
     now: dict[_Key, _Known] = field(default_factory=dict)
 
-    def known(self, key: _Key, seen: dict[str, Tensor]) -> Evaluation | None:
+    def known(self, key: _Key, seen: dict[str, Tensor]) -> EvaluationResult | None:
         """The evaluation of the same tensors."""
         found = self.now.get(key) or self.before.get(key)
         if found is None or any(found.seen[name] is not tensor for name, tensor in seen.items()):
@@ -139,7 +139,7 @@ class Examiner:
         untrained = self._mean(self._untrained(state, client) for client in clients)
         return self._told(found, EvaluatedModel(kind="paths", count=len(found), untrained=untrained))
 
-    def _own(self, state: ModelState, client: Participant, samples: slice = _ALL) -> Evaluation:
+    def _own(self, state: ModelState, client: Participant, samples: slice = _ALL) -> EvaluationResult:
         key = (*self._views.key(state, client), samples.start, samples.step)
         seen = self._views.for_training(state, client)
         known = self._memory.known(key, seen)
@@ -155,7 +155,7 @@ class Examiner:
         network = self._views.network_of(state, client)
         return untrained_fraction(self._views.context.roles, network, state.of(network.id), client)
 
-    def _told(self, found: Sequence[Evaluation], model: EvaluatedModel) -> Examined:
+    def _told(self, found: Sequence[EvaluationResult], model: EvaluatedModel) -> Examined:
         return Examined(evaluation=replace(found[0], totals=Totals.of_all(one.totals for one in found)), model=model)
 
     @staticmethod

@@ -20,7 +20,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.server_optimisers import Moments
 from subfleet.elastic.stacked import Stack, aggregate_robustly
-from subfleet.elastic.stacking import Member, held_elements
+from subfleet.elastic.stacking import StackMember, find_held_elements
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant, Replacement
 from subfleet.methods.assigner import Draw
@@ -234,7 +234,7 @@ class NetworkAggregation:
             except ProtocolError:
                 # Nothing of them was added; one by one they show which of them it is.
                 _add_each(accumulator, members[first:], batch)
-        return accumulator.finish(), accumulator.held
+        return accumulator.finish(), accumulator.find_held
 
     def _contribution(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Contribution:
         return Contribution(
@@ -260,9 +260,9 @@ class NetworkAggregation:
                 self.roles.techniques.robust_aggregation,
                 Stack(network=self.network, state=start, members=who, read=read),
             )
-        return new, partial(held_elements, self.network, start, who)
+        return new, partial(find_held_elements, self.network, start, who)
 
-    def _member(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Member:
+    def _member(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> StackMember:
         """A client of robust aggregation; what counts nothing in a mean or belongs to another copy is not held."""
         factors = self.roles.aggregator.factors(self.network, client.participant)
         counted = {name: as_tensor(factor) > 0 for name, factor in factors.items()}
@@ -270,7 +270,7 @@ class NetworkAggregation:
             mine = {place.name for place in places[client.participant.client_id]}
             elsewhere = self.network.shapes(client.architecture).keys() - mine
             counted |= dict.fromkeys(elsewhere, as_tensor(False))
-        return Member(architecture=client.architecture, weight=client.weight, counted=counted)
+        return StackMember(architecture=client.architecture, weight=client.weight, counted=counted)
 
     def _open(self, client: "_Client", stack: ExitStack) -> Mapping[str, Tensor]:
         if client.instead is not None or client.exchange is not None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture
-from subfleet.elastic.running_statistics import recalibrated
+from subfleet.elastic.running_statistics import recalibrate
+from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.path_search import Generation, ProposalContext
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
@@ -110,6 +110,6 @@ def score_of(
     """
     inputs, labels = samples
     if network.config.norm == "batch":
-        state = recalibrated(network, state, path, torch.split(inputs, _BATCH_SIZE))
+        state = recalibrate(network, state, path, torch.split(inputs, _BATCH_SIZE))
     found = evaluate(network, path, state, inputs, labels, objective=objective)
     return found.accuracy if found.kind.by_accuracy else -found.loss

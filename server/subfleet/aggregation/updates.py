@@ -80,7 +80,7 @@ def check_update(
         raise ProtocolError(f"the update names other tensors than its submodel, such as {odd[0]!r:.80}")
     squares = {kind: list[tuple[float, int]]() for kind in (*_HELD, *_HELD.values(), "own")}
     for name, array in arrays.items():
-        change, magnitude = form.decoded(name, array), magnitudes[name]
+        change, magnitude = form.decode(name, array), magnitudes[name]
         _check_limit(name, change, magnitude.largest_change)
         kind = "own" if name in own else "statistics" if name in form.exact else "weights"
         flat = change.reshape(-1)
@@ -166,7 +166,7 @@ class _Changes(Mapping[str, Tensor]):
         self._scaling = scaling
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._scaling.of(name, from_numpy(self._form.decoded(name, self._arrays[name])))
+        return self._scaling.of(name, from_numpy(self._form.decode(name, self._arrays[name])))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subfleet.elastic.exchanges import in_place
+from subfleet.elastic.exchanges import embed_submodel
 from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.elastic.running_statistics import recalibrated
+from subfleet.elastic.running_statistics import recalibrate
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.roles import Roles
 from subfleet.protocol.submodel import Architecture
@@ -24,10 +24,10 @@ _BATCH_SIZE = 256
 
 def seen_by(roles: Roles, network: Network, state: ModelState, client: Participant) -> dict[str, Tensor]:
     """The whole model with the client's own copies in it; what is cut from it at its submodel is what it receives."""
-    seen = state.seen_with(roles.aggregator.sharing_groups(network, client, state.sizes))
+    seen = state.view_with(roles.aggregator.sharing_groups(network, client, state.sizes))
     if roles.assigner.exchange is None:
         return seen
-    return in_place(network, client.architecture, roles.assigner.exchange(network, client, state.kept).down(seen))
+    return embed_submodel(network, client.architecture, roles.assigner.exchange(network, client, state.kept).down(seen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Views:
         of_no_path = network.config.norm == "batch" and not network.is_path(network.full_architecture())
         if not (self.context.roles.techniques.recalibrates or of_no_path):
             return seen
-        return recalibrated(network, seen, client.architecture, torch.split(self.samples, _BATCH_SIZE))
+        return recalibrate(network, seen, client.architecture, torch.split(self.samples, _BATCH_SIZE))
 
     def key(self, state: ModelState, client: Participant) -> tuple[str, ...]:
         """Equal for clients that see the same of a model."""

@@ -98,9 +98,9 @@ def show(  # noqa: PLR0913, PLR0917 - one parameter per option is how typer read
 
 
 def _described(task: "NamedDataset") -> dict[str, Any]:
-    from subfleet.tasks.source_files import availability, data_folders
+    from subfleet.tasks.source_files import find_availability, find_data_folders
 
-    places = [availability(file, data_folders()) for file in task.files]
+    places = [find_availability(file, find_data_folders()) for file in task.files]
     return {
         "name": task.name,
         "summary": task.summary,

@@ -13,10 +13,10 @@ from torch import Tensor
 from subfleet.aggregation.evaluation_data import with_evaluation
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import estimate_cost
-from subfleet.elastic.model_state import unpacked
+from subfleet.elastic.model_state import unpack_state
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture, realised
-from subfleet.elastic.running_statistics import recalibrated
+from subfleet.elastic.running_statistics import recalibrate
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
@@ -84,7 +84,7 @@ def found_network(folder: Path, name: str) -> KeptWeights:
 
 def _state_of(path: Path, network_id: str) -> Mapping[str, Tensor]:
     try:
-        return unpacked(load(path.read_bytes())).of(network_id).shared
+        return unpack_state(load(path.read_bytes())).of(network_id).shared
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -130,8 +130,8 @@ def write_path(
     supernet = not network.is_path(network.full_architecture())
     if supernet and network.config.norm == "batch":
         _, data, _ = with_evaluation(run)
-        state = recalibrated(network, state, path, torch.split(torch.from_numpy(data.inputs.copy()), _BATCH_SIZE))
-    alone = network_of(realised(network, path)) if supernet else network
+        state = recalibrate(network, state, path, torch.split(torch.from_numpy(data.inputs.copy()), _BATCH_SIZE))
+    alone = network_of(specialise_family(network, path)) if supernet else network
     own = {name: state[name].contiguous() for name in alone.tensors}
     cost = estimate_cost(network, path, batch_size=1)
     content = save(own)

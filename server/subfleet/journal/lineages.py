@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from subfleet.elastic.cells import changed_cells
+from subfleet.elastic.cells import find_changed_cells
 from subfleet.elastic.lineage import Lineage
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
@@ -43,7 +43,7 @@ def _build_record(
     declared = context.declared(lineage)
     whole = declared.estimate(declared.network.full_architecture())
     parent = None if lineage.parent is None else context.declared(lineages[lineage.parent]).network
-    wider, deeper = ((), ()) if parent is None else changed_cells(parent, declared.network)
+    wider, deeper = ((), ()) if parent is None else find_changed_cells(parent, declared.network)
     trained = {
         record.round: names
         for record in rounds

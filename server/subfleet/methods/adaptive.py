@@ -43,7 +43,7 @@ class FedAdam:
 
     TYPE: ClassVar[str] = "fedadam"
     INFO: ClassVar[MethodInfo] = MethodInfo(title="FedAdam", paper=_PAPER, varies=(), published=_PUBLISHED)
-    server: server_optimisers.FedAdam = field(default_factory=server_optimisers.FedAdam)
+    server: server_optimisers.ServerAdam = field(default_factory=server_optimisers.ServerAdam)
     model: Homogeneous = "largest"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class FedYogi:
 
     TYPE: ClassVar[str] = "fedyogi"
     INFO: ClassVar[MethodInfo] = MethodInfo(title="FedYogi", paper=_PAPER, varies=(), published=_PUBLISHED)
-    server: server_optimisers.FedYogi = field(default_factory=server_optimisers.FedYogi)
+    server: server_optimisers.ServerYogi = field(default_factory=server_optimisers.ServerYogi)
     model: Homogeneous = "largest"
 
     def departures(self, setting: Setting) -> tuple[str, ...]:

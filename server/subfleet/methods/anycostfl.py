@@ -106,8 +106,8 @@ def densest_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budg
 
 def sort_model(context: AggregationContext) -> ModelState:
     """The model with the most important channels of every axis first; copies, moments and what is untrained follow."""
-    from subfleet.elastic.permuting import importance_order, permuted  # with PyTorch, which settings do without
+    from subfleet.elastic.permuting import permute, rank_indices  # with PyTorch, which settings do without
 
-    order = importance_order(context.network, context.after.shared)
-    after = context.after.mapped(lambda tensors: permuted(context.network, tensors, order))
-    return replace(after, untrained=permuted(context.network, after.untrained, order))
+    order = rank_indices(context.network, context.after.shared)
+    after = context.after.map_tensors(lambda tensors: permute(context.network, tensors, order))
+    return replace(after, untrained=permute(context.network, after.untrained, order))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from subfleet.elastic.network import Family, OfOperators
+from subfleet.elastic.network import Family, Supernet
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
 from subfleet.methods.aggregator import shared_by_all
 from subfleet.methods.roles import Method
@@ -40,7 +40,7 @@ class Combination:
         yield from self._of_personal_models()
 
     def _of_paths(self) -> Iterator[str]:
-        roles, choices = self.method.roles(), isinstance(self.model, OfOperators) and self.model.open_choices
+        roles, choices = self.method.roles(), isinstance(self.model, Supernet) and self.model.open_choices
         if choices and not roles.training.draws_paths:
             yield (
                 f"model.operators leaves {choices} blocks with a choice of operators, but method {self.method.TYPE!r} "

@@ -139,7 +139,7 @@ class FedADP:
         if self.absent == "keep":
             return Replacement(architecture=replication.moved, change=change)
         # A layer that the client lacks is one that computes nothing.
-        whole = replication.grown(trained, state)
+        whole = replication.grow(trained, state)
         lacking = {name: one - state[name] for name, one in whole.items() if name not in change}
         return Replacement(architecture=network.full_architecture(), change={**change, **lacking})
 
@@ -169,7 +169,7 @@ def _replication_of(exchange: Exchange | None) -> Replication:
 def _copied(copies: Copies, network: Network, size: Architecture, stream: random.Random) -> Replication:
     from subfleet.elastic.replication import Replication
 
-    return Replication.in_turn(network, size) if copies == "cyclic" else Replication.drawn(network, size, stream)
+    return Replication.cycle(network, size) if copies == "cyclic" else Replication.drawn(network, size, stream)
 
 
 def _replication(copies: Copies, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Replication:
@@ -240,7 +240,7 @@ def _succeed(copies: Copies, succession: Succession) -> tuple[Inheritance, Model
             kept[_name("copies", client_id, axis)] = before[source].to(torch.int32)
             kept[_name("shares", client_id, axis)] = shares[source] * share
     how = Replicated(sources=tuple(sorted(larger.sources.items())))
-    grown = ModelState(shared=larger.grown(state.shared, first), kept=MappingProxyType(kept))
+    grown = ModelState(shared=larger.grow(state.shared, first), kept=MappingProxyType(kept))
     return (Copied() if network.config == parent.config else how), grown
 
 

@@ -154,7 +154,7 @@ class FedFA:
     def _transform(
         self, network: Network, state: Mapping[str, Tensor], trained: Sequence[ClientUpdate]
     ) -> Sequence[Replacement]:
-        from subfleet.elastic.scaling import scale_factors, scaled_change
+        from subfleet.elastic.scaling import compute_scale_factors, scale_change
 
         grafted = [self._grafted(network, state, one) for one in trained]
         if not self.scaling:
@@ -165,9 +165,9 @@ class FedFA:
             for one, old in zip(grafted, received, strict=True)
         ]
         norm = self.norm or NORMS[self.fidelity]
-        factors = scale_factors(network, weights, norm=norm, central=self.central)
+        factors = compute_scale_factors(network, weights, norm=norm, central=self.central)
         return [
-            Replacement(architecture=one.architecture, change=scaled_change(old, one.change, found))
+            Replacement(architecture=one.architecture, change=scale_change(old, one.change, found))
             for one, old, found in zip(grafted, received, factors, strict=True)
         ]
 
@@ -180,15 +180,13 @@ class FedFA:
         return {name: change.new_zeros(change.shape) for name, change in one.change.items()}
 
     def _grafted(self, network: Network, state: Mapping[str, Tensor], one: ClientUpdate) -> Replacement:
-        from subfleet.elastic.grafting import graft, grafted_change
+        from subfleet.elastic.grafting import graft, graft_change
 
         if not self.grafting:
             return Replacement(architecture=one.client.architecture, change=one.change)
         found = graft(network, one.client.architecture)
         if self.fidelity == "paper":
-            return Replacement(
-                architecture=found.architecture, change=grafted_change(network, found, state, one.change)
-            )
+            return Replacement(architecture=found.architecture, change=graft_change(network, found, state, one.change))
         return Replacement(architecture=found.architecture, change=_copied_change(found, one.change))
 
 

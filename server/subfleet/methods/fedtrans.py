@@ -249,9 +249,9 @@ class FedTrans:
 
     def _evolve(self, context: EvolutionContext) -> Evolution:
         """The networks after they have shared, and the one that grows from the newest where that learns no more."""
-        from subfleet.elastic.cells import parameters_of
+        from subfleet.elastic.cells import count_cell_parameters
 
-        parameters = {name: sum(parameters_of(one).values()) for name, one in context.networks.items()}
+        parameters = {name: sum(count_cell_parameters(one).values()) for name, one in context.networks.items()}
         sharing = SoftSharing(
             share=self.share,
             decay=self.decay,
@@ -342,12 +342,12 @@ class FedTrans:
 
 def _begin(left_behind: float, context: BeginContext) -> tuple[Lineage, ...]:
     """The configured network, as wide as enough clients can carry it; the narrowest where none is narrow enough."""
-    from subfleet.elastic.resizing import settings_of_size
+    from subfleet.elastic.resizing import derive_settings
 
     network, found = context.network, None
     for size in reversed(whole_depth(network, context.rates)):
         try:
-            config = settings_of_size(network, size)
+            config = derive_settings(network, size)
         except ConfigError:  # a size that its family cannot say
             continue
         reason = f"the configured network at {size.name}, for the weakest device"

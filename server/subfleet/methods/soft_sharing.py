@@ -13,7 +13,7 @@ from subfleet.elastic.network import Network
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
-    from subfleet.elastic.descent import Descent, Image
+    from subfleet.elastic.descent import Descent, MappedTensor
 
 __all__ = ["DecayBy", "Share", "SoftSharing", "similarity"]
 
@@ -119,7 +119,7 @@ class SoftSharing:
         return found
 
 
-def _mixed(own: Tensor, given: Sequence[tuple[float, float, Image]]) -> Tensor:
+def _mixed(own: Tensor, given: Sequence[tuple[float, float, MappedTensor]]) -> Tensor:
     """A tensor with what others give, in place of the elements that they have."""
     import torch
 
@@ -132,19 +132,21 @@ def _mixed(own: Tensor, given: Sequence[tuple[float, float, Image]]) -> Tensor:
     return torch.where(count > 1, (total / count).to(own.dtype), own)
 
 
-def _given(name: str, own: Sequence[Mapping[str, Tensor]], giver: int, place: int, steps: Sequence[Descent]) -> Image:
+def _given(
+    name: str, own: Sequence[Mapping[str, Tensor]], giver: int, place: int, steps: Sequence[Descent]
+) -> MappedTensor:
     """What a network gives to another one: in copies of its own elements, beside what tells those apart."""
-    from subfleet.elastic.descent import Image
+    from subfleet.elastic.descent import MappedTensor
 
-    image = _seen(name, Image(values=own[giver][name].double()), giver, place, steps)
+    image = _seen(name, MappedTensor(values=own[giver][name].double()), giver, place, steps)
     if place < giver:
         return image
-    whole = Image(values=own[place][name].double())
+    whole = MappedTensor(values=own[place][name].double())
     alike = _seen(name, _seen(name, whole, place, giver, steps), giver, place, steps)
     return replace(image, values=image.values + (whole.values - alike.values))
 
 
-def _seen(name: str, image: Image, place: int, to: int, steps: Sequence[Descent]) -> Image:
+def _seen(name: str, image: MappedTensor, place: int, to: int, steps: Sequence[Descent]) -> MappedTensor:
     """A tensor of a network as another one of the lineage has it."""
     for step in steps[place:to]:
         image = step.down(name, image)

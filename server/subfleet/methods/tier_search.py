@@ -8,7 +8,7 @@ from typing import Literal
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture, realised
+from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ProposalContext, ScoredGeneration
 from subfleet.methods.subspacing import supernet_tiers
 from subfleet.protocol.bounds import checked
@@ -105,7 +105,7 @@ class TierSearch:
             found.append(
                 Lineage(
                     id=f"t{number}",
-                    config=realised(network, path_architecture(network, path)),
+                    config=specialise_family(network, path_architecture(network, path)),
                     parent=network.id,
                     map=Drawn() if fresh else Chosen(),
                     born_round=aggregated_round,

@@ -49,11 +49,11 @@ def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[st
 
     Running statistics take no part. A cell without weights, or of zeros alone, has none.
     """
-    from subfleet.elastic.cells import cells_of
+    from subfleet.elastic.cells import list_cells
     from subfleet.elastic.network import BUFFER_ROLES
 
     found = {}
-    for cell in cells_of(network):
+    for cell in list_cells(network):
         names = [
             name
             for name, decl in network.tensors.items()
@@ -106,9 +106,9 @@ def transformed(
     Returns:
         None where none of them can be changed.
     """
-    from subfleet.elastic.cells import can_deepen, cells_of, deepened, widened
+    from subfleet.elastic.cells import can_deepen, deepen_cell, list_cells, widen_cells
 
-    every = cells_of(network)
+    every = list_cells(network)
     deeper = [
         cell
         for cell in every
@@ -120,9 +120,9 @@ def transformed(
         return None
     config: AnyFamily = network.config
     if wider:
-        config = widened(config, [cell.name for cell in wider], factor)
+        config = widen_cells(config, [cell.name for cell in wider], factor)
     for cell in deeper:
-        config = deepened(config, cell, inserted)
+        config = deepen_cell(config, cell, inserted)
     longer = {axis for cell in wider for axis in cell.axes}
     return Transformation(
         config=config,
@@ -149,5 +149,5 @@ def copied(network: Network, config: AnyFamily, stream: random.Random, *, shares
     grown = network_of(config)
     found = Replication.drawn(grown, size_in(grown, network), stream)
     if shares == "drawn":
-        found = found.with_drawn_shares(stream)
+        found = found.draw_shares(stream)
     return Replicated(sources=tuple(sorted(found.sources.items())), shares=tuple(sorted(found.shares.items())))

@@ -91,13 +91,13 @@ class Unions:
         """The settings of the union of some networks; None where they have none, or it would be too large."""
         from subfleet.elastic.building import network_of
         from subfleet.elastic.replication import size_in
-        from subfleet.elastic.unions import union_of
+        from subfleet.elastic.unions import unite_families
 
         try:
             # Of each by itself first: indices of what a network would share are as long as it is wide.
             if any(_parameters(one) > min(_MOST_OF_ONE, most_parameters) for one in members):
                 return None
-            config: AnyFamily = union_of(members)
+            config: AnyFamily = unite_families(members)
             if _parameters(config) > most_parameters:
                 return None
             network = network_of(config)
@@ -127,18 +127,19 @@ def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
     Moments of a server optimiser begin anew, as nothing is known of what is new.
     """
     from subfleet.elastic.building import init_state
-    from subfleet.elastic.inheriting import placed
+    from subfleet.elastic.inheriting import embed_weights
 
     state, network, parent = succession.state, succession.network, succession.parent
     like = next(iter(state.shared.values()))
     first = {name: one.to(like) for name, one in init_state(network, succession.seed).items()}
     copies = {
-        key: placed(network, parent, own, {name: first[name] for name in own}) for key, own in state.copies.items()
+        key: embed_weights(network, parent, own, {name: first[name] for name in own})
+        for key, own in state.copies.items()
     }
     sizes = [succession.sizes[one.architecture_id] for one in state.sizes if one.architecture_id in succession.sizes]
     grown = replace(
         state,
-        shared=placed(network, parent, state.shared, first),
+        shared=embed_weights(network, parent, state.shared, first),
         copies=copies,
         moments={},
         kept={},
@@ -153,7 +154,7 @@ def _still_untrained(succession: Succession) -> dict[str, Tensor]:
     """What nobody has trained of a successor: what is new in it, and what nobody has trained of its parent."""
     import torch
 
-    from subfleet.elastic.inheriting import placed
+    from subfleet.elastic.inheriting import embed_weights
 
     state, network = succession.state, succession.network
     like = next(iter(state.shared.values())).device
@@ -162,7 +163,7 @@ def _still_untrained(succession: Succession) -> dict[str, Tensor]:
         for name, one in state.shared.items()
     }
     new = {name: torch.ones(one.shape, dtype=torch.bool, device=like) for name, one in network.tensors.items()}
-    return {name: mark for name, mark in placed(network, succession.parent, before, new).items() if mark.any()}
+    return {name: mark for name, mark in embed_weights(network, succession.parent, before, new).items() if mark.any()}
 
 
 def _in_successor(succession: Succession) -> Architecture | None:

@@ -204,7 +204,7 @@ class Supply:
         network = self._context.declared(request.lineage).network
         export = build_train_request(network, network.full_architecture(), request.target, self._context.training(1))
         file = await wait_for(self._exports.submit_estimates(EstimateRequest(training=export)))
-        return MemoryEstimates.unpacked(file.read_bytes())
+        return MemoryEstimates.unpack(file.read_bytes())
 
     async def _scoring(self, request: work.ScoringRequest, run: Snapshot) -> tuple[work.Scorable, ...]:
         training = derive_score_training(self._context.training(request.round))

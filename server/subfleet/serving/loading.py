@@ -7,8 +7,8 @@ from safetensors.torch import load
 
 from subfleet.aggregation.checkpoint import checkpoint_path, load_checkpoint
 from subfleet.elastic.building import init_state
-from subfleet.elastic.inheriting import inherited
-from subfleet.elastic.model_state import ModelState, unpacked
+from subfleet.elastic.inheriting import inherit
+from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.journal.journal import Journal
 from subfleet.journal.lineages import build_network_records
@@ -39,8 +39,8 @@ def loaded_model(context: RunContext, state: RunState, journal: Journal, checkpo
     sha256 = journal.checkpoint_sha256(state.aggregated_round)
     if sha256 is None:
         raise FileError(f"the journal has no checkpoint of round {state.aggregated_round}; restore the state folder")
-    stored = unpacked(load_checkpoint(checkpoints, state.aggregated_round, sha256))
-    ordered = stored.ordered(lambda lineage: context.declared(lineage).network.tensors)
+    stored = unpack_state(load_checkpoint(checkpoints, state.aggregated_round, sha256))
+    ordered = stored.reorder(lambda lineage: context.declared(lineage).network.tensors)
     return _with_found(context, state, ordered)
 
 
@@ -54,7 +54,7 @@ def _with_found(context: RunContext, state: RunState, model: ModelState) -> Mode
         if lineage.living and lineage.id not in stored:
             parent = model.of(lineage.parent or "")
             network, of = context.declared(lineage).network, context.declared(parent.lineage).network
-            weights = inherited(lineage.map, network, of, parent.shared, seed=context.config.seed)
+            weights = inherit(lineage.map, network, of, parent.shared, seed=context.config.seed)
             model = model.with_network(lineage.id, ModelState.first(weights, lineage))
     for lineage in state.lineages:
         if not lineage.living and lineage.id in model.network_ids:
@@ -90,7 +90,7 @@ def _given_model(given: FirstWeights, network: Network) -> ModelState:
             f"first weights {given.file} have the sha256 {found}, but must have {given.sha256}; restore that file, or "
             "begin another run"
         )
-    stored = unpacked(load(content)).of(given.network)
+    stored = unpack_state(load(content)).of(given.network)
     weights = stored.shared
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != {name: decl.shape for name, decl in network.tensors.items()}:

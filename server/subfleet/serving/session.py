@@ -59,7 +59,7 @@ from subfleet.serving.loading import loaded_model, standing_result
 from subfleet.serving.narrating import Attendance, Pace, told
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
-from subfleet.tasks.measuring import statistics_of
+from subfleet.tasks.measuring import measure_inputs
 from subfleet.transport.base import Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
@@ -115,7 +115,7 @@ class Server:
         run_id = begin_run(
             self._engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds
         )
-        self._context = replace(context_of(config, run_id), evaluation_inputs=statistics_of(evaluation))
+        self._context = replace(context_of(config, run_id), evaluation_inputs=measure_inputs(evaluation))
         self._journal = Journal(self._engine, run_id, first_memory=self._context.roles.memory.initial)
         self._attendance = Attendance(self._context, self._journal)
         self._blobs = blobs = BlobStore(self._places.blobs)
@@ -241,7 +241,7 @@ class Server:
     def _renew(self) -> None:
         """Take up the model that the state stands at."""
         model = loaded_model(self._context, self._state, self._journal, self._places.checkpoints)
-        self._model = model.on(self._device)
+        self._model = model.to(self._device)
         self._supply.renew(self._model)
 
     def _linger(self, stop: threading.Event) -> None:

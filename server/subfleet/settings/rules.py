@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.network import predicted_places
+from subfleet.elastic.network import get_predicted_places
 from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.teaching import DistillationSettings
@@ -34,7 +34,7 @@ _LEAST_CLASSES = 2
 def label_shape_of(training: TrainingSettings, model: AnyFamily) -> tuple[int, ...] | None:
     """Shape of one sample's label; None where the model's family does not say what it has outputs for."""
     kind = training.objective.kind
-    places = predicted_places(model) or (None if kind.places == "any" else kind.places)
+    places = get_predicted_places(model) or (None if kind.places == "any" else kind.places)
     return None if places is None else kind.label_shape(model.input_shape, model.class_count, places)
 
 
@@ -132,7 +132,7 @@ def _check_model(training: TrainingSettings, model: AnyFamily) -> Iterator[str]:
             f"model.class_count is {model.class_count}, but objective {objective!r} tells what it is judged by for "
             f"{most} outputs at most; predict fewer"
         )
-    places = predicted_places(model)
+    places = get_predicted_places(model)
     if places is not None and kind.places not in ("any", places):
         fitting = {"sample": "cross_entropy", "token": "next_token", "pixel": "dense_cross_entropy"}[places]
         yield (

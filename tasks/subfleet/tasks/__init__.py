@@ -6,18 +6,18 @@ Data sets by name are in `subfleet.tasks.catalogue`: a device that has its own d
 from subfleet.tasks.batches import (
     StepOrigin,
     batch_order,
+    draw_round_part,
     iter_batches,
     path_random,
-    round_part,
     sample_random,
     split_batch,
     step_random,
 )
+from subfleet.tasks.bundled import load_digits
 from subfleet.tasks.data_form import DataForm
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.hold_out import hold_out
-from subfleet.tasks.samples import digits
-from subfleet.tasks.shaping import shape_problem, shaped
+from subfleet.tasks.shaping import reshape_samples, shape_problem
 from subfleet.tasks.sources import describe_source, read_dataset, write_npz
 
 __all__ = [
@@ -26,15 +26,15 @@ __all__ = [
     "StepOrigin",
     "batch_order",
     "describe_source",
-    "digits",
+    "draw_round_part",
     "hold_out",
     "iter_batches",
+    "load_digits",
     "path_random",
     "read_dataset",
-    "round_part",
+    "reshape_samples",
     "sample_random",
     "shape_problem",
-    "shaped",
     "split_batch",
     "step_random",
     "write_npz",

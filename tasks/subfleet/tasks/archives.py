@@ -8,10 +8,10 @@ from pathlib import Path
 
 from subfleet.protocol.errors import DataError
 
-__all__ = ["check_zip", "gzip_bytes", "members", "tar_members"]
+__all__ = ["check_zip", "read_gzip", "read_members", "read_tar"]
 
 
-def gzip_bytes(path: Path, *, limit_bytes: int) -> bytes:
+def read_gzip(path: Path, *, limit_bytes: int) -> bytes:
     """What a gzip file holds.
 
     Raises:
@@ -24,7 +24,7 @@ def gzip_bytes(path: Path, *, limit_bytes: int) -> bytes:
     return content
 
 
-def tar_members(path: Path, wanted: Callable[[str], bool], *, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
+def read_tar(path: Path, wanted: Callable[[str], bool], *, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Name and content of the wanted plain files of a gzipped tar archive, in its order; links are passed over.
 
     Args:
@@ -49,7 +49,7 @@ def tar_members(path: Path, wanted: Callable[[str], bool], *, limit_bytes: int) 
             yield name, content
 
 
-def members(path: Path, wanted: Callable[[str], bool], *, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
+def read_members(path: Path, wanted: Callable[[str], bool], *, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Name and content of the wanted files of a zip archive or of a folder, by name; names are relative, with slashes.
 
     Raises:

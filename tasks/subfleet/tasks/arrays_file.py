@@ -13,7 +13,7 @@ from subfleet.protocol.transform import DATA_TRANSFORM, text_of_transform, trans
 from subfleet.tasks.dataset import Dataset, Inputs, Labels
 from subfleet.tasks.pictures import MAX_BYTE
 
-__all__ = ["dataset_of", "read_npz", "write_npz"]
+__all__ = ["make_dataset", "read_npz", "write_npz"]
 
 _NAMES = (("x", "y"), ("inputs", "labels"))
 _OWNERS = "owners"
@@ -23,7 +23,7 @@ _EXACT = "exact"
 _CHANNEL_COUNTS = (1, 3, 4)
 
 
-def dataset_of(
+def make_dataset(
     inputs: npt.ArrayLike,
     labels: npt.ArrayLike,
     source: str,
@@ -50,14 +50,14 @@ def dataset_of(
     """
     try:
         x, y = np.asarray(inputs), np.asarray(labels)
-        whose = None if owners is None else _owners(np.asarray(owners))
-        names = () if class_names is None else _class_names(np.asarray(class_names))
+        whose = None if owners is None else _convert_owners(np.asarray(owners))
+        names = () if class_names is None else _convert_class_names(np.asarray(class_names))
         if x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer):
-            samples: Inputs = _indices(x, "inputs")
+            samples: Inputs = _convert_indices(x, "inputs")
         else:
-            values = _scaled(x)
-            samples = np.ascontiguousarray(values if exact else _channels_first(values))
-        return Dataset(inputs=samples, labels=_labels(y, exact=exact), owners=whose, class_names=names)
+            values = _scale(x)
+            samples = np.ascontiguousarray(values if exact else _move_channels_first(values))
+        return Dataset(inputs=samples, labels=_convert_labels(y, exact=exact), owners=whose, class_names=names)
     except DataError as error:
         raise DataError(f"data source {source!r}: {error}") from error
     except (ValueError, MemoryError) as error:
@@ -77,7 +77,7 @@ def read_npz(path: Path) -> Dataset:
         raise FileError(f"data file {str(path)!r} cannot be opened ({error.strerror}); check the path") from error
     try:
         with file, np.load(file, allow_pickle=False) as archive:
-            names = _names_in(archive, path)
+            names = _find_names(archive, path)
             exact = _LAYOUT in archive.files and str(archive[_LAYOUT]) == _EXACT
             inputs, labels = archive[names[0]], archive[names[1]]
             owners, class_names = (archive[name] if name in archive.files else None for name in (_OWNERS, _CLASS_NAMES))
@@ -91,7 +91,7 @@ def read_npz(path: Path) -> Dataset:
     # Damage may trip any part of the archive and array parsers: a flag of encryption alone gives RuntimeError.
     except Exception as error:
         raise DataError(f"data file {str(path)!r} is not a readable .npz file ({error}); write it anew") from error
-    found = dataset_of(inputs, labels, str(path), owners=owners, class_names=class_names, exact=exact)
+    found = make_dataset(inputs, labels, str(path), owners=owners, class_names=class_names, exact=exact)
     return found if transform is None else replace(found, transform=transform)
 
 
@@ -123,7 +123,7 @@ def write_npz(path: Path, dataset: Dataset) -> None:
         ) from error
 
 
-def _names_in(archive: object, path: Path) -> tuple[str, str]:
+def _find_names(archive: object, path: Path) -> tuple[str, str]:
     files = archive.files if isinstance(archive, np.lib.npyio.NpzFile) else []
     names = next((pair for pair in _NAMES if set(pair) <= set(files)), None)
     if names is None:
@@ -131,7 +131,7 @@ def _names_in(archive: object, path: Path) -> tuple[str, str]:
     return names
 
 
-def _scaled(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+def _scale(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     if inputs.dtype == np.uint8:
         values = inputs.astype(np.float32)
         values /= np.float32(MAX_BYTE)
@@ -145,7 +145,7 @@ def _scaled(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     )
 
 
-def _labels(labels: npt.NDArray[np.generic], *, exact: bool) -> Labels:
+def _convert_labels(labels: npt.NDArray[np.generic], *, exact: bool) -> Labels:
     if np.issubdtype(labels.dtype, np.floating):
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(labels, np.float32)
@@ -155,28 +155,28 @@ def _labels(labels: npt.NDArray[np.generic], *, exact: bool) -> Labels:
         )
     if not exact and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    return _indices(labels, "labels")
+    return _convert_indices(labels, "labels")
 
 
-def _owners(owners: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+def _convert_owners(owners: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
     if not np.issubdtype(owners.dtype, np.integer):
         raise DataError(f"owners are {owners.dtype}, but must be integers from 0, or -1 where there is none")
-    return _indices(owners, "owners")
+    return _convert_indices(owners, "owners")
 
 
-def _class_names(names: npt.NDArray[np.generic]) -> tuple[str, ...]:
+def _convert_class_names(names: npt.NDArray[np.generic]) -> tuple[str, ...]:
     if names.ndim != 1 or names.dtype.kind != "U":
         raise DataError(f"class_names are {names.dtype} of shape {names.shape}, but must be one text for each class")
     return tuple(str(name) for name in names)
 
 
-def _indices(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.int64]:
+def _convert_indices(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.int64]:
     if array.dtype == np.uint64 and array.size and int(np.max(array)) > np.iinfo(np.int64).max:
         raise DataError(f"{name} are {np.max(array)} at most, which is no index")
     return np.ascontiguousarray(array, np.int64)
 
 
-def _channels_first(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _move_channels_first(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     shape = inputs.shape
     if len(shape) == 3:
         return inputs.reshape(shape[0], 1, *shape[1:])

@@ -15,9 +15,9 @@ import numpy.typing as npt
 __all__ = [
     "StepOrigin",
     "batch_order",
+    "draw_round_part",
     "iter_batches",
     "path_random",
-    "round_part",
     "sample_random",
     "split_batch",
     "step_random",
@@ -32,13 +32,13 @@ _DRAWN_AT_ONCE = 2**14
 def batch_order(count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Indices:
     """The order in which a client sees its `count` samples in one epoch: each index once."""
     # The client id stands last, so that no two different tuples make the same text.
-    keys = _stream(f"subfleet batch order 1/{seed}/{round_number}/{epoch}/{client_id}").random_raw(count)
+    keys = _make_stream(f"subfleet batch order 1/{seed}/{round_number}/{epoch}/{client_id}").random_raw(count)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
-def round_part(count: int, kept: int, *, seed: int, round_number: int, client_id: str) -> Indices:
+def draw_round_part(count: int, kept: int, *, seed: int, round_number: int, client_id: str) -> Indices:
     """Which `kept` of its `count` samples a client goes over in a round, in their order."""
-    keys = _stream(f"subfleet round part 1/{seed}/{round_number}/{client_id}").random_raw(count)
+    keys = _make_stream(f"subfleet round part 1/{seed}/{round_number}/{client_id}").random_raw(count)
     return np.sort(np.argsort(keys, kind="stable")[:kept]).astype(np.int64)
 
 
@@ -56,7 +56,7 @@ def iter_batches(
         real = order[start : start + batch_size]
         mask = np.zeros(batch_size, np.float32)
         mask[: len(real)] = 1
-        yield _filled(real, batch_size), mask
+        yield _pad(real, batch_size), mask
 
 
 def split_batch(indices: Indices, mask: Mask, size: int) -> Iterator[tuple[Indices, Mask]]:
@@ -72,7 +72,7 @@ def split_batch(indices: Indices, mask: Mask, size: int) -> Iterator[tuple[Indic
         part = real[start : start + size]
         part_mask = np.zeros(size, np.float32)
         part_mask[: len(part)] = 1
-        yield _filled(part, size), part_mask
+        yield _pad(part, size), part_mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +108,16 @@ def step_random(shape: tuple[int, ...], origin: StepOrigin, *, place: int = 0, p
     """
     # The client id stands last, as in the order of batches.
     numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}/{place}"
-    stream = _stream(f"subfleet random 1/{numbers}/{origin.client_id}")
+    stream = _make_stream(f"subfleet random 1/{numbers}/{origin.client_id}")
     stream.advance(part * math.prod(shape))
-    return _uniform(stream, shape)
+    return _draw_uniform(stream, shape)
 
 
 def path_random(origin: StepOrigin) -> np.random.Generator:
     """What the path of one batch is drawn with; the same whenever a training is replayed."""
     # The client id stands last, as in the order of batches.
     numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}"
-    return np.random.Generator(_stream(f"subfleet path 1/{numbers}/{origin.client_id}"))
+    return np.random.Generator(_make_stream(f"subfleet path 1/{numbers}/{origin.client_id}"))
 
 
 def sample_random(
@@ -128,15 +128,17 @@ def sample_random(
     A sample's row is the same in whatever batch it comes, and whenever a training is replayed.
     """
     # The client id stands last, as in the order of batches.
-    return _uniform(_stream(f"subfleet sample random 1/{seed}/{round_number}/{epoch}/{client_id}"), (count, columns))
+    return _draw_uniform(
+        _make_stream(f"subfleet sample random 1/{seed}/{round_number}/{epoch}/{client_id}"), (count, columns)
+    )
 
 
-def _stream(identity: str) -> np.random.PCG64:
+def _make_stream(identity: str) -> np.random.PCG64:
     entropy = int.from_bytes(hashlib.sha256(identity.encode()).digest(), "little")
     return np.random.PCG64(np.random.SeedSequence(entropy))
 
 
-def _uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> Mask:
+def _draw_uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> Mask:
     uniform: Mask = np.empty(math.prod(shape), np.float32)
     # Piece by piece: the raw numbers take twice the memory of what is made of them.
     for start in range(0, len(uniform), _DRAWN_AT_ONCE):
@@ -146,5 +148,5 @@ def _uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> Mask:
     return uniform.reshape(shape)
 
 
-def _filled(real: Indices, size: int) -> Indices:
+def _pad(real: Indices, size: int) -> Indices:
     return np.pad(real, (0, size - len(real)), constant_values=real[0])

@@ -11,7 +11,7 @@ from subfleet.tasks.named_dataset import NamedDataset
 __all__ = ["DATASETS"]
 
 
-def _dataset_of(found: Any) -> Any:
+def _create(found: Any) -> Any:
     """What is registered: a data set, or a function that takes nothing and gives one."""
     return found() if callable(found) else found
 
@@ -26,5 +26,5 @@ def _problem(found: object, name: str) -> str:
     return "" if name.isidentifier() else f"{name!r:.80} must be letters, digits and underscores"
 
 
-DATASETS = Registry[NamedDataset]("subfleet.datasets", "data set", read=_dataset_of, check=_problem)
+DATASETS = Registry[NamedDataset]("subfleet.datasets", "data set", read=_create, check=_problem)
 """Every data set that is installed, by the name that `[data] name = "..."` and `NAME:train` give."""

@@ -8,10 +8,10 @@ from subfleet.protocol.class_names import class_places
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.shaping import shaped
-from subfleet.tasks.transforms.preparing import transformed
+from subfleet.tasks.shaping import reshape_samples
+from subfleet.tasks.transforms.data_transform import transform_dataset
 
-__all__ = ["DataForm", "in_form"]
+__all__ = ["DataForm", "fit_to_form"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class DataForm:
     transform: DataTransform | None = None
 
 
-def in_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+def fit_to_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:
     """A data set as a model takes it.
 
     Args:
@@ -49,17 +49,17 @@ def in_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:
         DataError: the samples have another shape, cannot be transformed, or were transformed otherwise before; labels
             are no classes, or a class is none of the model's.
     """
-    dataset = shaped(_transformed(dataset, form, source), form.input_shape, f"samples of {source!r}")
-    dataset = _labelled(dataset, form, source)
+    dataset = reshape_samples(_apply_transform(dataset, form, source), form.input_shape, f"samples of {source!r}")
+    dataset = _fit_labels(dataset, form, source)
     if form.class_count and dataset.labels.dtype != np.int64:
         raise DataError(
             f"labels of {source!r} are floating point numbers, but the model takes classes: write them as integers "
             f"from 0 to {form.class_count - 1}"
         )
-    return _counted(_named(dataset, form, source), form, source)
+    return _check_class_count(_map_classes(dataset, form, source), form, source)
 
 
-def _labelled(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+def _fit_labels(dataset: Dataset, form: DataForm, source: str) -> Dataset:
     """With labels of the type and the shape that the model takes."""
     labels = dataset.labels
     if form.targets and labels.dtype == np.int64:
@@ -80,7 +80,7 @@ def _labelled(dataset: Dataset, form: DataForm, source: str) -> Dataset:
     return dataset if labels is dataset.labels else replace(dataset, labels=labels, class_names=())
 
 
-def _transformed(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+def _apply_transform(dataset: Dataset, form: DataForm, source: str) -> Dataset:
     """Transformed once: data that were written after they were transformed say so."""
     if dataset.transform == form.transform:
         return dataset
@@ -89,10 +89,10 @@ def _transformed(dataset: Dataset, form: DataForm, source: str) -> Dataset:
             f"samples of {source!r} were transformed already, and otherwise than the model's are; use data as they "
             "were before"
         )
-    return transformed(dataset, form.transform, source)
+    return transform_dataset(dataset, form.transform, source)
 
 
-def _named(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+def _map_classes(dataset: Dataset, form: DataForm, source: str) -> Dataset:
     """With its labels as indices into the model's classes, where they have names."""
     if not dataset.class_names or form.classes is None or dataset.class_names == form.classes:
         return dataset
@@ -106,7 +106,7 @@ def _named(dataset: Dataset, form: DataForm, source: str) -> Dataset:
     return replace(dataset, labels=moved, class_names=form.classes)
 
 
-def _counted(dataset: Dataset, form: DataForm, source: str) -> Dataset:
+def _check_class_count(dataset: Dataset, form: DataForm, source: str) -> Dataset:
     if not form.class_count:
         return dataset
     if dataset.class_names and len(dataset.class_names) != form.class_count:

@@ -113,7 +113,7 @@ class Dataset:
         owners = None if self.owners is None else self.owners[indices]
         return replace(self, inputs=self.inputs[indices], labels=self.labels[indices], owners=owners)
 
-    def apart(self, count: int) -> "tuple[Dataset, Dataset]":
+    def split_off(self, count: int) -> "tuple[Dataset, Dataset]":
         """The data set without some samples, and these: evenly spread, as files often have classes one after another.
 
         Args:

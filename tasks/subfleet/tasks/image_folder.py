@@ -21,7 +21,7 @@ from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.measuring import InputMeter
 from subfleet.tasks.pictures import MAX_BYTE, Picture, read_header, read_pixels
 from subfleet.tasks.shaping import shape_problem
-from subfleet.tasks.transforms.preparing import normalise_in_place, prepared
+from subfleet.tasks.transforms.data_transform import normalise_in_place, prepare_picture
 
 __all__ = ["describe_image_folder", "read_image_folder"]
 
@@ -38,7 +38,7 @@ _NAME_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
+class _Listing:
     """Every picture of a folder, with its class.
 
     Attributes:
@@ -78,10 +78,10 @@ def read_image_folder(
             or a folder's name cannot be that of a class.
         MissingExtraError: Pillow is not installed.
     """
-    listed = _listed(folder)
+    listed = _list_pictures(folder)
     applied = transform or DataTransform()
-    size = _one_size(listed, applied)
-    channels = applied.channels or _channels(listed, size, taken)
+    size = _find_common_size(listed, applied)
+    channels = applied.channels or _choose_channels(listed, size, taken)
     if len(applied.mean) > 1 and len(applied.mean) != channels:
         raise DataError(
             f"data.transform has means of {len(applied.mean)} channels, but pictures are fed with {channels}"
@@ -92,9 +92,9 @@ def read_image_folder(
         raise DataError(f"data folder {str(folder)!r} is too large for memory; use fewer or smaller images") from error
     problems = _Problems(folder)
     for row, picture in enumerate(listed.pictures):
-        with problems.noted(picture.path):
-            inputs[row] = prepared(read_pixels(picture, channels), applied)
-    problems.tell()
+        with problems.collect(picture.path):
+            inputs[row] = prepare_picture(read_pixels(picture, channels), applied)
+    problems.raise_all()
     inputs /= np.float32(MAX_BYTE)
     normalise_in_place(inputs, applied)
     labels = np.array(listed.labels, np.int64)
@@ -111,14 +111,14 @@ def describe_image_folder(folder: Path) -> DataSummary:
         DataError: as of `read_image_folder`, but pictures may have any size.
         MissingExtraError: Pillow is not installed.
     """
-    listed, meter, problems = _listed(folder), InputMeter(), _Problems(folder)
+    listed, meter, problems = _list_pictures(folder), InputMeter(), _Problems(folder)
     channels = listed.usual_channels
     for picture in listed.pictures:
-        with problems.noted(picture.path):
+        with problems.collect(picture.path):
             meter.add(read_pixels(picture, channels).astype(np.float32) / np.float32(MAX_BYTE))
-    problems.tell()
+    problems.raise_all()
     sizes = Counter((picture.height, picture.width) for picture in listed.pictures)
-    size = _usual(sizes)
+    size = _most_common(sizes)
     pixels = sum(math.prod(one) * count for one, count in sizes.items())
     counts = np.bincount(listed.labels, minlength=len(listed.names))
     return DataSummary(
@@ -142,7 +142,7 @@ class _Problems:
         self._found = list[str]()
 
     @contextmanager
-    def noted(self, path: Path) -> Iterator[None]:
+    def collect(self, path: Path) -> Iterator[None]:
         """Remember what is wrong with a picture, and go on to the next one."""
         try:
             yield
@@ -154,7 +154,7 @@ class _Problems:
         """Whether there is one."""
         return bool(self._found)
 
-    def tell(self) -> None:
+    def raise_all(self) -> None:
         """Raise DataError with the first of them, and how many more there are."""
         if not self._found:
             return
@@ -163,21 +163,21 @@ class _Problems:
         raise DataError(f"{counted} of {str(self._folder)!r} cannot be used: {'; '.join(self._found[:_SHOWN])}{more}")
 
 
-def _usual(sizes: "Counter[tuple[int, int]]") -> tuple[int, int]:
+def _most_common(sizes: "Counter[tuple[int, int]]") -> tuple[int, int]:
     return max(sizes.items(), key=lambda item: (item[1], item[0]))[0]
 
 
-def _one_size(listed: _Listed, transform: DataTransform) -> tuple[int, int]:
+def _find_common_size(listed: _Listing, transform: DataTransform) -> tuple[int, int]:
     """Height and width of all images, once they are transformed."""
     found, sizes = dict[tuple[int, int], Picture](), Counter[tuple[int, int]]()
     problems = _Problems(listed.folder)
     for picture in listed.pictures:
-        with problems.noted(picture.path):
+        with problems.collect(picture.path):
             size = _size_of(picture, transform)
             found.setdefault(size, picture)
             sizes[size] += 1
-    problems.tell()
-    height, width = _usual(sizes)
+    problems.raise_all()
+    height, width = _most_common(sizes)
     odd = next((one for size, one in found.items() if size != (height, width)), None)
     if odd is not None:
         raise DataError(
@@ -195,7 +195,7 @@ def _size_of(picture: Picture, transform: DataTransform) -> tuple[int, int]:
         raise DataError(f"cannot be brought to the run's data.transform: {error}") from error
 
 
-def _channels(listed: _Listed, size: tuple[int, int], taken: tuple[int, ...] | None) -> int:
+def _choose_channels(listed: _Listing, size: tuple[int, int], taken: tuple[int, ...] | None) -> int:
     """As many as a model takes; without one, as most pictures have."""
     if taken is None:
         return listed.usual_channels
@@ -208,25 +208,25 @@ def _channels(listed: _Listed, size: tuple[int, int], taken: tuple[int, ...] | N
     return fitting[0]
 
 
-def _listed(folder: Path) -> _Listed:
-    names, files = _files(folder)
+def _list_pictures(folder: Path) -> _Listing:
+    names, files = _list_files(folder)
     pictures, problems = list[Picture](), _Problems(folder)
     for path, _ in files:
-        with problems.noted(path):
+        with problems.collect(path):
             pictures.append(read_header(path))
     if problems.any:  # the damage of others is told of with them
         for picture in pictures:
-            with problems.noted(picture.path):
+            with problems.collect(picture.path):
                 read_pixels(picture, 1)
-    problems.tell()
-    return _Listed(folder=folder, names=names, pictures=tuple(pictures), labels=tuple(label for _, label in files))
+    problems.raise_all()
+    return _Listing(folder=folder, names=names, pictures=tuple(pictures), labels=tuple(label for _, label in files))
 
 
-def _files(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
+def _list_files(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
     """Names of the classes in their order, and each image's file with its class."""
     try:
         # Some file systems write an accent as a character of its own.
-        normal = {entry: unicodedata.normalize("NFC", entry.name) for entry in _class_folders(folder)}
+        normal = {entry: unicodedata.normalize("NFC", entry.name) for entry in _iterate_class_folders(folder)}
         names = in_natural_order(normal.values())
         check_class_names(names)
         folders = {name: entry for entry, name in normal.items()}
@@ -248,7 +248,7 @@ def _files(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
     return names, images
 
 
-def _class_folders(folder: Path) -> Iterator[Path]:
+def _iterate_class_folders(folder: Path) -> Iterator[Path]:
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.name.startswith(".") and entry.name.lower() not in _NO_CLASSES:
             yield entry

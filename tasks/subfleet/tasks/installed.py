@@ -2,7 +2,7 @@
 
 from subfleet.tasks import known_classes
 from subfleet.tasks.named_dataset import NamedDataset
-from subfleet.tasks.readers.installed import (
+from subfleet.tasks.readers.included import (
     ATTRIBUTES,
     BRIGHTNESSES,
     PIXEL_CLASSES,

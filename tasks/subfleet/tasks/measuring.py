@@ -5,19 +5,19 @@ import numpy.typing as npt
 
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.transforms.preparing import unnormalised
+from subfleet.tasks.transforms.data_transform import undo_normalisation
 
-__all__ = ["InputMeter", "statistics_of"]
+__all__ = ["InputMeter", "measure_inputs"]
 
 _VALUES_AT_ONCE = 2**18
 
 
-def statistics_of(dataset: Dataset) -> InputStatistics:
+def measure_inputs(dataset: Dataset) -> InputStatistics:
     """What the inputs of a data set are like; of those that were normalised, as they were before."""
     meter = InputMeter()
     rows = max(1, _VALUES_AT_ONCE * len(dataset) // dataset.inputs.size)
     for start in range(0, len(dataset), rows):
-        meter.add(unnormalised(dataset.inputs[start : start + rows], dataset.transform))
+        meter.add(undo_normalisation(dataset.inputs[start : start + rows], dataset.transform))
     return meter.result()
 
 

@@ -11,7 +11,7 @@ from subfleet.protocol.limits import MAX_COUNTED_CLASSES
 from subfleet.protocol.metric_sums import MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums, Totals
 from subfleet.protocol.task_kinds import TaskKind
 
-__all__ = ["Tally", "score_bins"]
+__all__ = ["MetricTally", "score_bins"]
 
 Outputs = npt.NDArray[np.floating]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -26,7 +26,7 @@ def score_bins(logits: Outputs) -> _Counts:
     return places + SCORE_BINS // 2
 
 
-class Tally:
+class MetricTally:
     """The sums of batches, one after the other.
 
     Args:

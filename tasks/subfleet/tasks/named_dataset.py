@@ -10,9 +10,9 @@ import numpy as np
 from subfleet.protocol.errors import DataError, FileError, SubfleetError
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.source_files import DataFolders, SourceFile, data_folders, locate
+from subfleet.tasks.source_files import DataFolders, SourceFile, find_data_folders, locate
 
-__all__ = ["NamedDataset", "Reader", "TrainTest", "silent"]
+__all__ = ["NamedDataset", "Reader", "TrainTest", "ignore_announcement"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ Reader = Callable[[Sequence[Path]], TrainTest]
 """Reads a data set's files, given in its order; what it stumbles over becomes a `DataError` in `NamedDataset.load`."""
 
 
-def silent(text: str) -> None:
+def ignore_announcement(text: str) -> None:
     """Tell nobody."""
 
 
@@ -75,7 +75,9 @@ class NamedDataset:
         predicts = "sample" if self.kind.places == "any" else self.kind.places
         return self.kind.label_shape(self.input_shape, self.class_count, predicts)
 
-    def load(self, folders: DataFolders | None = None, *, announce: Callable[[str], None] = silent) -> TrainTest:
+    def load(
+        self, folders: DataFolders | None = None, *, announce: Callable[[str], None] = ignore_announcement
+    ) -> TrainTest:
         """Read the data set, from SUBFLEET_DATA, the cache or its official address, in that order.
 
         Args:
@@ -88,7 +90,7 @@ class NamedDataset:
             TransportError: an address cannot be reached.
             MissingExtraError: the package that brings the data is not installed.
         """
-        folders = folders or data_folders()
+        folders = folders or find_data_folders()
         paths = [locate(file, folders, announce) for file in self.files]
         places = ", ".join(repr(str(path)) for path in paths)
         try:
@@ -96,7 +98,7 @@ class NamedDataset:
             for part in (parts.train, parts.test):
                 self._check(part)
             if self.class_names:
-                parts = TrainTest(train=self._named(parts.train), test=self._named(parts.test))
+                parts = TrainTest(train=self._add_class_names(parts.train), test=self._add_class_names(parts.test))
         except DataError as error:
             raise DataError(f"data set {self.name!r} cannot be read from {places}: {error}") from error
         except SubfleetError:
@@ -113,7 +115,7 @@ class NamedDataset:
             ) from error
         return parts
 
-    def _named(self, part: Dataset) -> Dataset:
+    def _add_class_names(self, part: Dataset) -> Dataset:
         return replace(part, class_names=self.class_names)
 
     def _check(self, part: Dataset) -> None:

@@ -84,7 +84,7 @@ def read_header(path: Path) -> Picture:
             raise DataError(f"has {width * height} pixels, but may have {MAX_IMAGE_PIXELS}; scale it down")
         if not _is_known(image):
             raise DataError(f"is of mode {image.mode}, but must have 8 or 16 bits a channel; convert it")
-        orientation = _orientation(image)
+        orientation = _read_orientation(image)
         if orientation >= _FIRST_TURNED_OVER:
             width, height = height, width
         gray = image.mode not in _COLOUR_MODES
@@ -103,14 +103,14 @@ def read_pixels(picture: Picture, channels: int) -> npt.NDArray[np.uint8]:
         MissingExtraError: Pillow is not installed.
     """
     with _open(picture.path) as image:
-        pixels = _tried("cannot be decoded", lambda: _decoded(image, picture, channels))
+        pixels = _tried("cannot be decoded", lambda: _decode(image, picture, channels))
     if pixels.shape != (picture.height, picture.width, channels):
         raise DataError("is of another size than its header says; replace or remove it")
     result: npt.NDArray[np.uint8] = np.moveaxis(pixels, 2, 0)
     return result
 
 
-def _decoded(image: Any, picture: Picture, channels: int) -> npt.NDArray[np.uint8]:
+def _decode(image: Any, picture: Picture, channels: int) -> npt.NDArray[np.uint8]:
     image.load()
     turn = _TURNS.get(picture.orientation)
     if turn is not None:
@@ -129,7 +129,7 @@ def _is_known(image: Any) -> bool:
     return wide or image.mode in _GRAY_MODES | _COLOUR_MODES | _SIXTEEN_BITS
 
 
-def _orientation(image: Any) -> int:
+def _read_orientation(image: Any) -> int:
     # Pillow turns TIFF by itself, and would decode the whole of a PNG to look for a tag behind its pixels.
     if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
         return 1
@@ -145,10 +145,10 @@ def _open(path: Path) -> Any:
     try:
         return pillow.open(path, formats=_FORMATS)
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise DataError(f"is too large to decode ({_shown(error)}); scale it down") from error
+        raise DataError(f"is too large to decode ({_describe(error)}); scale it down") from error
     # The header is read by the format's own parser, which may raise nearly anything on broken files.
     except Exception as error:
-        raise DataError(f"cannot be read ({_shown(error)}); replace or remove it") from error
+        raise DataError(f"cannot be read ({_describe(error)}); replace or remove it") from error
 
 
 def _tried(what: str, decode: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
@@ -156,10 +156,10 @@ def _tried(what: str, decode: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArra
         return decode()
     # Decoders raise whatever their format's parser stumbles over: OSError, SyntaxError, ValueError, IndexError ...
     except Exception as error:
-        raise DataError(f"{what} ({_shown(error)}); replace or remove it") from error
+        raise DataError(f"{what} ({_describe(error)}); replace or remove it") from error
 
 
-def _shown(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     # Pillow names the file again, which may be long.
     words = " ".join(str(error).split())
     return "it is no picture of a known format" if "cannot identify" in words else f"{words:.{_REASON_CHARACTERS}}"

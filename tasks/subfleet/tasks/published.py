@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-def _gzips(folder: str, url: str, files: Mapping[str, tuple[int, str]]) -> tuple[SourceFile, ...]:
+def _list_gzips(folder: str, url: str, files: Mapping[str, tuple[int, str]]) -> tuple[SourceFile, ...]:
     """The four files of the MNIST family; sizes and SHA-256 by name."""
     return tuple(
         SourceFile(paths=(f"{folder}/{name}",), url=f"{url}{name}", limit_bytes=size_bytes, checksum=f"sha256:{digits}")
@@ -45,7 +45,7 @@ def _gzips(folder: str, url: str, files: Mapping[str, tuple[int, str]]) -> tuple
 
 _TRAIN_IMAGES, _TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 _TEST_IMAGES, _TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
-_MNIST_FILES = _gzips(
+_MNIST_FILES = _list_gzips(
     "mnist",
     # The authors' own address no longer serves the files; this is the mirror that torchvision keeps of them.
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -56,7 +56,7 @@ _MNIST_FILES = _gzips(
         _TEST_LABELS: (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     },
 )
-_FASHION_FILES = _gzips(
+_FASHION_FILES = _list_gzips(
     "fashion_mnist",
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     {

@@ -6,7 +6,7 @@ from dataclasses import replace
 from subfleet.protocol.errors import DataError
 from subfleet.tasks.dataset import Dataset
 
-__all__ = ["shape_problem", "shaped"]
+__all__ = ["reshape_samples", "shape_problem"]
 
 
 def shape_problem(given: tuple[int, ...], taken: tuple[int, ...]) -> str:
@@ -23,13 +23,13 @@ def shape_problem(given: tuple[int, ...], taken: tuple[int, ...]) -> str:
     mismatch = f"have shape {given}, but the model takes {taken}"
     if math.prod(given) != math.prod(taken):
         return f"{mismatch}: another number of values"
-    wide_given, wide_taken = _wide(given), _wide(taken)
+    wide_given, wide_taken = _drop_ones(given), _drop_ones(taken)
     if wide_given != wide_taken and min(len(wide_given), len(wide_taken)) > 1:
         return f"{mismatch}: as many values, in other dimensions"
     return ""
 
 
-def shaped(dataset: Dataset, taken: tuple[int, ...], what: str) -> Dataset:
+def reshape_samples(dataset: Dataset, taken: tuple[int, ...], what: str) -> Dataset:
     """A data set with its samples in the shape that a model takes.
 
     Args:
@@ -48,5 +48,5 @@ def shaped(dataset: Dataset, taken: tuple[int, ...], what: str) -> Dataset:
     return replace(dataset, inputs=dataset.inputs.reshape(-1, *taken))
 
 
-def _wide(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _drop_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from subfleet.protocol.errors import ConfigError, DataError, FileError
 from subfleet.protocol.homes import cache_folder
 
-__all__ = ["DataFolders", "SourceFile", "availability", "data_folders", "locate"]
+__all__ = ["DataFolders", "SourceFile", "find_availability", "find_data_folders", "locate"]
 
 _BLOCK_BYTES = 2**20
 
@@ -54,7 +54,7 @@ class DataFolders:
     cache: Path
 
 
-def data_folders() -> DataFolders:
+def find_data_folders() -> DataFolders:
     """What the environment says: $SUBFLEET_DATA, and below $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
@@ -67,11 +67,11 @@ def data_folders() -> DataFolders:
     return DataFolders(given=Path(given) if given else None, cache=cache_folder() / "subfleet" / "data")
 
 
-def availability(file: SourceFile, folders: DataFolders) -> str:
+def find_availability(file: SourceFile, folders: DataFolders) -> str:
     """Where a file would come from: "given", "cached", "download" or "missing"."""
-    if folders.given is not None and _found(file, folders.given) is not None:
+    if folders.given is not None and _find(file, folders.given) is not None:
         return "given"
-    if _found(file, folders.cache) is not None:
+    if _find(file, folders.cache) is not None:
         return "cached"
     return "download" if file.url else "missing"
 
@@ -90,7 +90,7 @@ def locate(file: SourceFile, folders: DataFolders, announce: Callable[[str], Non
         TransportError: its address cannot be reached.
     """
     for folder in (folders.given, folders.cache):
-        path = None if folder is None else _found(file, folder)
+        path = None if folder is None else _find(file, folder)
         if path is not None:
             _check(file, path)
             return path
@@ -108,7 +108,7 @@ def locate(file: SourceFile, folders: DataFolders, announce: Callable[[str], Non
     return target
 
 
-def _found(file: SourceFile, folder: Path) -> Path | None:
+def _find(file: SourceFile, folder: Path) -> Path | None:
     return next((folder / path for path in file.paths if (folder / path).exists()), None)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from subfleet.protocol.errors import ConfigError, DataError, FileError
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.suggestion import did_you_mean
-from subfleet.tasks.arrays_file import dataset_of, read_npz, write_npz
-from subfleet.tasks.data_form import DataForm, in_form
+from subfleet.tasks.arrays_file import make_dataset, read_npz, write_npz
+from subfleet.tasks.data_form import DataForm, fit_to_form
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.image_folder import describe_image_folder, read_image_folder
-from subfleet.tasks.measuring import statistics_of
+from subfleet.tasks.measuring import measure_inputs
 
 __all__ = ["describe_source", "read_dataset", "write_npz"]
 
@@ -48,7 +48,7 @@ def read_dataset(source: str, form: DataForm | None = None) -> Dataset:
     """
     if form is None:
         return _read(source, None)
-    return in_form(_read(source, form), form, source)
+    return fit_to_form(_read(source, form), form, source)
 
 
 def describe_source(source: str) -> DataSummary:
@@ -57,13 +57,13 @@ def describe_source(source: str) -> DataSummary:
     Pictures of a folder may have several sizes, which the transform of a run may bring to one.
     """
     path = Path(source)
-    if _kind_of(source, path)[0]:
+    if _inspect(source, path)[0]:
         return describe_image_folder(path)
     dataset = read_dataset(source)
-    return replace(dataset.summary(), inputs=statistics_of(dataset))
+    return replace(dataset.summary(), inputs=measure_inputs(dataset))
 
 
-def _kind_of(source: str, path: Path) -> tuple[bool, bool]:
+def _inspect(source: str, path: Path) -> tuple[bool, bool]:
     """Whether a path is a folder, and whether it is there at all."""
     try:
         return path.is_dir(), path.exists()
@@ -73,7 +73,7 @@ def _kind_of(source: str, path: Path) -> tuple[bool, bool]:
 
 def _read(source: str, form: DataForm | None) -> Dataset:
     path = Path(source)
-    is_folder, exists = _kind_of(source, path)
+    is_folder, exists = _inspect(source, path)
     if is_folder and form is None:
         return read_image_folder(path)
     if is_folder and form is not None:
@@ -118,7 +118,7 @@ def _read_entry_point(source: str, module_name: str, function_name: str, meant: 
         ) from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise DataError(f"data source {source!r} returned {type(result).__name__}, but must return (inputs, labels)")
-    return dataset_of(result[0], result[1], source)
+    return make_dataset(result[0], result[1], source)
 
 
 def _import(source: str, module_name: str, function_name: str, meant: str) -> Callable[[], Any]:

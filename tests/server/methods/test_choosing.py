@@ -32,8 +32,8 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.state import AcceptedUpdate
-from subfleet.testing.rounds import Client, change_of, client_of, context_with, first_state
-from subfleet.testing.submodels import held_places
+from subfleet.testing.rounds import DrawnClient, draw_change, draw_state, make_context, store_update
+from subfleet.testing.submodels import find_held_elements
 from subfleet.transport.blob_store import BlobStore
 
 OORT = Oort(model="smallest")
@@ -367,17 +367,17 @@ def test_a_method_that_transforms_whole_updates_sends_no_parts_of_them() -> None
 
 
 def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
-    context = context_with(PyramidFL())
+    context = make_context(PyramidFL())
     network: Network = context.network
     names = tuple(network.shapes(context.space[-1]))
     sent = {"ada": names[:2], "bob": names[1:3]}
-    state, blobs, clients = first_state(network), BlobStore(tmp_path), []
+    state, blobs, clients = draw_state(network), BlobStore(tmp_path), []
     for name, tensors in sent.items():
-        drawn = Client(name=name, size=len(context.space) - 1)
-        client = client_of(context, drawn, blobs)
+        drawn = DrawnClient(name=name, size=len(context.space) - 1)
+        client = store_update(context, drawn, blobs)
         assert client.task is not None
         assert client.update is not None
-        changes = change_of(context, drawn, 1)
+        changes = draw_change(context, drawn, 1)
         ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
         assert isinstance(client.task.work, Train)
         task = replace(client.task, work=replace(client.task.work, sends=tensors))
@@ -385,12 +385,12 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
         clients.append(client)
     aggregated = Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients)
     assert not aggregated.refused
-    whole = held_places(network, context.space[-1])
+    whole = find_held_elements(network, context.space[-1])
     for name in network.tensors:
         moved = aggregated.state.shared[name] != state.shared[name]
         senders = [one for one, which in sent.items() if name in which]
         assert bool(moved.any()) == bool(senders), name
         if len(senders) == 1:  # alone it counts in full, whatever the other weighs
-            change = change_of(context, Client(name=senders[0], size=len(context.space) - 1), 1)[name]
+            change = draw_change(context, DrawnClient(name=senders[0], size=len(context.space) - 1), 1)[name]
             torch.testing.assert_close(aggregated.state.shared[name] - state.shared[name], change, rtol=1e-4, atol=1e-6)
         assert whole[name].all()

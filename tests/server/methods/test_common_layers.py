@@ -7,24 +7,26 @@ import pytest
 import torch
 
 from subfleet.elastic.maps import extract
-from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.flexifed import FlexiFed, Sharing
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext
-from subfleet.testing.rounds import Client, change_of, context_with, first_state, play, seen
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import DrawnClient, draw_change, draw_state, make_context, play, view_model
+from subfleet.testing.submodels import have_same_bits
 
 SHARINGS: tuple[Sharing, ...] = ("basic", "clustered", "max")
 EVERY = pytest.mark.parametrize("sharing", SHARINGS)
 
 
-def averaged(context: RunContext, before: ModelState, after: ModelState, client: Client, number: int = 1) -> set[str]:
+def averaged(
+    context: RunContext, before: ModelState, after: ModelState, client: DrawnClient, number: int = 1
+) -> set[str]:
     """Tensors of a client that moved otherwise than by its own change."""
     received, trained = (
-        extract(context.network, context.space[client.size], seen(context, s, client)) for s in (before, after)
+        extract(context.network, context.space[client.size], view_model(context, s, client)) for s in (before, after)
     )
-    change = change_of(context, client, number)
+    change = draw_change(context, client, number)
     return {
         name for name in change if not torch.allclose(trained[name] - received[name], change[name], rtol=0, atol=1e-6)
     }
@@ -41,10 +43,10 @@ def whole_and_shallow(context: RunContext) -> tuple[int, int]:
 def test_flexifed_averages_more_the_further_it_shares(tmp_path: Path) -> None:
     found: dict[str, list[set[str]]] = {}
     for sharing in SHARINGS:
-        context = context_with(FlexiFed(sharing=sharing))
+        context = make_context(FlexiFed(sharing=sharing))
         whole, shallow = whole_and_shallow(context)
-        clients = [Client(name=name, size=size) for name, size in (("a", whole), ("b", whole), ("c", shallow))]
-        state = first_state(context.network)
+        clients = [DrawnClient(name=name, size=size) for name, size in (("a", whole), ("b", whole), ("c", shallow))]
+        state = draw_state(context.network)
         aggregated = play(context, state, clients, tmp_path).state
         found[sharing] = [averaged(context, state, aggregated, client) for client in clients]
         assert not any(name.startswith("head") for names in found[sharing] for name in names)
@@ -60,11 +62,11 @@ def test_flexifed_averages_more_the_further_it_shares(tmp_path: Path) -> None:
 
 @EVERY
 def test_with_one_architecture_it_is_fedavg_but_for_the_head(sharing: Sharing, tmp_path: Path) -> None:
-    context, reference = context_with(FlexiFed(weighting="samples", sharing=sharing)), context_with(FedAvg())
-    state, whole = first_state(context.network), len(context.space) - 1
-    clients = [Client(name=name, size=whole, samples=count) for name, count in (("a", 3), ("b", 8))]
+    context, reference = make_context(FlexiFed(weighting="samples", sharing=sharing)), make_context(FedAvg())
+    state, whole = draw_state(context.network), len(context.space) - 1
+    clients = [DrawnClient(name=name, size=whole, samples=count) for name, count in (("a", 3), ("b", 8))]
     mean = play(reference, state, [replace(client, size=0) for client in clients], tmp_path).state.shared
-    aggregated = seen(context, play(context, state, clients, tmp_path).state, clients[0])
+    aggregated = view_model(context, play(context, state, clients, tmp_path).state, clients[0])
     assert all(torch.equal(aggregated[name], mean[name]) for name in mean if not name.startswith("head"))
     assert not torch.equal(aggregated["head.weight"], mean["head.weight"])
 
@@ -72,29 +74,29 @@ def test_with_one_architecture_it_is_fedavg_but_for_the_head(sharing: Sharing, t
 @pytest.mark.slow
 @EVERY
 def test_with_other_first_layers_it_is_standalone(sharing: Sharing, tmp_path: Path) -> None:
-    context, reference = context_with(FlexiFed(sharing=sharing)), context_with(Standalone())
+    context, reference = make_context(FlexiFed(sharing=sharing)), make_context(Standalone())
     widths = {context.network.shapes(size)["stem.weight"]: place for place, size in enumerate(context.space)}
     assert len(widths) == 3
-    clients = [Client(name=f"client{place}", size=place) for place in widths.values()]
-    state = first_state(context.network)
+    clients = [DrawnClient(name=f"client{place}", size=place) for place in widths.values()]
+    state = draw_state(context.network)
     shared, alone = (play(one, state, clients, tmp_path).state for one in (context, reference))
     for client in clients:
-        assert same_bits(seen(context, shared, client), seen(reference, alone, client))
+        assert have_same_bits(view_model(context, shared, client), view_model(reference, alone, client))
 
 
 def test_who_comes_later_with_another_architecture_takes_nothing_from_the_others(tmp_path: Path) -> None:
-    context = context_with(FlexiFed(sharing="basic"))
+    context = make_context(FlexiFed(sharing="basic"))
     whole, _ = whole_and_shallow(context)
-    a, b, absent = (Client(name=name, size=whole) for name in ("a", "b", "absent"))
-    narrow = Client(name="narrow", size=0)
-    first = play(context, first_state(context.network), [a, b, absent], tmp_path, 1).state
-    assert "stem.weight" in averaged(context, first_state(context.network), first, a)
-    second = play(context, unpacked(packed(first)), [a, b, narrow], tmp_path, 2).state
+    a, b, absent = (DrawnClient(name=name, size=whole) for name in ("a", "b", "absent"))
+    narrow = DrawnClient(name="narrow", size=0)
+    first = play(context, draw_state(context.network), [a, b, absent], tmp_path, 1).state
+    assert "stem.weight" in averaged(context, draw_state(context.network), first, a)
+    second = play(context, unpack_state(pack_state(first)), [a, b, narrow], tmp_path, 2).state
     for client in (a, b, narrow):
         assert not averaged(context, first, second, client, 2), "it goes on from what it had, by itself"
-    assert same_bits(seen(context, second, absent), seen(context, first, absent))
+    assert have_same_bits(view_model(context, second, absent), view_model(context, first, absent))
     # The one that was there once still counts: else the others' own layers would be lost to what they had before.
-    third = play(context, unpacked(packed(second)), [a, b], tmp_path, 3).state
+    third = play(context, unpack_state(pack_state(second)), [a, b], tmp_path, 3).state
     assert not averaged(context, second, third, a, 3)
     assert third.sizes == second.sizes
     assert {size.architecture_id for size in third.sizes} == {
@@ -104,7 +106,7 @@ def test_who_comes_later_with_another_architecture_takes_nothing_from_the_others
 
 def test_methods_whose_copies_do_not_go_by_sizes_remember_none(tmp_path: Path) -> None:
     for method in (FlexiFed(sharing="max"), FedAvg()):
-        context = context_with(method)
-        aggregated = play(context, first_state(context.network), [Client(name="a", size=0)], tmp_path).state
+        context = make_context(method)
+        aggregated = play(context, draw_state(context.network), [DrawnClient(name="a", size=0)], tmp_path).state
         assert aggregated.sizes == ()
-        assert not any(name.startswith("sizes") for name in packed(aggregated))
+        assert not any(name.startswith("sizes") for name in pack_state(aggregated))

@@ -26,7 +26,7 @@ from subfleet.aggregation.updates import submodel_weights
 from subfleet.aggregation.views import Views
 from subfleet.elastic import exact_add, exact_mean
 from subfleet.elastic.evaluate import evaluate
-from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.elastic.robust_aggregation import (
     ROBUST_AGGREGATIONS,
     CoordinateMedian,
@@ -43,8 +43,17 @@ from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.context import RunContext
-from subfleet.testing.rounds import MODEL, Client, client_of, config_with, context_with, every_size, first_state, play
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import (
+    MODEL,
+    DrawnClient,
+    draw_state,
+    list_clients,
+    make_config,
+    make_context,
+    play,
+    store_update,
+)
+from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
 pytestmark = pytest.mark.slow
@@ -88,19 +97,19 @@ def _in_turn(jobs: Iterable[Callable[[], bool]], thread_count: int) -> None:
 
 
 def aggregated(context: RunContext, place: torch.device, folder: Path) -> ModelState:
-    return play(context, first_state(context.network).on(place), every_size(context), folder).state
+    return play(context, draw_state(context.network).to(place), list_clients(context), folder).state
 
 
 def check(context: RunContext, place: torch.device, folder: Path, *, exact: bool) -> None:
     """A round of every size there is a round of every size here."""
     there, here = aggregated(context, place, folder / "there"), aggregated(context, CPU, folder / "here")
-    told = {name: tensor for name, tensor in packed(there).items() if not name.endswith("/json")}
+    told = {name: tensor for name, tensor in pack_state(there).items() if not name.endswith("/json")}
     assert {tensor.device.type for tensor in told.values()} == {place.type}
-    back = packed(there.on(CPU))
+    back = pack_state(there.to(CPU))
     if exact or place == ELSEWHERE:
-        assert same_bits(back, packed(here))
+        assert have_same_bits(back, pack_state(here))
         return
-    for name, tensor in packed(here).items():
+    for name, tensor in pack_state(here).items():
         torch.testing.assert_close(back[name], tensor, rtol=1e-4, atol=1e-6)
 
 
@@ -108,7 +117,7 @@ def check(context: RunContext, place: torch.device, folder: Path, *, exact: bool
 def test_a_round_of_every_method_is_aggregated_where_the_model_is(
     name: str, place: torch.device, tmp_path: Path
 ) -> None:
-    check(context_with(QUICK[name]), place, tmp_path, exact=name in EXACT)
+    check(make_context(QUICK[name]), place, tmp_path, exact=name in EXACT)
 
 
 MADE = {one.TYPE: one for one in (CoordinateMedian(), MultiKrum(), NormClipping(max_norm=2.0), TrimmedMean())}
@@ -117,26 +126,26 @@ MADE = {one.TYPE: one for one in (CoordinateMedian(), MultiKrum(), NormClipping(
 @pytest.mark.parametrize("name", MADE)
 def test_so_it_is_with_every_merge(name: str, place: torch.device, tmp_path: Path) -> None:
     assert MADE.keys() == ROBUST_AGGREGATIONS.keys()
-    check(context_with(HeteroFL(), robust_aggregation=MADE[name]), place, tmp_path, exact=False)
+    check(make_context(HeteroFL(), robust_aggregation=MADE[name]), place, tmp_path, exact=False)
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIMISERS)
 def test_so_it_is_with_every_server_optimiser(name: str, place: torch.device, tmp_path: Path) -> None:
     check(
-        context_with(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()), place, tmp_path, exact=False
+        make_context(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()), place, tmp_path, exact=False
     )
 
 
 @pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
 def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, place: torch.device) -> None:
-    context = context_with(HeteroFL(), replace(MODEL, norm="batch"), norms=norms)
+    context = make_context(HeteroFL(), replace(MODEL, norm="batch"), norms=norms)
     inputs = torch.randn(40, *MODEL.input_shape, generator=torch.Generator().manual_seed(2))
     labels = torch.arange(40) % MODEL.class_count
     views = Views(context=context, samples=inputs)
     client = Participant(client_id="ada", architecture=context.space[-2], size=context.space[-2])
     found = []
     for device in (CPU, place):
-        seen = views.for_use(first_state(context.network).on(device), client)
+        seen = views.for_use(draw_state(context.network).to(device), client)
         assert {tensor.device.type for tensor in seen.values()} == {device.type}
         evaluation = evaluate(context.network, client.architecture, seen, inputs, labels)
         score = zico_score(
@@ -162,17 +171,17 @@ def test_networks_grow_and_share_where_the_model_is(share: Any, place: torch.dev
 
 
 def test_what_leaves_the_server_has_the_same_bytes(place: torch.device, tmp_path: Path) -> None:
-    context = context_with(QUICK["fedadam"])
+    context = make_context(QUICK["fedadam"])
     here = aggregated(context, CPU, tmp_path / "blobs")
-    there = here.on(place)
+    there = here.to(place)
     architecture = context.space[0]
     assert submodel_weights(context.network, architecture, there.shared) == submodel_weights(
         context.network, architecture, here.shared
     )
-    sha256 = save_checkpoint(tmp_path / "there", 1, packed(there))
-    assert sha256 == save_checkpoint(tmp_path / "here", 1, packed(here))
-    back = unpacked(load_checkpoint(tmp_path / "there", 1, sha256)).on(place)
-    assert same_bits(packed(back.on(CPU)), packed(here))
+    sha256 = save_checkpoint(tmp_path / "there", 1, pack_state(there))
+    assert sha256 == save_checkpoint(tmp_path / "here", 1, pack_state(here))
+    back = unpack_state(load_checkpoint(tmp_path / "there", 1, sha256)).to(place)
+    assert have_same_bits(pack_state(back.to(CPU)), pack_state(here))
 
 
 def test_a_second_device_refuses_what_an_accelerator_refuses() -> None:
@@ -197,7 +206,7 @@ def test_a_run_on_an_accelerator_that_is_not_there_is_one_sentence(monkeypatch: 
     with pytest.raises(ConfigError, match=r"device is 'cuda', but PyTorch .* finds no GPU here"):
         compute_device("cuda")
     assert compute_device("cpu") == CPU
-    assert config_with(HeteroFL(), device="cuda").fingerprint() != config_with(HeteroFL()).fingerprint()
+    assert make_config(HeteroFL(), device="cuda").fingerprint() != make_config(HeteroFL()).fingerprint()
 
 
 @pytest.mark.parametrize("method", [FedADP(choice="declared"), FlexiFed(choice="declared")], ids=repr)
@@ -207,15 +216,15 @@ def test_a_union_is_succeeded_where_the_model_is(method: AnyMethod, place: torch
     for device in (CPU, place):
         context = united.context_of(method)
         before = (united.retired(context), *united.begun(context, united.SMALL, united.DEEP))
-        state = united.first_model(context, before).on(device)
+        state = united.first_model(context, before).to(device)
         alone, blobs = replace(context, first=context.declared(before[1])), BlobStore(tmp_path / str(device))
-        clients = [client_of(alone, Client(name=f"client{size}", size=size), blobs) for size in range(2)]
+        clients = [store_update(alone, DrawnClient(name=f"client{size}", size=size), blobs) for size in range(2)]
         after = (
             Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, None, before, (united.WIDE,)).state
         )
         assert after.network_ids == ("union2",)
-        assert {tensor.device.type for tensor in packed(after).values()} <= {device.type, "cpu"}
+        assert {tensor.device.type for tensor in pack_state(after).values()} <= {device.type, "cpu"}
         assert {tensor.device.type for tensor in after.of("union2").shared.values()} == {device.type}
-        found.append(packed(after.on(CPU)))
+        found.append(pack_state(after.to(CPU)))
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-6)

@@ -22,9 +22,9 @@ from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
-from subfleet.testing.evaluated import drawn_samples, examined, from_outside
-from subfleet.testing.rounds import MODEL, Client, client_of, context_with, first_state, play
-from subfleet.testing.submodels import held_places
+from subfleet.testing.outside_evaluation import draw_samples, evaluate_outside, examine
+from subfleet.testing.rounds import MODEL, DrawnClient, draw_state, make_context, play, store_update
+from subfleet.testing.submodels import find_held_elements
 from subfleet.transport.blob_store import BlobStore
 
 OF_ONE_SIZE = ("fedavg", "fedprox", "fedadam", "fedyogi", "oort", "power_of_choice", "sattler")
@@ -40,15 +40,15 @@ CASES: Mapping[str, tuple[AnyMethod, Mapping[str, Any]]] = MappingProxyType(
 )
 
 
-def _small(context: RunContext, count: int = 3) -> list[Client]:
+def _small(context: RunContext, count: int = 3) -> list[DrawnClient]:
     """Clients of all sizes but the largest, where there are several."""
     most = max(1, len(context.space) - 1)
-    return [Client(name=f"client{place}", size=place % most, samples=place + 1) for place in range(count)]
+    return [DrawnClient(name=f"client{place}", size=place % most, samples=place + 1) for place in range(count)]
 
 
-def _told(context: RunContext, clients: list[Client], folder: Path) -> EvaluatedModel:
-    aggregated = play(context, first_state(context.network), clients, folder)
-    return examined(context, aggregated, drawn_samples(context.network)).model
+def _told(context: RunContext, clients: list[DrawnClient], folder: Path) -> EvaluatedModel:
+    aggregated = play(context, draw_state(context.network), clients, folder)
+    return examine(context, aggregated, draw_samples(context.network)).model
 
 
 def test_every_method_with_a_size_as_its_parameter_is_tried() -> None:
@@ -58,10 +58,10 @@ def test_every_method_with_a_size_as_its_parameter_is_tried() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_devices_have_trained_and_what_the_checkpoint_holds(case: str, tmp_path: Path) -> None:
     method, changes = CASES[case]
-    context = context_with(method, **changes)
-    first, samples, clients = first_state(context.network), drawn_samples(context.network), _small(context)
+    context = make_context(method, **changes)
+    first, samples, clients = draw_state(context.network), draw_samples(context.network), _small(context)
     aggregated = play(context, first, clients, tmp_path)
-    told, found = examined(context, aggregated, samples), from_outside(context, first, aggregated, samples)
+    told, found = examine(context, aggregated, samples), evaluate_outside(context, first, aggregated, samples)
     assert not found.untrained, f"{found.untrained:.1%} of {told.model.told} was trained by nobody"
     assert told.model.untrained == 0.0
     if not context.roles.techniques.recalibrates:
@@ -69,7 +69,7 @@ def test_it_is_what_devices_have_trained_and_what_the_checkpoint_holds(case: str
 
 
 def test_the_size_that_is_trained_has_its_name_and_the_whole_model_has_none(tmp_path: Path) -> None:
-    context = context_with(FedAvg(model="smallest"))
+    context = make_context(FedAvg(model="smallest"))
     model = _told(context, _small(context), tmp_path)
     size = context.space[0]
     assert (model.kind, model.submodel, model.architecture_id, model.count) == (
@@ -80,35 +80,35 @@ def test_the_size_that_is_trained_has_its_name_and_the_whole_model_has_none(tmp_
     )
     assert model.told == f"submodel {size.name}, the largest that devices have trained"
     assert model.short == size.name
-    whole = _told(context_with(FedAvg()), [Client(name="a", size=0)], tmp_path)
+    whole = _told(make_context(FedAvg()), [DrawnClient(name="a", size=0)], tmp_path)
     assert (whole.submodel, whole.told, whole.short) == ("", "the full model", "full")
 
 
 def test_the_largest_that_was_ever_trained_stays_the_model(tmp_path: Path) -> None:
-    context = context_with(HeteroFL())
+    context = make_context(HeteroFL())
     last = len(context.space) - 1
-    aggregated = play(context, first_state(context.network), [Client(name="a", size=last - 1)], tmp_path)
+    aggregated = play(context, draw_state(context.network), [DrawnClient(name="a", size=last - 1)], tmp_path)
     assert aggregated.state.model == context.space[last - 1]
-    aggregated = play(context, aggregated.state, [Client(name="a", size=0)], tmp_path, 2)
+    aggregated = play(context, aggregated.state, [DrawnClient(name="a", size=0)], tmp_path, 2)
     assert aggregated.state.model == context.space[last - 1]
-    aggregated = play(context, aggregated.state, [Client(name="b", size=last)], tmp_path, 3)
+    aggregated = play(context, aggregated.state, [DrawnClient(name="b", size=last)], tmp_path, 3)
     assert aggregated.state.model == context.network.full_architecture()
     assert not aggregated.state.untrained
 
 
 def test_submodels_that_together_are_the_whole_network_make_it_the_model(tmp_path: Path) -> None:
-    context = context_with(HeteroFL())
-    lacking = held_places(context.network, context.space[0])
-    state = replace(first_state(context.network), untrained=lacking, model=context.space[1])
+    context = make_context(HeteroFL())
+    lacking = find_held_elements(context.network, context.space[0])
+    state = replace(draw_state(context.network), untrained=lacking, model=context.space[1])
     assert play(context, state, [], tmp_path).state.model == context.space[1]
-    aggregated = play(context, state, [Client(name="a", size=0)], tmp_path).state
+    aggregated = play(context, state, [DrawnClient(name="a", size=0)], tmp_path).state
     assert not aggregated.untrained
     assert aggregated.model == context.network.full_architecture()
 
 
 def test_a_model_whose_parts_clients_train_in_turn_tells_what_nobody_has_trained_yet(tmp_path: Path) -> None:
-    context = context_with(FedRolex())
-    model = _told(context, [Client(name="a", size=0)], tmp_path)
+    context = make_context(FedRolex())
+    model = _told(context, [DrawnClient(name="a", size=0)], tmp_path)
     assert model.kind == "whole"
     assert 0.5 < model.untrained < 1
     assert model.told == f"the full model, {model.untrained:.1%} untrained"
@@ -130,21 +130,21 @@ def test_what_is_nearly_all_trained_is_not_told_to_be_so() -> None:
     ],
 )
 def test_models_that_clients_have_are_told_as_a_mean(name: str, told: str, tmp_path: Path) -> None:
-    context = context_with(METHODS[name]())
+    context = make_context(METHODS[name]())
     model = _told(context, _small(context, 2), tmp_path)
     assert model.told == f"the mean of 2 devices, {told}"
     assert model.short == f"each {model.kind}"
 
 
 def test_a_mean_over_clients_is_over_all_that_have_taken_part(tmp_path: Path) -> None:
-    context = context_with(Standalone())
-    samples, (ada, bob) = drawn_samples(context.network), _small(context, 2)
-    before = play(context, first_state(context.network), [ada, bob], tmp_path)
-    alone = [examined(context, replace(before, clients=(one,)), samples).evaluation.accuracy for one in before.clients]
+    context = make_context(Standalone())
+    samples, (ada, bob) = draw_samples(context.network), _small(context, 2)
+    before = play(context, draw_state(context.network), [ada, bob], tmp_path)
+    alone = [examine(context, replace(before, clients=(one,)), samples).evaluation.accuracy for one in before.clients]
     after = play(context, before.state, [ada], tmp_path, 2)
     (moved,) = after.clients
-    mine = examined(context, replace(after, clients=(moved,)), samples).evaluation.accuracy
-    clients = {one.name: client_of(context, one, BlobStore(tmp_path)) for one in (ada, bob)}
+    mine = examine(context, replace(after, clients=(moved,)), samples).evaluation.accuracy
+    clients = {one.name: store_update(context, one, BlobStore(tmp_path)) for one in (ada, bob)}
     views = Views(context=context, samples=torch.from_numpy(samples.inputs))
     found = Examiner(views, samples).examined(after, RunState(last=MappingProxyType(clients)), 2)
     assert found.model.count == 2
@@ -152,12 +152,12 @@ def test_a_mean_over_clients_is_over_all_that_have_taken_part(tmp_path: Path) ->
 
 
 def test_models_that_nobody_has_moved_are_not_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = context_with(METHODS["clustered"]())
-    samples, counted = drawn_samples(context.network), list[str]()
-    clients = [Client(name=name, size=size) for name, size in (("a", 0), ("b", 0), ("c", 1))]
-    before = play(context, first_state(context.network), clients, tmp_path)
+    context = make_context(METHODS["clustered"]())
+    samples, counted = draw_samples(context.network), list[str]()
+    clients = [DrawnClient(name=name, size=size) for name, size in (("a", 0), ("b", 0), ("c", 1))]
+    before = play(context, draw_state(context.network), clients, tmp_path)
     after = play(context, before.state, clients[2:], tmp_path, 2)
-    last = {one.name: client_of(context, one, BlobStore(tmp_path)) for one in clients}
+    last = {one.name: store_update(context, one, BlobStore(tmp_path)) for one in clients}
     real = evaluate
 
     def counting(network: Any, architecture: Any, *more: Any, **named: Any) -> Any:

@@ -23,7 +23,7 @@ from subfleet.elastic.robust_aggregation import (
     NormClipping,
     TrimmedMean,
 )
-from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, FedAvgM
+from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, ServerMomentum
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant, as_aggregated
@@ -40,17 +40,17 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState
 from subfleet.testing.rounds import (
-    Client,
-    client_of,
-    config_with,
-    context_with,
-    first_state,
-    held,
-    logits,
-    seen,
+    DrawnClient,
+    compute_logits,
+    draw_state,
+    find_held,
+    make_config,
+    make_context,
+    store_update,
+    view_model,
     with_steps,
 )
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = Mlp(input_shape=(3,), class_count=4, widths=(8,), depths=(2,), group_size=2, norm="batch")
@@ -77,9 +77,9 @@ REFUSED: Mapping[tuple[str, str], str] = MappingProxyType(
 SQUARES = ObjectiveSettings(name="mean_squared_error")
 TAUGHT = DistillationSettings()
 CLIENTS = (
-    Client(name="ada", size=0, samples=3, classes=(2, 1, 0, 0)),
-    Client(name="bob", size=0, samples=5, classes=(1, 0, 4, 0)),
-    Client(name="cyd", size=1, samples=9, classes=(1, 4, 4, 0)),
+    DrawnClient(name="ada", size=0, samples=3, classes=(2, 1, 0, 0)),
+    DrawnClient(name="bob", size=0, samples=5, classes=(1, 0, 4, 0)),
+    DrawnClient(name="cyd", size=1, samples=9, classes=(1, 4, 4, 0)),
 )
 
 
@@ -90,7 +90,7 @@ class Case:
     name: str
     context: RunContext
     blobs: BlobStore
-    clients: tuple[Client, ...]
+    clients: tuple[DrawnClient, ...]
     quiet: tuple[ClientState, ...]
     loud: tuple[ClientState, ...]
 
@@ -106,7 +106,7 @@ class Case:
 def refusal(method: AnyMethod, model: Family, **settings: Any) -> str:
     """Why a configuration refuses a combination; empty where it does not."""
     try:
-        config_with(method, model, **settings)
+        make_config(method, model, **settings)
     except ValueError as error:
         return str(error)
     return ""
@@ -150,7 +150,7 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
     """The accepted ones; the others are refused when they are read, with the words that are expected."""
     method, model, blobs = QUICK[name], GROUPS if name == "fjord" else MODEL, BlobStore(folder)
     plans: dict[NormPolicy, RunContext] = {}
-    stored: dict[str, tuple[tuple[Client, ...], tuple[ClientState, ...], tuple[ClientState, ...]]] = {}
+    stored: dict[str, tuple[tuple[DrawnClient, ...], tuple[ClientState, ...], tuple[ClientState, ...]]] = {}
     for one in choices:
         optimiser = None if name in PERSONAL else one.optimiser
         settings = {
@@ -166,20 +166,20 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
         if said:
             continue
         if one.norms not in plans:
-            plans[one.norms] = context_with(method, model, norms=one.norms)
-        context = replace(plans[one.norms], config=config_with(method, model, **settings))
+            plans[one.norms] = make_context(method, model, norms=one.norms)
+        context = replace(plans[one.norms], config=make_config(method, model, **settings))
         if one.codec.TYPE not in stored:
             most = len(context.space) - 1
             clients = tuple(replace(client, codec=one.codec, size=min(client.size, most)) for client in CLIENTS)
-            quiet = tuple(client_of(context, replace(client, scale=0.0), blobs) for client in clients)
-            stored[one.codec.TYPE] = (clients, quiet, tuple(client_of(context, client, blobs) for client in clients))
+            quiet = tuple(store_update(context, replace(client, scale=0.0), blobs) for client in clients)
+            stored[one.codec.TYPE] = (clients, quiet, tuple(store_update(context, client, blobs) for client in clients))
         clients, quiet, loud = stored[one.codec.TYPE]
         yield Case(name=one.name, context=context, blobs=blobs, clients=clients, quiet=quiet, loud=loud)
 
 
 def check(case: Case) -> None:
     """A round in which everybody learned, and one in which nobody did."""
-    state = first_state(case.context.network)
+    state = draw_state(case.context.network)
     aggregated = case.aggregated(state, case.loud, after_round=as_aggregated, distillation=None)
     check_what_moved(case, state, aggregated)
     # Copies are there now, and differ from what is shared. Momentum would go on by itself.
@@ -188,22 +188,22 @@ def check(case: Case) -> None:
     sorts = case.context.roles.aggregator.after_round is not as_aggregated
     after = case.aggregated(start, case.quiet, distillation=None) if sorts else still
     for client in case.clients:
-        before = seen(case.context, aggregated, client)
-        assert same_bits(before, seen(case.context, still, client)), case.name
+        before = view_model(case.context, aggregated, client)
+        assert have_same_bits(before, view_model(case.context, still, client)), case.name
         if sorts:
             if case.context.roles.assigner.exchange is not None:  # a client sees its own network alone
-                assert same_bits(before, seen(case.context, after, client)), case.name
+                assert have_same_bits(before, view_model(case.context, after, client)), case.name
                 continue
-            said = logits(case.context, seen(case.context, after, client))
-            assert said == pytest.approx(logits(case.context, before), rel=1e-4, abs=1e-4), case.name
+            said = compute_logits(case.context, view_model(case.context, after, client))
+            assert said == pytest.approx(compute_logits(case.context, before), rel=1e-4, abs=1e-4), case.name
 
 
 def check_what_moved(case: Case, state: ModelState, aggregated: ModelState) -> None:
     """No element that nobody held of those who share it with a client; something for every client."""
     keys = {client.name: keys_of(case, aggregated, client) for client in case.clients}
-    places = {client.name: held(case.context, [client]) for client in case.clients}
+    places = {client.name: find_held(case.context, [client]) for client in case.clients}
     for client in case.clients:
-        before, after = seen(case.context, state, client), seen(case.context, aggregated, client)
+        before, after = view_model(case.context, state, client), view_model(case.context, aggregated, client)
         moved = [name for name in before if not torch.equal(before[name], after[name])]
         assert moved, case.name
         for name in moved:
@@ -215,7 +215,7 @@ def check_what_moved(case: Case, state: ModelState, aggregated: ModelState) -> N
             assert torch.equal(before[name][free], after[name][free]), (case.name, name)
 
 
-def keys_of(case: Case, state: ModelState, client: Client) -> Mapping[str, str]:
+def keys_of(case: Case, state: ModelState, client: DrawnClient) -> Mapping[str, str]:
     size = case.context.space[client.size]
     who = Participant(client_id=client.name, architecture=size, size=size)
     return case.context.roles.aggregator.sharing_groups(case.context.network, who, state.sizes)
@@ -243,9 +243,9 @@ def test_so_it_is_with_every_three_of_them(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("robust", [one for one in RULES if one is not None], ids=lambda one: one.TYPE)
 def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobustAggregation, tmp_path: Path) -> None:
-    context = context_with(QUICK["heterofl"], MODEL, robust_aggregation=robust, server_optimiser=FedAvgM())
-    blobs, state = BlobStore(tmp_path), first_state(context.network)
-    clients = [client_of(context, client, blobs) for client in CLIENTS]
+    context = make_context(QUICK["heterofl"], MODEL, robust_aggregation=robust, server_optimiser=ServerMomentum())
+    blobs, state = BlobStore(tmp_path), draw_state(context.network)
+    clients = [store_update(context, client, blobs) for client in CLIENTS]
     aggregated = (
         Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, context.roles.memory.initial).state
     )
@@ -264,7 +264,7 @@ def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobus
         ({"method": NeFL(), "distillation": TAUGHT}, "method 'nefl' keeps tensors of its own"),
         ({"method": Standalone(), "distillation": TAUGHT}, "set distillation.iterations = 0"),
         ({"norms": "bank", "distillation": TAUGHT}, "set distillation.iterations = 0, or norms = 'averaged'"),
-        ({"method": FlexiFed(), "server_optimiser": FedAvgM()}, "leave server_optimiser out"),
+        ({"method": FlexiFed(), "server_optimiser": ServerMomentum()}, "leave server_optimiser out"),
         (
             {"method": Standalone(), "robust_aggregation": CoordinateMedian(otherwise="stay")},
             "set robust_aggregation.otherwise = 'mean'",

@@ -16,7 +16,7 @@ from subfleet.aggregation.updates import submodel_weights
 from subfleet.aggregation.views import Views
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.building import build_module, network_of
-from subfleet.elastic.exchanges import Exchange, in_place
+from subfleet.elastic.exchanges import Exchange, embed_submodel
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
@@ -27,8 +27,8 @@ from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.roles import Roles
 from subfleet.protocol.submodel import Architecture
 from subfleet.testing import MethodContract
-from subfleet.testing.rounds import MODEL, Client, change_of, context_with, every_size, first_state, play
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import MODEL, DrawnClient, draw_change, draw_state, list_clients, make_context, play
+from subfleet.testing.submodels import have_same_bits
 
 
 def replication(network: Network, size: Architecture, client_id: str) -> Replication:
@@ -64,7 +64,7 @@ class TestCopying(MethodContract):
         super().test_places_keep_the_size()
 
 
-def participant(client: Client, size: Architecture) -> Participant:
+def participant(client: DrawnClient, size: Architecture) -> Participant:
     return Participant(client_id=client.name, architecture=size, size=size)
 
 
@@ -79,29 +79,29 @@ def outputs(network: Network, architecture: Architecture, state: dict[str, Tenso
 
 def test_one_client_gets_back_what_it_trained(tmp_path: Path) -> None:
     """Alone, after the first round: down after up is the identity, so that nothing of its training is lost."""
-    context = context_with(Copying(), replace(MODEL, norm="batch"))
-    client = Client(name="ada", size=0)
+    context = make_context(Copying(), replace(MODEL, norm="batch"))
+    client = DrawnClient(name="ada", size=0)
     who = participant(client, context.space[0])
     views = Views(context=context, samples=torch.zeros(1))
-    state = first_state(context.network)
+    state = draw_state(context.network)
     for number in (1, 2):
         before = extract(context.network, who.architecture, views.for_training(state, who))
         state = play(context, state, [client], tmp_path / str(number), number).state
         after = extract(context.network, who.architecture, views.for_training(state, who))
-        change = change_of(context, client, number)
+        change = draw_change(context, client, number)
         for name in change:
             torch.testing.assert_close(after[name], before[name] + change[name], rtol=1e-5, atol=1e-5)
 
 
 def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_does(tmp_path: Path) -> None:
     """Where the model had copies of the client's network before; blocks that it lacks are still the identity."""
-    context = context_with(Copying(), Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="batch"))
-    client = Client(name="ada", size=0)
+    context = make_context(Copying(), Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="batch"))
+    client = DrawnClient(name="ada", size=0)
     network, size = context.network, context.space[0]
     who = participant(client, size)
-    first = first_state(network)
+    first = draw_state(network)
     mine = replication(network, size, "ada")
-    whole = mine.grown(mine.down(first.shared), first.shared)
+    whole = mine.grow(mine.down(first.shared), first.shared)
     absent = {name for name, decl in network.tensors.items() if decl.part and decl.part not in size.blocks}
     whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
     state = play(context, replace(first, shared=whole), [client], tmp_path).state
@@ -116,8 +116,8 @@ def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_do
 
 def test_two_clients_of_one_size_receive_their_own_weights() -> None:
     """No cache takes the one's for the other's."""
-    context = context_with(Copying(), replace(MODEL, norm="batch"))
-    views, state = Views(context=context, samples=torch.zeros(1)), first_state(context.network)
+    context = make_context(Copying(), replace(MODEL, norm="batch"))
+    views, state = Views(context=context, samples=torch.zeros(1)), draw_state(context.network)
     size = context.space[0]
     ada, bob = (Participant(client_id=name, architecture=size, size=size) for name in ("ada", "bob"))
     assert views.key(state, ada) != views.key(state, bob)
@@ -128,23 +128,23 @@ def test_two_clients_of_one_size_receive_their_own_weights() -> None:
     assert all(torch.equal(torch.from_numpy(arrays[name].copy()), tensor) for name, tensor in expected.items())
     whole = context.network.full_architecture()
     everything = Participant(client_id="ada", architecture=whole, size=whole)
-    assert same_bits(views.for_training(state, everything), state.shared)
+    assert have_same_bits(views.for_training(state, everything), state.shared)
 
 
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex", "nefl"])
 def test_what_is_cut_from_a_submodel_in_its_place_is_the_submodel(name: str) -> None:
-    context = context_with(QUICK[name])
-    state = first_state(context.network).shared
+    context = make_context(QUICK[name])
+    state = draw_state(context.network).shared
     for size in context.space:
         local = extract(context.network, size, state)
-        assert same_bits(extract(context.network, size, in_place(context.network, size, local)), local)
+        assert have_same_bits(extract(context.network, size, embed_submodel(context.network, size, local)), local)
 
 
 @pytest.mark.slow
 def test_the_order_of_clients_with_networks_of_their_own_does_not_matter(tmp_path: Path) -> None:
-    context = context_with(Copying(), replace(MODEL, norm="batch"))
-    clients, state = every_size(context), first_state(network_of(replace(MODEL, norm="batch")))
+    context = make_context(Copying(), replace(MODEL, norm="batch"))
+    clients, state = list_clients(context), draw_state(network_of(replace(MODEL, norm="batch")))
     there, back = (
         play(context, state, order, tmp_path / str(place)).state for place, order in enumerate((clients, clients[::-1]))
     )
-    assert same_bits(there.shared, back.shared)
+    assert have_same_bits(there.shared, back.shared)

@@ -14,10 +14,10 @@ from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.maps import extract
-from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
-from subfleet.elastic.resizing import settings_of_size
+from subfleet.elastic.resizing import derive_settings
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedadp import FedADP, _succeed
 from subfleet.methods.fedavg import FedAvg
@@ -26,22 +26,22 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.rounds.context import RunContext
-from subfleet.testing.rounds import Client, change_of, context_with, every_size, first_state, play
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import DrawnClient, draw_change, draw_state, list_clients, make_context, play
+from subfleet.testing.submodels import have_same_bits
 
 PLAIN = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), norm="none")
 
 
 def context_of(method: FedADP | FedAvg | None = None, model: Mlp = PLAIN) -> RunContext:
-    return context_with(FedADP() if method is None else method, model)
+    return make_context(FedADP() if method is None else method, model)
 
 
-def participant(context: RunContext, client: Client) -> Participant:
+def participant(context: RunContext, client: DrawnClient) -> Participant:
     size = context.space[client.size]
     return Participant(client_id=client.name, architecture=size, size=size)
 
 
-def received(context: RunContext, state: ModelState, client: Client) -> dict[str, Tensor]:
+def received(context: RunContext, state: ModelState, client: DrawnClient) -> dict[str, Tensor]:
     who = participant(context, client)
     return extract(
         context.network, who.architecture, Views(context=context, samples=torch.zeros(1)).for_training(state, who)
@@ -67,10 +67,10 @@ def test_a_client_alone_gets_back_what_it_trained_and_by_the_paper_it_does_not(t
     merges: tuple[Literal["group", "paper"], ...] = ("group", "paper")
     for merge in merges:
         context = context_of(FedADP(merge=merge))
-        client, state = Client(name="ada", size=0), first_state(context.network)
+        client, state = DrawnClient(name="ada", size=0), draw_state(context.network)
         before = received(context, state, client)
         after = received(context, play(context, state, [client], tmp_path / merge).state, client)
-        trained = {name: before[name] + one for name, one in change_of(context, client, 1).items()}
+        trained = {name: before[name] + one for name, one in draw_change(context, client, 1).items()}
         ways[merge] = far(after, trained)
     assert ways["group"] < 1e-6
     assert ways["paper"] > 0.1
@@ -78,11 +78,11 @@ def test_a_client_alone_gets_back_what_it_trained_and_by_the_paper_it_does_not(t
 
 def test_clients_that_all_have_the_union_are_averaged_as_fedavg_does(tmp_path: Path) -> None:
     """P3: to the last bit in the group form, and to float32 where the union becomes the mean of networks."""
-    whole = [Client(name=name, size=-1, samples=count) for name, count in (("ada", 3), ("bob", 5), ("cyd", 1))]
-    average = context_with(FedAvg(), PLAIN)
-    state = first_state(average.network)
+    whole = [DrawnClient(name=name, size=-1, samples=count) for name, count in (("ada", 3), ("bob", 5), ("cyd", 1))]
+    average = make_context(FedAvg(), PLAIN)
+    state = draw_state(average.network)
     expected = play(average, state, whole, tmp_path / "fedavg").state.shared
-    assert same_bits(play(context_of(), state, whole, tmp_path / "group").state.shared, expected)
+    assert have_same_bits(play(context_of(), state, whole, tmp_path / "group").state.shared, expected)
     ways = (FedADP(merge="paper"), FedADP(merge="paper", absent="identity"), FedADP(absent="identity"))
     for place, method in enumerate(ways):
         found = play(context_of(method), state, whole, tmp_path / str(place)).state.shared
@@ -92,17 +92,17 @@ def test_clients_that_all_have_the_union_are_averaged_as_fedavg_does(tmp_path: P
 def test_a_round_that_learns_nothing_leaves_the_union_and_every_client_as_they_are(tmp_path: Path) -> None:
     """P4: in the group form, whatever networks clients have."""
     context = context_of()
-    clients, state = [replace(one, scale=0.0) for one in every_size(context)], first_state(context.network)
+    clients, state = [replace(one, scale=0.0) for one in list_clients(context)], draw_state(context.network)
     after = play(context, state, clients, tmp_path).state
-    assert same_bits(after.shared, state.shared)
+    assert have_same_bits(after.shared, state.shared)
     for client in clients:
-        assert same_bits(received(context, after, client), received(context, state, client))
+        assert have_same_bits(received(context, after, client), received(context, state, client))
 
 
 def test_a_client_alone_computes_in_all_rounds_what_it_did_after_the_first(tmp_path: Path) -> None:
     """P4 of one client without the union's architecture, whose absent layers are identities."""
     context = context_of(FedADP(absent="identity"))
-    client, state = Client(name="ada", size=0, scale=0.0), first_state(context.network)
+    client, state = DrawnClient(name="ada", size=0, scale=0.0), draw_state(context.network)
     own = outputs(context.network, context.space[0], received(context, state, client))
     for number in (1, 2):
         state = play(context, state, [client], tmp_path / str(number), number).state
@@ -111,11 +111,11 @@ def test_a_client_alone_computes_in_all_rounds_what_it_did_after_the_first(tmp_p
 
 def test_a_layer_that_a_client_lacks_counts_where_that_is_wanted(tmp_path: Path) -> None:
     """As the identity, whose last layer is silent; else it stays what the others make of it."""
-    client = Client(name="ada", size=0)
+    client = DrawnClient(name="ada", size=0)
     each: tuple[Literal["keep", "identity"], ...] = ("keep", "identity")
     for absent in each:
         context = context_of(FedADP(absent=absent))
-        network, state = context.network, first_state(context.network)
+        network, state = context.network, draw_state(context.network)
         after = play(context, state, [client], tmp_path / absent).state
         lacking = {block.name for block in network.blocks if block.name not in context.space[0].blocks}
         closing = [name for name, decl in network.tensors.items() if decl.part in lacking and decl.role == "residual"]
@@ -129,12 +129,12 @@ def test_a_layer_that_a_client_lacks_counts_where_that_is_wanted(tmp_path: Path)
 
 def test_what_a_client_copies_is_drawn_once_and_survives_a_crash(tmp_path: Path) -> None:
     context = context_of()
-    ada, bob, state = Client(name="ada", size=0), Client(name="bob", size=0), first_state(context.network)
+    ada, bob, state = DrawnClient(name="ada", size=0), DrawnClient(name="bob", size=0), draw_state(context.network)
     first = play(context, state, [ada, bob], tmp_path / "1").state
     copies = {name: tensor for name, tensor in first.kept.items() if name.startswith("copies/")}
     assert {name.split("/")[1] for name in copies} == {"ada", "bob"}
     assert any(not torch.equal(tensor, copies[name.replace("ada", "bob")]) for name, tensor in copies.items())
-    second = play(context, unpacked(packed(first)), [ada], tmp_path / "2", 2).state
+    second = play(context, unpack_state(pack_state(first)), [ada], tmp_path / "2", 2).state
     assert all(torch.equal(second.kept[name], tensor) for name, tensor in copies.items())
     # It is what is remembered that counts, not what would be drawn.
     turned = {name: tensor.flip(0) for name, tensor in copies.items()}
@@ -145,8 +145,8 @@ def test_what_a_client_copies_is_drawn_once_and_survives_a_crash(tmp_path: Path)
 def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path) -> None:
     """Wider and deeper; a client's network comes out of it as it was, to float32."""
     context = context_of()
-    clients = every_size(context)[:3]
-    state = play(context, first_state(context.network), clients, tmp_path).state
+    clients = list_clients(context)[:3]
+    state = play(context, draw_state(context.network), clients, tmp_path).state
     parent = context.network
     larger = replace(network_of(replace(PLAIN, widths=(12, 20), depths=(3, 4))), id="union2")
     sizes = {one.architecture_id: size_in(larger, network_of(_settings(parent, one))) for one in _whole(context)}
@@ -185,7 +185,7 @@ def _whole(context: RunContext) -> list[Architecture]:
 
 
 def _settings(network: Network, size: Architecture) -> Mlp:
-    found = settings_of_size(network, size)
+    found = derive_settings(network, size)
     assert isinstance(found, Mlp)
     return found
 
@@ -201,11 +201,11 @@ def test_in_turn_clients_of_one_architecture_are_averaged_as_if_they_were_alone(
     found = {}
     for copies in ("cyclic", "drawn"):
         context = context_of(FedADP(copies=copies, weighting="uniform"))
-        ada, bob = (Client(name=name, size=0) for name in ("ada", "bob"))
-        state = first_state(context.network)
+        ada, bob = (DrawnClient(name=name, size=0) for name in ("ada", "bob"))
+        state = draw_state(context.network)
         before = received(context, state, ada)
         after = received(context, play(context, state, [ada, bob], tmp_path / copies).state, ada)
-        changes = [change_of(context, client, 1) for client in (ada, bob)]
+        changes = [draw_change(context, client, 1) for client in (ada, bob)]
         found[copies] = far(
             after, {name: before[name] + (one + changes[1][name]) / 2 for name, one in changes[0].items()}
         )
@@ -218,7 +218,7 @@ def test_copies_in_turn_of_copies_in_turn_are_the_same() -> None:
     middle = network_of(replace(PLAIN, widths=(8, 12)))
     whole = {name: torch.randn(decl.shape) for name, decl in network.tensors.items()}
     small = network_of(replace(PLAIN, widths=(4, 6), group_size=2))
-    step = Replication.in_turn(network, size_in(network, middle)).down(whole)
-    twice = Replication.in_turn(middle, size_in(middle, small)).down(step)
-    once = Replication.in_turn(network, size_in(network, small)).down(whole)
+    step = Replication.cycle(network, size_in(network, middle)).down(whole)
+    twice = Replication.cycle(middle, size_in(middle, small)).down(step)
+    once = Replication.cycle(network, size_in(network, small)).down(whole)
     assert far(once, twice) < 1e-6

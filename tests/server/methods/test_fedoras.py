@@ -13,7 +13,7 @@ from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
-from subfleet.elastic.paths import path_architecture
+from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.assigner import Assignment, WrittenSize
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.subspacing import drawn_tier, supernet_tiers
@@ -26,7 +26,7 @@ from subfleet.search.fitting import Obstacle
 from subfleet.search.queue import ProgramFacts
 from subfleet.search.tiers import tier_for
 from subfleet.settings.samples import DataSettings
-from subfleet.testing.rounds import Client, ask, change_of, client_of, context_with, first_state
+from subfleet.testing.rounds import DrawnClient, ask, draw_change, draw_state, make_context, store_update
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = ChoiceCnn(
@@ -38,14 +38,16 @@ MODEL = ChoiceCnn(
     operators=(("conv1", "conv3", "dsconv3", "mbconv3_double", "identity"),),
     group_size=2,
 )
-CLIENTS = tuple(Client(name=name, size=0, samples=samples) for name, samples in (("ada", 10), ("bob", 30), ("cyd", 20)))
+CLIENTS = tuple(
+    DrawnClient(name=name, size=0, samples=samples) for name, samples in (("ada", 10), ("bob", 30), ("cyd", 20))
+)
 FLOAT_BYTES = 4
 Counts = Mapping[str, Mapping[str, int]]
 
 
 def context_of(**settings: object) -> RunContext:
     data = DataSettings(test="unused", validation_samples=1)
-    return context_with(FedorAS(**settings), MODEL, data=data)  # type: ignore[arg-type]
+    return make_context(FedorAS(**settings), MODEL, data=data)  # type: ignore[arg-type]
 
 
 CONTEXT = context_of()
@@ -61,10 +63,10 @@ def aggregated(
     context: RunContext, drawn: Sequence[Counts], folder: Path
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model before and after a round in which these many examples of each client went through its operators."""
-    state, blobs, clients = first_state(context.network), BlobStore(folder), []
+    state, blobs, clients = draw_state(context.network), BlobStore(folder), []
     for client, counts in zip(CLIENTS, drawn, strict=True):
         examples: OperatorExamples = tuple((name, tuple(own.items())) for name, own in counts.items())
-        stored = client_of(context, client, blobs)
+        stored = store_update(context, client, blobs)
         assert stored.update is not None
         clients.append(
             replace(stored, trained=AcceptedUpdate(update=replace(stored.update, operator_examples=examples)))
@@ -75,7 +77,7 @@ def aggregated(
 
 
 def mean_change(name: str, weights: Sequence[float]) -> Tensor:
-    changes = [change_of(CONTEXT, client, 1)[name].double() for client in CLIENTS]
+    changes = [draw_change(CONTEXT, client, 1)[name].double() for client in CLIENTS]
     total = math.fsum(weights)
     return sum((weight / total * one for weight, one in zip(weights, changes, strict=True)), torch.zeros(()).double())
 

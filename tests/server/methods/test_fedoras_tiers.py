@@ -26,7 +26,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.samples import DataSettings
-from subfleet.testing.rounds import ask, config_with
+from subfleet.testing.rounds import ask, make_config
 
 # --- stages two and three ---------------------------------------------------------------------------------------------
 
@@ -204,4 +204,4 @@ def test_settings_out_of_their_range_are_refused(settings: dict[str, object], wo
 def test_what_does_not_go_with_a_supernet_is_refused(settings: dict[str, Any], words: str) -> None:
     given = {"model": MODEL, "data": DataSettings(test="unused", validation_samples=1), **settings}
     with pytest.raises(ValueError, match=words):
-        config_with(FedorAS(), **given)
+        make_config(FedorAS(), **given)

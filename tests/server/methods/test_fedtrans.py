@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from server.test_networks import evolving
 
 from subfleet.elastic.building import network_of
-from subfleet.elastic.cells import cells_of
+from subfleet.elastic.cells import list_cells
 from subfleet.elastic.cost import Costs
-from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
 from subfleet.methods import AnyMethod
@@ -27,12 +27,12 @@ from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.methods.selector import LastUpdate
 from subfleet.methods.transforming import activeness, convergence, transformed
 from subfleet.protocol.errors import ConfigError
-from subfleet.testing.rounds import Client, context_with, first_state, play
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import DrawnClient, draw_state, make_context, play
+from subfleet.testing.submodels import have_same_bits
 
 METHOD = FedTrans(first="configured", gamma=1, delta=1, beta=1e9)
 """Grows whenever a loss has been told twice."""
-CONTEXT = context_with(METHOD)
+CONTEXT = make_context(METHOD)
 WHOLE = CONTEXT.network.full_architecture()
 relaxed = settings(deadline=None)
 LOSSES = {"ada": 1.0, "bob": 3.0}
@@ -82,7 +82,7 @@ def outcome(
     told: Mapping[str, float] = LOSSES,
     **memory: Any,
 ) -> tuple[Evolution, EvolutionContext]:
-    before = first_state(CONTEXT.network)
+    before = draw_state(CONTEXT.network)
     known = FedTransMemory(**{"losses": (2.0,), **memory})
     (first,) = evolving(before).lineages
     asked = evolving(
@@ -106,13 +106,13 @@ def test_one_network_that_never_grows_is_fedavg_to_the_bit(tmp_path: Path) -> No
     methods: tuple[AnyMethod, ...] = (FedTrans(first="configured", beta=-1e9), FedAvg())
     states = []
     for method in methods:
-        context = context_with(method)
-        state = first_state(context.network)
+        context = make_context(method)
+        state = draw_state(context.network)
         for number in range(1, 4):
-            clients = [Client(name=name, size=0, samples=10 + number) for name in LOSSES]
+            clients = [DrawnClient(name=name, size=0, samples=10 + number) for name in LOSSES]
             state = play(context, state, clients, tmp_path / method.TYPE, number).state
         states.append(state)
-    assert same_bits(states[0].shared, states[1].shared)
+    assert have_same_bits(states[0].shared, states[1].shared)
 
 
 # --- when, and what ---------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_the_degree_is_a_mean_over_rounds_of_falls_over_rounds() -> None:
 
 
 def test_activeness_is_the_share_by_which_a_cell_has_moved() -> None:
-    before = first_state(CONTEXT.network)
+    before = draw_state(CONTEXT.network)
     after = moved(before, "", {"section0.block1": 0.25, "section1.block0": -0.5})
     found = activeness(CONTEXT.network, before.shared, after.shared)
     assert found["section0.block1"] == pytest.approx(0.25, rel=1e-6)
@@ -155,7 +155,7 @@ def test_exactly_the_cells_that_move_most_are_changed(
     answer, asked = outcome(replace(METHOD, alpha=alpha), moves)
     (born,) = answer.born
     grown = network_of(born.config)
-    cells = {cell.name: cell for cell in cells_of(CONTEXT.network)}
+    cells = {cell.name: cell for cell in list_cells(CONTEXT.network)}
     longer = {name for name, axis in CONTEXT.network.axes.items() if grown.axes[name].size > axis.size}
     assert longer == {axis for name in expected for axis in cells[name].axes}
     assert {name for name in expected if name in born.reason} == expected
@@ -171,7 +171,7 @@ def test_cells_at_random_are_as_many_others() -> None:
     moves = {"section0.block1": 0.2, "section1.block1": 0.19}
     drawn = set()
     for number in range(12):
-        before = first_state(CONTEXT.network)
+        before = draw_state(CONTEXT.network)
         asked = evolving(
             before,
             round=number,
@@ -289,14 +289,14 @@ def test_to_the_letter_a_networks_first_losses_decide_for_ever() -> None:
 
 def test_as_printed_a_widened_cells_own_columns_are_divided() -> None:
     """The networks are the same, and so are their copies; what computes them is divided, and what reads them is not."""
-    weights = first_state(CONTEXT.network).shared
+    weights = draw_state(CONTEXT.network).shared
     answer, _ = outcome(replace(METHOD, divided="compute", shares="equal"), {"section0.block1": 0.2})
     (born,) = answer.born
     assert isinstance(born.map, Replicated)
     assert born.map.divided == "compute"
     network, sources = network_of(born.config), dict(born.map.sources)
     found = {
-        divided: inherited(how, network, CONTEXT.network, weights, seed=1)
+        divided: inherit(how, network, CONTEXT.network, weights, seed=1)
         for divided, how in (("read", replace(born.map, divided="read")), ("compute", born.map))
     }
     (axis,) = sources

@@ -21,11 +21,11 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 from subfleet.rounds.context import RunContext
-from subfleet.testing.rounds import Client, ask, client_of, context_with, first_state
+from subfleet.testing.rounds import DrawnClient, ask, draw_state, make_context, store_update
 from subfleet.transport.blob_store import BlobStore
 
 METHOD = FLuID(durations="measured")
-CONTEXT = context_with(METHOD)
+CONTEXT = make_context(METHOD)
 WHOLE = CONTEXT.space[-1]
 
 
@@ -207,7 +207,7 @@ def changes_by_hand(network: Network, trained: list[ClientUpdate], enough: int) 
 
 def drawn_clients(context: RunContext, count: int) -> list[ClientUpdate]:
     generator = torch.Generator().manual_seed(1)
-    shared = dict(first_state(context.network).shared)
+    shared = dict(draw_state(context.network).shared)
     shared["head.bias"] = torch.zeros_like(shared["head.bias"])
     shared["stem.weight"] = shared["stem.weight"].clone()
     shared["stem.weight"][0, 0] = 0.0
@@ -276,16 +276,18 @@ def test_what_stragglers_kept_is_remembered() -> None:
 
 def test_what_is_found_in_a_round_comes_with_the_aggregated_model(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    clients = [client_of(CONTEXT, Client(name=name, size=len(CONTEXT.space) - 1), blobs) for name in ("ada", "bob")]
+    clients = [
+        store_update(CONTEXT, DrawnClient(name=name, size=len(CONTEXT.space) - 1), blobs) for name in ("ada", "bob")
+    ]
     aggregated = Aggregation(context=CONTEXT, blobs=blobs).aggregate(
-        first_state(CONTEXT.network), 1, clients, FluidMemory()
+        draw_state(CONTEXT.network), 1, clients, FluidMemory()
     )
     axes = {name for name, axis in CONTEXT.network.axes.items() if axis.kind not in ("class", "kernel")}
     assert aggregated.observation.keys() == axes
     order = random.Random(1).sample(clients, len(clients))
     assert (
         Aggregation(context=CONTEXT, blobs=blobs)
-        .aggregate(first_state(CONTEXT.network), 1, order, FluidMemory())
+        .aggregate(draw_state(CONTEXT.network), 1, order, FluidMemory())
         .observation
         == aggregated.observation
     )

@@ -9,14 +9,14 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.readings import Budget
-from subfleet.testing.rounds import ask, context_with
+from subfleet.testing.rounds import ask, make_context
 
 FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda one: one.TYPE)
 
 
 @FIXED
 def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(method: AnyMethod) -> None:
-    context = context_with(method)
+    context = make_context(method)
     assign, needs = context.roles.assigner.assign, [one.training_memory_bytes["onnx"] for one in context.candidates]
     middle = Budget(memory_bytes=sorted(needs)[len(needs) // 2])
     kept = assign(ask(context, "a", memory_bytes=middle.memory_bytes)).candidate
@@ -38,7 +38,7 @@ def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(
 
 @FIXED
 def test_a_program_that_plans_more_than_its_estimate_leads_to_a_smaller_size_for_good(method: AnyMethod) -> None:
-    context = context_with(method)
+    context = make_context(method)
     first = context.roles.assigner.assign(replace(ask(context, "a"), lasting=Budget(memory_bytes=2**40))).candidate
     assert first is not None
     below = replace(ask(context, "a"), lasting=Budget(memory_bytes=2**40), below=first)
@@ -48,7 +48,7 @@ def test_a_program_that_plans_more_than_its_estimate_leads_to_a_smaller_size_for
 
 
 def test_fedfa_has_a_size_scored_whose_weights_just_fit_beside_those_of_the_largest() -> None:
-    context = context_with(FedFA(choice="score", proposals=2))
+    context = make_context(FedFA(choice="score", proposals=2))
     propose = context.roles.assigner.propose
     assert propose is not None
     drawn, largest = propose(ask(context, "a"))
@@ -59,7 +59,7 @@ def test_fedfa_has_a_size_scored_whose_weights_just_fit_beside_those_of_the_larg
 
 
 def test_fedfa_has_only_sizes_scored_that_a_log_has_room_for() -> None:
-    context = context_with(FedFA(choice="score", proposals=16))
+    context = make_context(FedFA(choice="score", proposals=16))
     propose = context.roles.assigner.propose
     assert propose is not None
     middle = context.candidates[len(context.candidates) // 2]

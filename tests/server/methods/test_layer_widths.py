@@ -10,7 +10,7 @@ from subfleet.elastic.families.records.plain import Vgg
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing import MethodContract
-from subfleet.testing.rounds import context_with
+from subfleet.testing.rounds import make_context
 
 MODEL = Vgg(
     input_shape=(1, 4, 4), class_count=4, widths=(4, 2), depths=(3, 2), group_size=2, layer_widths=(6, 8, 4, 6, 2)
@@ -31,5 +31,5 @@ def test_sizes_and_places_are_submodels_and_nobody_trains_and_nothing_moves(name
 
 def test_what_grafts_blocks_refuses_layers_with_widths_of_their_own() -> None:
     with pytest.raises(ConfigError, match=r"leave layer_widths empty, or set grafting = false or depth = false"):
-        context_with(FedFA(), MODEL)
-    assert len(context_with(FedFA(), replace(MODEL, layer_widths=())).space) > 1
+        make_context(FedFA(), MODEL)
+    assert len(make_context(FedFA(), replace(MODEL, layer_widths=())).space) > 1

@@ -12,8 +12,8 @@ import pytest
 from subfleet.methods import METHODS
 from subfleet.methods.describing import Setting, departures_of
 from subfleet.protocol.errors import ConfigError
-from subfleet.testing.rounds import Client, ask, context_with, first_state, play
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import DrawnClient, ask, draw_state, make_context, play
+from subfleet.testing.submodels import have_same_bits
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -82,15 +82,15 @@ def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
     exec(compile(source, "lottery.py", "exec"), module)  # noqa: S102 - our own document
     kind = module["Lottery"]
     assert isinstance(kind, type)
-    context = context_with(kind())
+    context = make_context(kind())
     drawn = {
         found.architecture.architecture_id
         for number in range(80)
         if (found := context.roles.assigner.assign(ask(context, "a", round_number=number)).candidate) is not None
     }
     assert drawn == {size.architecture_id for size in context.space}
-    state = first_state(context.network)
-    aggregated = play(context, state, [Client(name="a", size=0), Client(name="b", size=1)], tmp_path).state
-    assert not same_bits(aggregated.shared, state.shared)
+    state = draw_state(context.network)
+    aggregated = play(context, state, [DrawnClient(name="a", size=0), DrawnClient(name="b", size=1)], tmp_path).state
+    assert not have_same_bits(aggregated.shared, state.shared)
     with pytest.raises(ConfigError, match="least is -1"):
         kind(least=-1)

@@ -14,12 +14,12 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.submodel import Architecture
 from subfleet.testing import MethodContract
 from subfleet.testing.rounds import (
-    Client,
-    context_with,
-    first_state,
+    DrawnClient,
+    draw_state,
+    make_context,
     play,
 )
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.submodels import have_same_bits
 
 SHARED = {"heterofl", "fedavg", "fedprox", "fjord", "fedrolex", "federated_dropout"}
 """Methods that keep one model for all and change nothing but by their clients' updates."""
@@ -36,11 +36,11 @@ class TestEveryMethod(MethodContract):
     def test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(self, tmp_path: Path) -> None:
         super().test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(tmp_path)
 
-    def moved(self, network: Network, architecture: Architecture) -> Architecture:
+    def moved_architecture(self, network: Network, architecture: Architecture) -> Architecture:
         return (
             graft(network, architecture).architecture
             if isinstance(self.method, FedFA)
-            else super().moved(network, architecture)
+            else super().moved_architecture(network, architecture)
         )
 
 
@@ -48,9 +48,11 @@ class TestEveryMethod(MethodContract):
 def test_clients_of_the_whole_model_equal_fedavg(name: str, tmp_path: Path) -> None:
     kind = METHODS[name]
     method = kind(weighting="samples") if name in ("heterofl", "fedrolex") else kind()  # type: ignore[call-arg]
-    context, reference = context_with(method), context_with(FedAvg())
-    clients = [Client(name=name, size=len(context.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
+    context, reference = make_context(method), make_context(FedAvg())
+    clients = [
+        DrawnClient(name=name, size=len(context.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))
+    ]
     whole = [replace(client, size=0) for client in clients]
-    state = first_state(context.network)
+    state = draw_state(context.network)
     aggregated = play(context, state, clients, tmp_path).state.shared
-    assert same_bits(aggregated, play(reference, state, whole, tmp_path).state.shared)
+    assert have_same_bits(aggregated, play(reference, state, whole, tmp_path).state.shared)

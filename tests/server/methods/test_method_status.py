@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from subfleet.elastic.robust_aggregation import CoordinateMedian
-from subfleet.elastic.server_optimisers import FedYogi as YogiStep
+from subfleet.elastic.server_optimisers import ServerYogi as YogiStep
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.adaptive import FedAdam, FedYogi
@@ -29,7 +29,7 @@ from subfleet.methods.standalone import Standalone
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.update_codecs import Qsgd, TopK, Uncompressed
-from subfleet.testing.rounds import MODEL, config_with, context_with
+from subfleet.testing.rounds import MODEL, make_config, make_context
 
 PUBLISHED = DynamicSelection(search="paper", distillation=DistillationSettings())
 
@@ -148,7 +148,7 @@ def test_what_does_not_depart_there_says_nothing_of_it(method: AnyMethod, settin
     ],
 )
 def test_a_run_is_exact_only_where_it_replaces_nothing(method: AnyMethod, replaced: dict[str, Any], told: str) -> None:
-    said = method_status(method, config_with(method, **replaced).setting)
+    said = method_status(method, make_config(method, **replaced).setting)
     assert said.endswith(told)
     assert "; " not in said
 
@@ -159,7 +159,7 @@ def test_everything_that_a_run_replaces_is_told_once() -> None:
         "server_optimiser": YogiStep(),
         "distillation": DistillationSettings(),
     }
-    told = method_status(FedAvg(), config_with(FedAvg(), **replaced).setting)
+    told = method_status(FedAvg(), make_config(FedAvg(), **replaced).setting)
     assert [words.rpartition("(")[2] for words in told.split("; ")] == [
         "robust_aggregation)",
         "server_optimiser)",
@@ -179,9 +179,9 @@ def test_what_a_method_judges_itself_is_not_told_twice() -> None:
 
 
 def test_a_configuration_tells_its_setting() -> None:
-    assert config_with(HeteroFL()).setting == Setting()
+    assert make_config(HeteroFL()).setting == Setting()
     model = replace(MODEL, norm="batch", learnable_steps=True, scaler=True)
-    told = config_with(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting
+    told = make_config(HeteroFL(), model, norms="recalibrated", update_codec=Qsgd()).setting
     assert told == Setting(
         norm="batch",
         learnable_steps=True,
@@ -193,7 +193,7 @@ def test_a_configuration_tells_its_setting() -> None:
 def test_defaults_are_those_of_the_papers_where_these_work() -> None:
     """HeteroFL's code cuts widths alone, counts every client as 1 and masks the classes that a client lacks."""
     assert HeteroFL() == HeteroFL(weighting="uniform", class_mask=True, depth=False)
-    context = context_with(HeteroFL())
+    context = make_context(HeteroFL())
     assert {len(size.blocks) for size in context.space} == {len(context.network.blocks)}
     assert context.training(1).objective.class_mask
 

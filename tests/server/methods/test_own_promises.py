@@ -30,28 +30,31 @@ from subfleet.testing.rounds import (
     CLASSES,
     MODEL,
     SEED,
-    Client,
+    DrawnClient,
     ask,
-    change_of,
-    context_with,
-    every_size,
-    first_state,
-    held,
-    logits,
-    placed,
+    compute_logits,
+    draw_change,
+    draw_state,
+    find_held,
+    list_clients,
+    make_context,
+    place_client,
     play,
-    seen,
+    view_model,
     with_steps,
 )
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.submodels import have_same_bits
 
 
 def test_a_tensor_is_averaged_over_those_who_hold_it(tmp_path: Path) -> None:
-    context = context_with(HeteroFL(weighting="samples"))
-    clients = [Client(name="small", size=0, samples=5), Client(name="large", size=len(context.space) - 1, samples=15)]
-    state = first_state(context.network)
+    context = make_context(HeteroFL(weighting="samples"))
+    clients = [
+        DrawnClient(name="small", size=0, samples=5),
+        DrawnClient(name="large", size=len(context.space) - 1, samples=15),
+    ]
+    state = draw_state(context.network)
     aggregated = play(context, state, clients, tmp_path).state.shared
-    small, large = (change_of(context, client, 1)["stem.weight"].double() for client in clients)
+    small, large = (draw_change(context, client, 1)["stem.weight"].double() for client in clients)
     rows = len(small)
     expected = large.clone()
     expected[:rows] = (5 * small + 15 * large[:rows]) / 20
@@ -61,17 +64,17 @@ def test_a_tensor_is_averaged_over_those_who_hold_it(tmp_path: Path) -> None:
 
 
 def test_rows_of_classes_that_nobody_holds_keep_their_bits(tmp_path: Path) -> None:
-    context = context_with(HeteroFL(class_mask=True))
+    context = make_context(HeteroFL(class_mask=True))
     size = len(context.space) - 1
     clients = [
-        Client(name="a", size=size, classes=(4, 0, 0, 1)),
-        Client(name="b", size=size, classes=(9, 2)),
+        DrawnClient(name="a", size=size, classes=(4, 0, 0, 1)),
+        DrawnClient(name="b", size=size, classes=(9, 2)),
     ]
-    state = first_state(context.network)
+    state = draw_state(context.network)
     aggregated = play(context, state, clients, tmp_path).state.shared
     for name in ("head.weight", "head.bias"):
         assert torch.equal(aggregated[name][2], state.shared[name][2])
-        change = [change_of(context, client, 1)[name] for client in clients]
+        change = [draw_change(context, client, 1)[name] for client in clients]
         moved = aggregated[name] - state.shared[name]
         torch.testing.assert_close(moved[0], (change[0][0] + change[1][0]) / 2, rtol=0, atol=1e-6)
         torch.testing.assert_close(moved[1], change[1][1], rtol=0, atol=1e-6)
@@ -82,7 +85,7 @@ def test_rows_of_classes_that_nobody_holds_keep_their_bits(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("method", [HeteroFL(depth=False), FedFA(depth=False)], ids=lambda one: one.TYPE)
 def test_the_uniform_space_is_nested_and_methods_cut_widths_alone_where_asked(method: AnyMethod) -> None:
-    context = context_with(method)
+    context = make_context(method)
     assert all(len(size.blocks) == len(context.network.blocks) for size in context.space)
     assert len(context.space) == 3
     shapes = [context.network.shapes(size) for size in context.space]
@@ -91,21 +94,21 @@ def test_the_uniform_space_is_nested_and_methods_cut_widths_alone_where_asked(me
 
 
 def test_fedprox_asks_for_the_proximal_term() -> None:
-    training = context_with(FedProx(mu=0.3)).training(1)
+    training = make_context(FedProx(mu=0.3)).training(1)
     assert (training.objective.proximal, training.proximal_mu) == (True, 0.3)
-    assert len(context_with(FedProx(model="nested")).space) > len(context_with(FedProx()).space) == 1
+    assert len(make_context(FedProx(model="nested")).space) > len(make_context(FedProx()).space) == 1
 
 
 @pytest.mark.slow
 def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
-    context = context_with(FjORD())
+    context = make_context(FjORD())
     training = context.training(1, student=context.space[0])
     assert (training.objective.distillation, training.distillation_weight) == ("self", 1.0)
     found = Counter(_student(context, 2, number) for number in range(300))
     assert found.keys() == {context.space[0], context.space[1], None}
     # Each of 3 widths as often as the others: a binomial of 300 draws lies within 5 deviations of 100.
     assert all(abs(count - 100) < 5 * (300 * 2 / 9) ** 0.5 for count in found.values())
-    plain = context_with(FjORD(self_distillation=False))
+    plain = make_context(FjORD(self_distillation=False))
     memory_bytes = plain.candidates[2].training_memory_bytes["onnx"]
     chosen = {
         one.architecture.architecture_id
@@ -127,23 +130,23 @@ def _student(context: RunContext, size: int, number: int) -> Architecture | None
 @pytest.mark.slow
 def test_fjord_teaches_no_width_to_itself_and_trains_it_on_labels_alone() -> None:
     """A copy of itself would learn nothing from itself, and take its memory twice."""
-    context = context_with(FjORD())
+    context = make_context(FjORD())
     for place, size in enumerate(context.space):
         assert size not in {_student(context, place, number) for number in range(60)}
     assert {_student(context, 0, number) for number in range(60)} == {None}
-    alone, plain = context.training(1), context_with(FjORD(self_distillation=False)).training(1)
+    alone, plain = context.training(1), make_context(FjORD(self_distillation=False)).training(1)
     assert (alone.objective, alone.distillation_weight) == (plain.objective, 0.0)
     request = build_train_request(context.network, context.space[0], "onnx", alone)
     assert request == build_train_request(context.network, context.space[0], "onnx", plain)
 
 
 def test_a_rolling_window_holds_every_index_equally_often_and_all_axes_share_its_origin() -> None:
-    context = context_with(FedRolex())
-    client = Client(name="a", size=1)
+    context = make_context(FedRolex())
+    client = DrawnClient(name="a", size=1)
     counts = {name: torch.zeros(axis.size) for name, axis in context.network.axes.items() if axis.kind == "channel"}
     groups = 12  # a multiple of 4 and 6, the groups of the two widths
     for number in range(1, groups + 1):
-        architecture = placed(context, client, number)
+        architecture = place_client(context, client, number)
         starts = {kept.start for _, kept in architecture.axes if isinstance(kept, Roll) and kept.size == 4}
         assert len(starts) == 1
         for name, kept in architecture.axes:
@@ -159,17 +162,19 @@ def _kept(context: RunContext, axis: str) -> int:
 
 
 def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round() -> None:
-    context = context_with(FederatedDropout())
-    architectures = [placed(context, Client(name=name, size=1), number) for name in ("a", "b") for number in (1, 2)]
+    context = make_context(FederatedDropout())
+    architectures = [
+        place_client(context, DrawnClient(name=name, size=1), number) for name in ("a", "b") for number in (1, 2)
+    ]
     assert len({architecture.architecture_id for architecture in architectures}) == 4
-    assert architectures[0] == placed(context, Client(name="a", size=1), 1)
+    assert architectures[0] == place_client(context, DrawnClient(name="a", size=1), 1)
     for architecture in architectures:
         context.network.check(architecture)
         assert context.network.size_of(architecture).architecture_id == context.space[1].architecture_id
         assert all(isinstance(kept, Explicit) for _, kept in architecture.axes)
     often = torch.zeros(8)
     for number in range(400):
-        kept = dict(placed(context, Client(name="a", size=1), number).axes)["section0.stream"]
+        kept = dict(place_client(context, DrawnClient(name="a", size=1), number).axes)["section0.stream"]
         assert isinstance(kept, Explicit)
         often[list(kept.indices)] += 1
     # 4 of 8 are kept: a binomial of 400 draws lies within 5 deviations of 200.
@@ -179,17 +184,17 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
 @pytest.mark.slow
 def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> None:
     """What a size has learned of a channel stays with the channel, and so does what it has not."""
-    context = context_with(AnycostFL(), norms="bank")
+    context = make_context(AnycostFL(), norms="bank")
     unsorted = replace(context, roles=with_steps(context.roles, after_round=as_aggregated))
-    clients = [Client(name=name, size=size) for name, size in (("a", 1), ("b", 3), ("c", 1), ("d", 4))]
-    state = first_state(context.network)
+    clients = [DrawnClient(name=name, size=size) for name, size in (("a", 1), ("b", 3), ("c", 1), ("d", 4))]
+    state = draw_state(context.network)
     for number in (1, 2, 3):
         before = play(unsorted, state, clients, tmp_path, number).state
         state = play(context, state, clients, tmp_path, number).state
         assert state.copies.keys() == {context.space[place].architecture_id for place in (1, 3, 4)}
         for client in clients:
-            one, other = (seen(context, found, client) for found in (before, state))
-            assert logits(context, other) == pytest.approx(logits(context, one), rel=1e-4, abs=1e-4)
+            one, other = (view_model(context, found, client) for found in (before, state))
+            assert compute_logits(context, other) == pytest.approx(compute_logits(context, one), rel=1e-4, abs=1e-4)
         for key, own in before.copies.items():
             for name, copy in own.items():
                 pairs = zip(before.shared[name].tolist(), copy.tolist(), strict=True)
@@ -199,16 +204,16 @@ def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> N
 
 
 def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
-    context = context_with(AnycostFL())
+    context = make_context(AnycostFL())
     assert len(context.space) > 4
-    state = first_state(context.network)
-    whole = [Client(name=name, size=len(context.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
+    state = draw_state(context.network)
+    whole = [DrawnClient(name=name, size=len(context.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
     moments = {"mean": {name: tensor.square() for name, tensor in state.shared.items()}}
     unsorted = replace(context, roles=with_steps(context.roles, after_round=as_aggregated))
     before = play(unsorted, replace(state, moments=moments), whole, tmp_path).state
     after = play(context, replace(state, moments=moments), whole, tmp_path).state
-    assert logits(context, after.shared) == pytest.approx(logits(context, before.shared), abs=1e-4)
-    assert not same_bits(after.shared, before.shared)
+    assert compute_logits(context, after.shared) == pytest.approx(compute_logits(context, before.shared), abs=1e-4)
+    assert not have_same_bits(after.shared, before.shared)
     for name, axis in context.network.axes.items():
         if axis.kind != "class":
             squares = torch.zeros(axis.size, dtype=torch.float64)
@@ -232,47 +237,54 @@ def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [FedAdam(model="nested"), FedYogi(model="nested")], ids=lambda one: one.TYPE)
 def test_a_server_optimiser_has_moments_of_what_was_trained_alone(method: AnyMethod, tmp_path: Path) -> None:
-    context = context_with(method)
-    state, small = first_state(context.network), [Client(name="a", size=0)]
+    context = make_context(method)
+    state, small = draw_state(context.network), [DrawnClient(name="a", size=0)]
     first = play(context, state, small, tmp_path).state
-    kept = held(context, small)
+    kept = find_held(context, small)
     for name in kept:
         if name in first.moments["mean"]:
             assert not first.moments["mean"][name][~kept[name]].any()
         assert torch.equal(first.shared[name][~kept[name]], state.shared[name][~kept[name]])
     step = (first.shared["stem.weight"] - state.shared["stem.weight"])[kept["stem.weight"]]
-    change = change_of(context, small[0], 1)["stem.weight"].flatten()
+    change = draw_change(context, small[0], 1)["stem.weight"].flatten()
     square = 0.99 * 1e-6 + 0.01 * change**2 if method.TYPE == "fedadam" else 1e-6 + 0.01 * change**2
     torch.testing.assert_close(step, 0.01 * 0.1 * change / (square.sqrt() + 1e-3), rtol=0, atol=1e-5)
 
 
 def test_a_standalone_client_learns_from_nobody(tmp_path: Path) -> None:
-    context = context_with(Standalone())
-    alone, together = [Client(name="a", size=2)], [Client(name="a", size=2), Client(name="b", size=2, scale=5.0)]
-    state = first_state(context.network)
+    context = make_context(Standalone())
+    alone, together = (
+        [DrawnClient(name="a", size=2)],
+        [DrawnClient(name="a", size=2), DrawnClient(name="b", size=2, scale=5.0)],
+    )
+    state = draw_state(context.network)
     aggregated = [play(context, state, clients, tmp_path).state for clients in (alone, together)]
-    assert same_bits(seen(context, aggregated[0], alone[0]), seen(context, aggregated[1], alone[0]))
-    assert all(same_bits(one.shared, state.shared) for one in aggregated)
-    change = change_of(context, alone[0], 1)
+    assert have_same_bits(view_model(context, aggregated[0], alone[0]), view_model(context, aggregated[1], alone[0]))
+    assert all(have_same_bits(one.shared, state.shared) for one in aggregated)
+    change = draw_change(context, alone[0], 1)
     received = extract(context.network, context.space[2], state.shared)
-    trained = extract(context.network, context.space[2], seen(context, aggregated[0], alone[0]))
+    trained = extract(context.network, context.space[2], view_model(context, aggregated[0], alone[0]))
     for name, tensor in trained.items():
         torch.testing.assert_close(tensor, received[name] + change[name], rtol=0, atol=1e-6)
 
 
 def test_nefl_keeps_a_bank_of_norms_and_steps_for_each_size(tmp_path: Path) -> None:
-    context = context_with(NeFL(), replace(MODEL, learnable_steps=True))
-    state = first_state(context.network)
-    small, large = Client(name="a", size=0), Client(name="b", size=len(context.space) - 1)
+    context = make_context(NeFL(), replace(MODEL, learnable_steps=True))
+    state = draw_state(context.network)
+    small, large = DrawnClient(name="a", size=0), DrawnClient(name="b", size=len(context.space) - 1)
     before = play(context, state, [small, large], tmp_path).state
     after = play(context, before, [small], tmp_path, 2).state
     bank = [name for name in context.network.tensors if ".norm" in name or name.startswith("norm.") or "step" in name]
     assert any("step" in name for name in bank)
     for name in bank:
-        assert torch.equal(seen(context, after, large)[name], seen(context, before, large)[name])
+        assert torch.equal(view_model(context, after, large)[name], view_model(context, before, large)[name])
         assert torch.equal(after.shared[name], state.shared[name])
-    assert not torch.equal(seen(context, after, small)["norm.weight"], seen(context, before, small)["norm.weight"])
-    assert not torch.equal(seen(context, after, large)["stem.weight"], seen(context, before, large)["stem.weight"])
+    assert not torch.equal(
+        view_model(context, after, small)["norm.weight"], view_model(context, before, small)["norm.weight"]
+    )
+    assert not torch.equal(
+        view_model(context, after, large)["stem.weight"], view_model(context, before, large)["stem.weight"]
+    )
     sizes = {
         chosen.architecture.architecture_id
         for number in range(60)
@@ -283,7 +295,7 @@ def test_nefl_keeps_a_bank_of_norms_and_steps_for_each_size(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda method: method.TYPE)
 def test_a_fixed_architecture_is_kept_or_the_client_sits_out(method: AnyMethod) -> None:
-    context = context_with(method)
+    context = make_context(method)
     needs = [candidate.training_memory_bytes["onnx"] for candidate in context.candidates]
     assign = context.roles.assigner.assign
     first = assign(ask(context, "a", memory_bytes=needs[3])).candidate
@@ -294,21 +306,21 @@ def test_a_fixed_architecture_is_kept_or_the_client_sits_out(method: AnyMethod) 
 
 
 def test_fedfa_grafts_what_the_last_block_learned_onto_the_blocks_that_a_client_lacks(tmp_path: Path) -> None:
-    context = context_with(FedFA(scaling=False, class_mask=False))
+    context = make_context(FedFA(scaling=False, class_mask=False))
     whole = len(context.space) - 1
     shallow = next(
         place
         for place, size in enumerate(context.space)
         if not size.axes and size.blocks == context.space[whole].blocks[:2]
     )
-    clients = [Client(name="deep", size=whole, samples=6), Client(name="shallow", size=shallow, samples=2)]
-    state = first_state(context.network)
+    clients = [DrawnClient(name="deep", size=whole, samples=6), DrawnClient(name="shallow", size=shallow, samples=2)]
+    state = draw_state(context.network)
     aggregated = play(context, state, clients, tmp_path).state.shared
-    deep, short = (change_of(context, client, 1) for client in clients)
+    deep, short = (draw_change(context, client, 1) for client in clients)
     lacking, last = "section1.block2.layer1.weight", "section1.block1.layer1.weight"
     expected = (6 * deep[lacking] + 2 * short[last]) / 8
     torch.testing.assert_close(aggregated[lacking] - state.shared[lacking], expected, rtol=0, atol=1e-6)
-    ungrafted = context_with(FedFA(scaling=False, grafting=False, class_mask=False))
+    ungrafted = make_context(FedFA(scaling=False, grafting=False, class_mask=False))
     assert set(context.space) < set(ungrafted.space), "sizes that cannot be grafted are no sizes of the run"
     clients = [replace(one, size=ungrafted.space.index(context.space[one.size])) for one in clients]
     plain = play(ungrafted, state, clients, tmp_path)
@@ -317,20 +329,20 @@ def test_fedfa_grafts_what_the_last_block_learned_onto_the_blocks_that_a_client_
 
 @pytest.mark.slow
 def test_fedfa_as_printed_moves_a_model_that_nobody_trained(tmp_path: Path) -> None:
-    context = context_with(FedFA(fidelity="paper", class_mask=False))
-    state = first_state(context.network)
-    clients = [replace(client, scale=0.0) for client in every_size(context)]
-    assert not same_bits(play(context, state, clients, tmp_path).state.shared, state.shared)
+    context = make_context(FedFA(fidelity="paper", class_mask=False))
+    state = draw_state(context.network)
+    clients = [replace(client, scale=0.0) for client in list_clients(context)]
+    assert not have_same_bits(play(context, state, clients, tmp_path).state.shared, state.shared)
 
 
 @pytest.mark.slow
 def test_fedfa_keeps_the_direction_of_the_many_when_one_update_is_boosted(tmp_path: Path) -> None:
     likeness = {}
     for scaling in (False, True):
-        context = context_with(FedFA(scaling=scaling, class_mask=False))
-        state, size = first_state(context.network), len(context.space) - 1
-        honest = [Client(name=f"honest{place}", size=size, scale=0.01) for place in range(4)]
-        attacker = Client(name="attacker", size=size, scale=20.0)
+        context = make_context(FedFA(scaling=scaling, class_mask=False))
+        state, size = draw_state(context.network), len(context.space) - 1
+        honest = [DrawnClient(name=f"honest{place}", size=size, scale=0.01) for place in range(4)]
+        attacker = DrawnClient(name="attacker", size=size, scale=20.0)
         mean, attacked = (
             play(context, state, clients, tmp_path).state.shared["stem.weight"].flatten()
             for clients in (honest, [*honest, attacker])
@@ -346,12 +358,12 @@ def test_fedfa_by_changes_moves_the_way_it_would_without_the_boost(tmp_path: Pat
     likeness = {}
     weights = FedFA(norm="l2", class_mask=False)
     for method in (weights, replace(weights, scaled="changes")):
-        context = context_with(method)
-        state, size = first_state(context.network), len(context.space) - 1
-        others = [Client(name=f"other{place}", size=size, scale=0.01) for place in range(3)]
+        context = make_context(method)
+        state, size = draw_state(context.network), len(context.space) - 1
+        others = [DrawnClient(name=f"other{place}", size=size, scale=0.01) for place in range(3)]
         # The name decides the draw, so that both are the same change times a number.
         plain, boosted = (
-            play(context, state, [*others, Client(name="boosted", size=size, scale=scale)], tmp_path).state.shared
+            play(context, state, [*others, DrawnClient(name="boosted", size=size, scale=scale)], tmp_path).state.shared
             for scale in (0.01, 2.0)
         )
         name = "stem.weight"
@@ -363,7 +375,7 @@ def test_fedfa_by_changes_moves_the_way_it_would_without_the_boost(tmp_path: Pat
 
 @pytest.mark.slow
 def test_fedfa_by_changes_leaves_a_model_that_nobody_trained_as_it_is(tmp_path: Path) -> None:
-    context = context_with(FedFA(scaled="changes", norm="l2"))
-    state = first_state(context.network)
-    clients = [replace(client, scale=0.0) for client in every_size(context)]
-    assert same_bits(play(context, state, clients, tmp_path).state.shared, state.shared)
+    context = make_context(FedFA(scaled="changes", norm="l2"))
+    state = draw_state(context.network)
+    clients = [replace(client, scale=0.0) for client in list_clients(context)]
+    assert have_same_bits(play(context, state, clients, tmp_path).state.shared, state.shared)

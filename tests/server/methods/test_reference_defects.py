@@ -47,17 +47,17 @@ from subfleet.search.queue import ProgramFacts
 from subfleet.testing.rounds import (
     MODEL,
     SEED,
-    Client,
+    DrawnClient,
     ask,
-    change_of,
-    context_with,
-    first_state,
-    placed,
+    draw_change,
+    draw_state,
+    make_context,
+    place_client,
     play,
-    seen,
+    view_model,
     with_steps,
 )
-from subfleet.testing.submodels import held_places
+from subfleet.testing.submodels import find_held_elements
 
 VARIANTS: Mapping[str, AnyMethod] = {
     **{name: kind() for name, kind in OF_ONE_NETWORK.items()},
@@ -74,7 +74,7 @@ RESNET = PreactResNet(input_shape=(1, 6, 6), class_count=4, widths=(8, 12), dept
 @functools.cache
 def small_context(method: str) -> RunContext:
     """Of a network whose submodels a search soon knows all."""
-    return context_with(VARIANTS[method], replace(MODEL, widths=(8,), depths=(2,), group_size=4))
+    return make_context(VARIANTS[method], replace(MODEL, widths=(8,), depths=(2,), group_size=4))
 
 
 def total_bytes(context: RunContext) -> tuple[int, int]:
@@ -145,7 +145,7 @@ def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.D
 @pytest.mark.parametrize("method", [HeteroFL(), FedRolex(), FederatedDropout(), AnycostFL()], ids=lambda one: one.TYPE)
 def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -> None:
     """Plato's AnycostFL and FedRolex look for a width between a half and the whole alone."""
-    context = context_with(method)
+    context = make_context(method)
     needs = [candidate.training_memory_bytes["onnx"] for candidate in context.candidates]
     halves = [4 * size.parameters < total_bytes(context)[1] / 4 for size in context.candidates]
     assert any(halves), "the space goes below half the width"
@@ -159,10 +159,10 @@ def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -
 @pytest.mark.parametrize("kind", OF_ONE_NETWORK.values(), ids=OF_ONE_NETWORK.keys())
 def test_tensors_that_are_tied_to_an_axis_keep_the_same_indices_of_it(kind: type[AnyMethod]) -> None:
     """FedRolex's random server draws a window for each convolution, although shortcuts add their channels."""
-    context = context_with(kind(), RESNET)
-    clients = [Client(name=name, size=size) for name, size in (("a", 0), ("b", len(context.space) // 2))]
+    context = make_context(kind(), RESNET)
+    clients = [DrawnClient(name=name, size=size) for name, size in (("a", 0), ("b", len(context.space) // 2))]
     for client, number in itertools.product(clients, (1, 2, 5)):
-        architecture = placed(context, client, number)
+        architecture = place_client(context, client, number)
         found: dict[str, set[tuple[int, ...]]] = {}
         ones = {name: torch.ones(shape) for name, shape in context.network.shapes(architecture).items()}
         for name, tensor_map in tensor_maps(context.network, architecture).items():
@@ -180,11 +180,11 @@ def test_tensors_that_are_tied_to_an_axis_keep_the_same_indices_of_it(kind: type
 
 def test_a_rolling_window_goes_on_by_one_group_each_round_and_never_jumps() -> None:
     """FedRolex's code reshuffles its windows in all rounds but those in which it means to."""
-    context = context_with(FedRolex())
+    context = make_context(FedRolex())
     for size in (0, 1):
         starts: dict[str, list[int]] = {}
         for number in range(1, 14):
-            architectures = {placed(context, Client(name=name, size=size), number) for name in ("a", "b")}
+            architectures = {place_client(context, DrawnClient(name=name, size=size), number) for name in ("a", "b")}
             assert len(architectures) == 1, "all clients of a round have the same window"
             for name, kept in next(iter(architectures)).axes:
                 assert isinstance(kept, Roll)
@@ -199,7 +199,7 @@ def _fjord_steps(
     weight: float,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], Architecture, Network]:
     """What a step makes of the same weights without and with FjORD's student, its region, and what it trains."""
-    context = context_with(FjORD())
+    context = make_context(FjORD())
     network, size = context.network, context.space[3]
     drawn = (
         context.roles.training.student(network, size, Draw(seed=SEED, round=at, client_id="a")) for at in range(1, 60)
@@ -243,7 +243,7 @@ def test_fjords_nested_width_trains_its_own_elements_of_the_very_network_and_no_
 
 def _distance(mu: float) -> float:
     """How far FedProx's local training of 40 steps leads from the weights received."""
-    context = context_with(FedProx(mu=mu))
+    context = make_context(FedProx(mu=mu))
     training = context.training(1)
     size = context.space[0]
     module = build_module(context.network, size)
@@ -268,27 +268,29 @@ def test_fedprox_holds_weights_near_those_received_the_more_the_larger_mu_is() -
 @pytest.mark.parametrize("method", [NeFL(), HeteroFL(depth=True), FedAvg(model="nested")], ids=lambda one: one.TYPE)
 def test_a_block_that_nobody_has_keeps_its_bits_for_those_who_will(method: AnyMethod, tmp_path: Path) -> None:
     """NeFL's code gives such blocks the value 0, after which nothing that they compute has a gradient."""
-    context = context_with(method, replace(MODEL, learnable_steps=True))
-    state = first_state(context.network)
+    context = make_context(method, replace(MODEL, learnable_steps=True))
+    state = draw_state(context.network)
     kept = context.space[0].blocks
     shallow = [place for place, size in enumerate(context.space) if size.blocks == kept]
-    whole = Client(name="whole", size=len(context.space) - 1)
-    aggregated = play(context, state, [Client(name=f"client{place}", size=place) for place in shallow], tmp_path).state
+    whole = DrawnClient(name="whole", size=len(context.space) - 1)
+    aggregated = play(
+        context, state, [DrawnClient(name=f"client{place}", size=place) for place in shallow], tmp_path
+    ).state
     names = [name for name, decl in context.network.tensors.items() if decl.part not in (None, *kept)]
     assert names
     assert state.shared[names[0]].any()
     for name in names:
-        assert torch.equal(seen(context, aggregated, whole)[name], state.shared[name])
+        assert torch.equal(view_model(context, aggregated, whole)[name], state.shared[name])
 
 
 @pytest.mark.parametrize("model", [BOTTLENECK, BATCH_NORM], ids=["bottleneck", "batch norm"])
 def test_heterofl_trains_networks_that_its_own_code_refuses(model: Family, tmp_path: Path) -> None:
     """HeteroFL's federated path has no rule for bottleneck blocks."""
-    context = context_with(HeteroFL(class_mask=False), model)
+    context = make_context(HeteroFL(class_mask=False), model)
     state = ModelState(shared=random_state(context.network, 3))
-    client = Client(name="a", size=0)
+    client = DrawnClient(name="a", size=0)
     aggregated = play(context, state, [client], tmp_path).state.shared
-    held, change = held_places(context.network, context.space[0]), change_of(context, client, 1)
+    held, change = find_held_elements(context.network, context.space[0]), draw_change(context, client, 1)
     for name, tensor in aggregated.items():
         assert torch.equal(tensor[~held[name]], state.shared[name][~held[name]])
         if name in change:
@@ -310,32 +312,34 @@ def test_heterofl_trains_networks_that_its_own_code_refuses(model: Family, tmp_p
     ids=lambda one: one.TYPE,
 )
 def test_a_bank_of_norms_is_each_sizes_own(method: AnyMethod, tmp_path: Path) -> None:
-    context = context_with(method, BATCH_NORM)
+    context = make_context(method, BATCH_NORM)
     context = replace(context, roles=context.roles.with_techniques(Techniques(norms="bank")))
     state = ModelState(shared=random_state(context.network, 3))
-    small, large = Client(name="a", size=0), Client(name="b", size=len(context.space) - 1)
+    small, large = DrawnClient(name="a", size=0), DrawnClient(name="b", size=len(context.space) - 1)
     norms = norm_tensors(context.network)
     assert any(context.network.tensors[name].role == "variance" for name in norms)
     before = play(context, state, [small, large], tmp_path).state
     after = play(context, before, [small], tmp_path, 2).state
     for name in norms:
-        assert torch.equal(seen(context, after, large)[name], seen(context, before, large)[name])
+        assert torch.equal(view_model(context, after, large)[name], view_model(context, before, large)[name])
         assert torch.equal(after.shared[name], state.shared[name])
-    mine = placed(context, small, 2)
+    mine = place_client(context, small, 2)
     moved = [
         name for name in norms & context.network.shapes(mine).keys() if _moved(context, before, after, small, name)
     ]
     assert set(moved) == norms & context.network.shapes(mine).keys()
-    assert not torch.equal(seen(context, after, large)["stem.weight"], seen(context, before, large)["stem.weight"])
+    assert not torch.equal(
+        view_model(context, after, large)["stem.weight"], view_model(context, before, large)["stem.weight"]
+    )
 
 
-def _moved(context: RunContext, before: ModelState, after: ModelState, client: Client, name: str) -> bool:
-    return not torch.equal(seen(context, after, client)[name], seen(context, before, client)[name])
+def _moved(context: RunContext, before: ModelState, after: ModelState, client: DrawnClient, name: str) -> bool:
+    return not torch.equal(view_model(context, after, client)[name], view_model(context, before, client)[name])
 
 
 def _evaluated(norms: NormPolicy, spoiled: bool = False) -> list[float]:
     """The loss of a submodel on the same samples, in batches of several sizes."""
-    context = context_with(HeteroFL(), BATCH_NORM, norms=norms)
+    context = make_context(HeteroFL(), BATCH_NORM, norms=norms)
     state: Mapping[str, Tensor] = random_state(context.network, 3)
     if spoiled:
         roles = {name: decl.role for name, decl in context.network.tensors.items()}
@@ -360,10 +364,10 @@ def test_an_evaluation_with_measured_statistics_depends_on_no_batch_size() -> No
 
 def test_what_the_whole_model_teaches_stays_in_it_and_noise_leaves_no_trace_in_statistics(tmp_path: Path) -> None:
     """Plato's in-place distillation throws its result away, and keeps the noise's running statistics."""
-    context = context_with(DynamicSelection(distillation=DistillationSettings(iterations=3)), BATCH_NORM)
+    context = make_context(DynamicSelection(distillation=DistillationSettings(iterations=3)), BATCH_NORM)
     untaught = replace(context, roles=with_steps(context.roles, distillation=None))
     state = ModelState(shared=random_state(context.network, 3))
-    clients = [Client(name="a", size=0), Client(name="b", size=1)]
+    clients = [DrawnClient(name="a", size=0), DrawnClient(name="b", size=1)]
     before, after = (play(one, state, clients, tmp_path).state.shared for one in (untaught, context))
     buffers = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
     assert buffers

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load
 from server.server_rig import World, config, fleet
 
-from subfleet.elastic.model_state import unpacked
+from subfleet.elastic.model_state import unpack_state
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.task import Train
 from subfleet.testing import MethodContract
-from subfleet.testing.rounds import MODEL, Client, change_of, context_with, first_state, play, with_steps
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import MODEL, DrawnClient, draw_change, draw_state, make_context, play, with_steps
+from subfleet.testing.submodels import have_same_bits
 
 PAGE = Path(__file__).parents[3] / "docs/reference/methods-that-remember.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -112,7 +112,7 @@ def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page:
         assert kept <= {"times4"}
         assert kept or world is worlds[1], "one that was killed asks for a program again when it needs it"
         assert set(programs.values()) == {"", "times2", "times4"}
-    state = unpacked(load(worlds[0].model_bytes()))
+    state = unpack_state(load(worlds[0].model_bytes()))
     assert state.network_ids == ("times4",), "the weights of those that have retired are in no checkpoint"
 
 
@@ -120,15 +120,15 @@ def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page:
 def test_the_maps_on_the_page_go_with_any_method(page: ModuleType, tmp_path: Path) -> None:
     """Nobody trains and nothing moves; and what moves is what the client's copies stand for."""
     model = replace(MODEL, norm="batch")
-    context = context_with(page.Rota(), model)
+    context = make_context(page.Rota(), model)
     context = replace(context, roles=with_steps(context.roles, exchange=page.copied))
-    state, client = first_state(context.network), Client(name="ada", size=0)
+    state, client = draw_state(context.network), DrawnClient(name="ada", size=0)
     still = play(context, state, [replace(client, scale=0.0)], tmp_path / "still")
-    assert same_bits(still.state.shared, state.shared)
+    assert have_same_bits(still.state.shared, state.shared)
     moved = play(context, state, [client], tmp_path / "moved").state.shared
     size = context.space[0]
     pair = page.copied(context.network, Participant(client_id="ada", architecture=size, size=size), {})
-    expected = pair.up(change_of(context, client, 1))
+    expected = pair.up(draw_change(context, client, 1))
     assert expected.keys() == context.network.shapes(pair.moved).keys()
     for name, tensor in state.shared.items():
         torch.testing.assert_close(moved[name] - tensor, expected.get(name, torch.zeros(())).expand_as(tensor))

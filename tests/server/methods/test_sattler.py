@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,13 +24,13 @@ from subfleet.methods.sattler import Clustering, Sattler, SattlerMemory, Split
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
-from subfleet.testing.rounds import Client, ask, change_of, client_of, context_with, first_state, play
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import DrawnClient, ask, draw_change, draw_state, make_context, play, store_update
+from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
 METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)
 """Splits whatever can be split, as the paper's does."""
-CONTEXT = context_with(METHOD)
+CONTEXT = make_context(METHOD)
 WHOLE = CONTEXT.space[-1]
 Direction = dict[str, torch.Tensor]
 
@@ -57,10 +57,11 @@ def found(
     method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1
 ) -> Clustering:
     find = method.roles().memory.observe
-    assert find is not None
-    networks = {"": CONTEXT.network}
-    given = RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=memory or SattlerMemory())
-    outcome: Clustering = find(given)
+    assert find
+    updates = RoundUpdates(
+        networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory or SattlerMemory()
+    )
+    outcome: Clustering = find(updates)
     return outcome
 
 
@@ -268,11 +269,11 @@ def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **changes: Any) -> AggregatedModel:
     """A round of clients of the whole model; each moves along one of two directions that its name draws."""
-    context = context_with(replace(METHOD, **changes))
-    blobs = BlobStore(folder)
-    place = len(context.space) - 1
-    clients = [client_of(context, Client(name=name, size=place, scale=scale), blobs) for name, scale in names.items()]
-    state, aggregation = first_state(context.network), Aggregation(context=context, blobs=blobs)
+    context = make_context(replace(METHOD, **changes))
+    blobs, size = BlobStore(folder), len(context.space) - 1
+    drawn = (DrawnClient(name=name, size=size, scale=scale) for name, scale in names.items())
+    clients = [store_update(context, client, blobs) for client in drawn]
+    state, aggregation = draw_state(context.network), Aggregation(context=context, blobs=blobs)
     return aggregation.aggregate(state, 1, clients, memory or SattlerMemory())
 
 
@@ -284,9 +285,9 @@ def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> 
     assert [(one.id, one.retired_round) for one in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
     for network_id, names in split.halves:
         alone = aggregated(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
-        assert same_bits(outcome.state.of(network_id).shared, alone.shared)
+        assert have_same_bits(outcome.state.of(network_id).shared, alone.shared)
     whole = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
-    assert same_bits(outcome.aggregated.shared, whole.state.shared), (
+    assert have_same_bits(outcome.aggregated.shared, whole.state.shared), (
         "the round is judged by the cluster that it was played with"
     )
 
@@ -381,20 +382,19 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
         deployed = {one.client_id: one.architecture.split()[0] for one in world.server.result().deployed}
         assert deployed["ada"] == deployed["cyd"] != deployed["bob"]
     assert results[0] == results[1]
-    memory: SattlerMemory = results[0][1]
-    assert memory.clusters == deployed
-    assert len(results[0][2]) == 3, "those who agree are not split"
+    assert cast("SattlerMemory", results[0][1]).clusters == deployed
+    assert len(results[0][2]) == 3, "clients that agree are not split"
 
 
 def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
-    plain = context_with(replace(METHOD, warmup_rounds=9))
-    clients = [Client(name=name, size=0) for name in ("ada", "bob")]
-    state = first_state(plain.network)
+    plain = make_context(replace(METHOD, warmup_rounds=9))
+    clients = [DrawnClient(name=name, size=0) for name in ("ada", "bob")]
+    state = draw_state(plain.network)
     moved = play(plain, state, clients, tmp_path).state
-    changes = [change_of(plain, client, 1) for client in clients]
+    one, other = (draw_change(plain, client, 1) for client in clients)
     place = tensor_maps(plain.network, plain.space[0])
     for name, tensor in state.shared.items():
         expected = torch.zeros_like(tensor)
         if name in place:
-            place[name].scatter((changes[0][name] + changes[1][name]) / 2, expected)
+            place[name].scatter((one[name] + other[name]) / 2, expected)
         torch.testing.assert_close(moved.shared[name] - tensor, expected, rtol=1e-4, atol=1e-6)

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.building import network_of
-from subfleet.elastic.cells import parameters_of
-from subfleet.elastic.inheriting import inherited
+from subfleet.elastic.cells import count_cell_parameters
+from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.replication import Replication
-from subfleet.elastic.server_optimisers import FedYogi
+from subfleet.elastic.server_optimisers import ServerYogi
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.soft_sharing import Share, SoftSharing, similarity
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState
-from subfleet.testing.rounds import Client, client_of, context_with, first_state
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import DrawnClient, draw_state, make_context, store_update
+from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
 States = dict[str, dict[str, Tensor]]
@@ -39,9 +39,9 @@ def family(
     method: FedTrans, folder: Path, place: torch.device = CPU, **settings: Any
 ) -> tuple[ModelState, tuple[Lineage, ...]]:
     """Three networks, each of which grew from the one before by the server's own aggregation, where the model is."""
-    context = context_with(method, **settings)
+    context = make_context(method, **settings)
     state, lineages, memory = (
-        first_state(context.network).on(place),
+        draw_state(context.network).to(place),
         tuple[Lineage, ...](),
         method.roles().memory.initial,
     )
@@ -60,7 +60,7 @@ def family(
 
 def clients_of(context: RunContext, folder: Path, number: int) -> list[ClientState]:
     blobs, place = BlobStore(folder), len(context.space) - 1
-    drawn = [client_of(context, Client(name=name, size=place), blobs, number) for name in LOSSES]
+    drawn = [store_update(context, DrawnClient(name=name, size=place), blobs, number) for name in LOSSES]
     return [
         replace(
             client,
@@ -76,7 +76,7 @@ class Line:
     def __init__(self, folder: Path) -> None:
         state, self.lineages = family(replace(METHOD, share="none"), folder)
         self.networks = {one.id: replace(network_of(one.config), id=one.id) for one in self.lineages}
-        self.parameters = {name: sum(parameters_of(one).values()) for name, one in self.networks.items()}
+        self.parameters = {name: sum(count_cell_parameters(one).values()) for name, one in self.networks.items()}
         self.states: States = {name: dict(state.of(name).shared) for name in self.networks}
 
     def born(self, states: States) -> States:
@@ -84,7 +84,7 @@ class Line:
         found = {}
         for parent, child in pairwise(self.lineages):
             own, other = self.networks[child.id], self.networks[parent.id]
-            found[child.id] = inherited(child.map, own, other, states[parent.id], seed=0)
+            found[child.id] = inherit(child.map, own, other, states[parent.id], seed=0)
         return found
 
     def apart(self, states: States, name: str, ancestor: str) -> dict[str, Tensor]:
@@ -134,17 +134,17 @@ def test_the_first_network_takes_in_nothing(share: Any, tmp_path: Path) -> None:
     apart, lines = family(replace(METHOD, share="none"), tmp_path / "apart")
     together, same = family(replace(METHOD, share=share), tmp_path / "together")
     assert [one.config for one in lines] == [one.config for one in same]
-    assert same_bits(apart.of("").shared, together.of("").shared)
-    assert same_bits(apart.of("m1").shared, together.of("m1").shared) == (share == "none")
+    assert have_same_bits(apart.of("").shared, together.of("").shared)
+    assert have_same_bits(apart.of("m1").shared, together.of("m1").shared) == (share == "none")
     both, _ = family(replace(METHOD, share="crop", large_to_small=True), tmp_path / "both")
-    assert not same_bits(apart.of("").shared, both.of("").shared)
+    assert not have_same_bits(apart.of("").shared, both.of("").shared)
 
 
 def test_networks_that_compute_the_same_share_nothing_new(line: Line) -> None:
     """T4: each is what it would begin as, and stays that; nothing of mass is made or lost."""
     states = dict(line.states)
     for parent, child in pairwise(line.lineages):
-        born = inherited(child.map, line.networks[child.id], line.networks[parent.id], states[parent.id], seed=0)
+        born = inherit(child.map, line.networks[child.id], line.networks[parent.id], states[parent.id], seed=0)
         states[child.id] = dict(born)
     for decay in (0.5, 1.0):
         found = line.shared(states, decay=decay)
@@ -158,7 +158,7 @@ def test_without_anything_left_of_the_decay_all_keep_their_bits(line: Line, shar
     """T4 with eta = 0: the rounds since a network appeared are one or more."""
     states = altered(line.states, 3)
     found = line.shared(states, share=share, decay=0.0)
-    assert all(same_bits(found[name], own) for name, own in states.items())
+    assert all(have_same_bits(found[name], own) for name, own in states.items())
 
 
 def test_a_child_takes_in_its_parent_by_likeness_and_age(line: Line) -> None:
@@ -248,9 +248,9 @@ def test_likeness_multiplies_along_a_lineage(parts: list[int]) -> None:
 def test_each_network_has_a_server_optimiser_of_its_own(tmp_path: Path) -> None:
     """FedYogi under FedTrans: what it remembers of a network is of that network's tensors, and begins with it."""
     method = replace(METHOD, mu=0.1)
-    state, _ = family(method, tmp_path / "yogi", server_optimiser=FedYogi())
+    state, _ = family(method, tmp_path / "yogi", server_optimiser=ServerYogi())
     plain, _ = family(method, tmp_path / "plain")
-    assert not same_bits(state.of("").shared, plain.of("").shared)
+    assert not have_same_bits(state.of("").shared, plain.of("").shared)
     moments = {name: state.of(name).moments for name in ("", "m1", "m2")}
     assert moments["m2"] == {}, "it has not been trained"
     for name in ("", "m1"):
@@ -272,4 +272,4 @@ def test_a_child_of_drawn_weights_shares_by_the_front(line: Line) -> None:
     drawn.networks, drawn.parameters = line.networks, line.parameters
     states = {name: own for name, own in altered(line.states, 8).items() if name != line.lineages[2].id}
     crop, transform = (drawn.shared(states, share=share)[second.id] for share in ("crop", "transform"))
-    assert same_bits(crop, transform)
+    assert have_same_bits(crop, transform)

@@ -14,7 +14,7 @@ from subfleet.methods.federated_dropout import FederatedDropout
 from subfleet.methods.fedrolex import FedRolex
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.submodel import Architecture, Explicit, Roll
-from subfleet.testing.rounds import RATES, Client, context_with, first_state, play
+from subfleet.testing.rounds import RATES, DrawnClient, draw_state, make_context, play
 
 LESSONS = DistillationSettings(iterations=1, batch_size=2)
 
@@ -28,16 +28,16 @@ def students(method: AnyMethod, folder: Path, monkeypatch: pytest.MonkeyPatch, n
         return state
 
     monkeypatch.setattr(network_aggregation, "distil", nothing)
-    context = context_with(method, distillation=LESSONS)
-    clients = [Client(name=f"client{place}", size=0) for place in range(12)]
-    play(context, first_state(context.network), clients, folder, number)
+    context = make_context(method, distillation=LESSONS)
+    clients = [DrawnClient(name=f"client{place}", size=0) for place in range(12)]
+    play(context, draw_state(context.network), clients, folder, number)
     return found
 
 
 def test_students_of_dynamic_selection_are_of_the_space_that_it_searches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = context_with(DynamicSelection(estimates="estimated", rates=RATES))
+    context = make_context(DynamicSelection(estimates="estimated", rates=RATES))
     space = search_space(context.network, RATES)
     found = students(DynamicSelection(estimates="estimated", rates=RATES), tmp_path, monkeypatch)
     assert len(found) == 12
@@ -55,7 +55,7 @@ def test_students_of_other_methods_are_sizes_of_their_own_where_they_put_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for method, kind in ((HeteroFL(), None), (FedRolex(), Roll), (FederatedDropout(), Explicit)):
-        context = context_with(method)
+        context = make_context(method)
         found = students(method, tmp_path, monkeypatch, 2)
         sizes = [context.network.size_of(one).architecture_id for one in found]
         assert sizes[0] == min(context.space, key=context.network.parameter_count).architecture_id

@@ -31,8 +31,8 @@ from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
 from subfleet.serving.loading import _first_model
-from subfleet.testing.rounds import Client, client_of, context_with
-from subfleet.testing.submodels import same_bits
+from subfleet.testing.rounds import DrawnClient, make_context, store_update
+from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
 SMALL = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(1,), norm="none")
@@ -50,7 +50,7 @@ METHODS: tuple[AnyMethod, ...] = (
 
 
 def context_of(method: AnyMethod) -> RunContext:
-    return context_with(method, SMALL)
+    return make_context(method, SMALL)
 
 
 def begun(context: RunContext, *brought: AnyFamily) -> tuple[Lineage, ...]:
@@ -133,7 +133,7 @@ def test_fedadp_joins_only_what_can_be_copied() -> None:
     wider = replace(vit, widths=(12,))
     unions = SLICES.joined((vit, wider))
     assert unions is not None
-    context = context_with(FedADP(choice="declared"), vit)
+    context = make_context(FedADP(choice="declared"), vit)
     assert [one.members for one in begun(context, vit, wider)] == [(vit,), (wider,)]
     assert [one.members for one in begun(context, vit, replace(vit, widths=(16,)))] == [
         (vit, replace(vit, widths=(16,)))
@@ -162,7 +162,7 @@ def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
     inside = replace(SMALL, depths=(2,))
     again = grown(context, after, lineages, inside)
     assert (again.born[0].map.TYPE, again.born[0].config) == ("copied", born.config)
-    assert same_bits(again.states[again.born[0].id].shared, after.of("union3").shared)
+    assert have_same_bits(again.states[again.born[0].id].shared, after.of("union3").shared)
 
 
 def drawn(network: Network, seed: int) -> dict[str, Tensor]:
@@ -205,7 +205,7 @@ def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMeth
         for lineage, model in ((before[1], state), (lineages[-1], after)):
             who = member(context, lineage, f"client{place}", family)
             seen.append(extract(context.declared(lineage).network, who.architecture, views.for_training(model, who)))
-        assert same_bits(seen[0], seen[1])
+        assert have_same_bits(seen[0], seen[1])
     assert {one.network for one in after.of("union2").sizes} <= {"union2"}
     assert len(after.of("union2").sizes) == len(state.of("union1").sizes)
 
@@ -225,7 +225,7 @@ def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) ->
     declared = context.declared(before[1])
     alone = replace(context, first=declared)
     blobs = BlobStore(tmp_path)
-    client = client_of(alone, Client(name="ada", size=0), blobs)
+    client = store_update(alone, DrawnClient(name="ada", size=0), blobs)
     aggregated = Aggregation(context=context, blobs=blobs).aggregate(state, 1, [client], None, before, (WIDE,))
     assert [one.id for one in aggregated.lineages] == ["", "union1", "union2"]
     assert aggregated.state.network_ids == ("union2",)

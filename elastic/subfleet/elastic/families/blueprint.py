@@ -20,18 +20,18 @@ from subfleet.elastic.axes import Axis, Dim, Product, factors_of
 from subfleet.elastic.families.choice_block import ChoiceBlock
 from subfleet.elastic.network import (
     Block,
-    Choice,
     Family,
     Identity,
     LocalShapes,
     MatrixProduct,
     Network,
+    OperatorChoice,
     Role,
     TensorDecl,
 )
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "module_of", "share_of"]
+__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "fraction_of", "module_of"]
 
 
 class TiedSize(int):
@@ -64,7 +64,7 @@ class TiedSize(int):
         return TiedSize, (int(self), self.dim, self.full)
 
 
-def share_of(size: int) -> float:
+def fraction_of(size: int) -> float:
     """How much of its size in the full network a size is; 1 for a plain number."""
     return size / size.full if isinstance(size, TiedSize) else 1.0
 
@@ -120,7 +120,7 @@ class Blueprint:
     axes: tuple[Axis, ...]
     blocks: tuple[Block, ...]
     build: Callable[[Sizes], nn.Module]
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[OperatorChoice, ...] = ()
     roles: Mapping[str, Role] = field(default_factory=dict)
     products: tuple[MatrixProduct, ...] = ()
     kept_of_norms: int = 2
@@ -200,7 +200,7 @@ def _product(left: int, right: int) -> TiedSize:
     return TiedSize(int(left) * int(right), Product(factors=tuple(factors)), math.prod(fulls))
 
 
-def _built(blueprint: Blueprint, kept: Mapping[str, int]) -> nn.Module:
+def _build_full(blueprint: Blueprint, kept: Mapping[str, int]) -> nn.Module:
     """A module with all parts; axes that are not named are whole."""
     sizes = Sizes(
         axes={axis.name: axis for axis in blueprint.axes},
@@ -220,7 +220,7 @@ def _parts(blueprint: Blueprint) -> tuple[str, ...]:
 def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
     """Every tensor of the full module, in the order of its state."""
     with torch.device("meta"):
-        module = _built(blueprint, {})
+        module = _build_full(blueprint, {})
     places, parts = _places(config, blueprint), _parts(blueprint)
     for path, layer in module.named_modules():
         owner = next((name for name in parts if f"{path}.".startswith(f"{name}.")), None)
@@ -271,7 +271,9 @@ def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
     It has as many as any other. A run of the full one with shapes alone loads PyTorch's compiler, which takes seconds.
     """
     with torch.random.fork_rng(devices=[]):  # its weights mean nothing, and leave the random state alone
-        module = _built(blueprint, {axis.name: axis.granularity for axis in blueprint.axes if axis.kind != "kernel"})
+        module = _build_full(
+            blueprint, {axis.name: axis.granularity for axis in blueprint.axes if axis.kind != "kernel"}
+        )
     found: dict[str, int] = {}
 
     def record(path: str) -> Callable[[nn.Module, Any, Any], None]:

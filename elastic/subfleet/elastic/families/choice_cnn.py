@@ -13,9 +13,9 @@ from subfleet.elastic.families.choice_block import ChoiceBlock
 from subfleet.elastic.families.layers import Layers, SpatialMean, SqueezeExcitation
 from subfleet.elastic.families.records.choices import IDENTITY, ChoiceCnn
 from subfleet.elastic.families.sections import class_axis
-from subfleet.elastic.network import Choice
+from subfleet.elastic.network import OperatorChoice
 
-__all__ = ["AddedTo", "choice_cnn"]
+__all__ = ["ResidualSum", "choice_cnn"]
 
 
 def choice_cnn(config: ChoiceCnn) -> Blueprint:
@@ -24,7 +24,7 @@ def choice_cnn(config: ChoiceCnn) -> Blueprint:
     Raises:
         ConfigError: the input cannot be halved so often.
     """
-    choices = tuple(Choice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
+    choices = tuple(OperatorChoice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
     return Blueprint(
         axes=(class_axis(config),),
         blocks=(),
@@ -34,7 +34,7 @@ def choice_cnn(config: ChoiceCnn) -> Blueprint:
     )
 
 
-class AddedTo(nn.Module):
+class ResidualSum(nn.Module):
     """Adds what layers compute to what they read.
 
     Args:
@@ -51,7 +51,7 @@ class AddedTo(nn.Module):
         return x + y
 
 
-class _Summed(nn.Module):
+class _ParallelSum(nn.Module):
     """The sum of what two modules make of the same."""
 
     def __init__(self, layers: nn.Module, shortcut: nn.Module) -> None:
@@ -69,7 +69,7 @@ class _Summed(nn.Module):
 def _build(config: ChoiceCnn, sizes: Sizes) -> nn.Module:
     layers = Layers(config=config)
     channels, widths = config.input_shape[0], config.widths
-    stem = layers.normed((channels, widths[0]), 3, stride=config.stem_stride, activation=nn.ReLU)
+    stem = layers.normed_layer((channels, widths[0]), 3, stride=config.stem_stride, activation=nn.ReLU)
     modules = OrderedDict[str, nn.Module](stem=stem)
     of_blocks = iter(config.of_blocks)
     for section, (width, after) in enumerate(pairwise((*widths, *config.last_widths))):
@@ -85,27 +85,27 @@ def _build(config: ChoiceCnn, sizes: Sizes) -> nn.Module:
 
 
 def _convolution(layers: Layers, width: int, *, kernel: int) -> nn.Module:
-    return layers.normed((width, width), kernel, activation=nn.ReLU)
+    return layers.normed_layer((width, width), kernel, activation=nn.ReLU)
 
 
 def _separable(layers: Layers, width: int, *, kernel: int, expansion: float) -> nn.Module:
     """A convolution in groups, as many as the fewer of both channels, and a 1x1 one, added to what they read."""
     inner = int(width * expansion)
-    filtering = layers.normed((width, inner), kernel, groups=min(width, inner), activation=nn.ReLU)
-    narrow = layers.normed((inner, width), activation=nn.ReLU)
-    return AddedTo(nn.Sequential(OrderedDict(filter=filtering, narrow=narrow)))
+    filtering = layers.normed_layer((width, inner), kernel, groups=min(width, inner), activation=nn.ReLU)
+    narrow = layers.normed_layer((inner, width), activation=nn.ReLU)
+    return ResidualSum(nn.Sequential(OrderedDict(filter=filtering, narrow=narrow)))
 
 
-def _squeezed(layers: Layers, width: int, *, kernel: int, expansion: float) -> nn.Module:
+def _squeeze_excite(layers: Layers, width: int, *, kernel: int, expansion: float) -> nn.Module:
     """A convolution, squeeze-and-excitation and a 1x1 convolution, added to what they read."""
     inner = int(width * expansion)
-    widen = layers.normed((width, inner), kernel, activation=nn.ReLU)
+    widen = layers.normed_layer((width, inner), kernel, activation=nn.ReLU)
     squeeze = SqueezeExcitation(inner, inner, activation=nn.ReLU, gate=nn.Sigmoid)
-    narrow = layers.normed((inner, width), activation=nn.ReLU)
-    return AddedTo(nn.Sequential(OrderedDict(widen=widen, squeeze=squeeze, narrow=narrow)))
+    narrow = layers.normed_layer((inner, width), activation=nn.ReLU)
+    return ResidualSum(nn.Sequential(OrderedDict(widen=widen, squeeze=squeeze, narrow=narrow)))
 
 
-def _passed(_layers: Layers, _width: int) -> nn.Module:
+def _pass_on(_layers: Layers, _width: int) -> nn.Module:
     return nn.Identity()
 
 
@@ -118,26 +118,26 @@ _OPERATORS: Mapping[str, _MakeOperator] = MappingProxyType(
         "dsconv3_half": partial(_separable, kernel=3, expansion=0.5),
         "dsconv3": partial(_separable, kernel=3, expansion=1),
         "dsconv3_double": partial(_separable, kernel=3, expansion=2),
-        "mbconv1_double": partial(_squeezed, kernel=1, expansion=2),
-        "mbconv3_half": partial(_squeezed, kernel=3, expansion=0.5),
-        "mbconv3": partial(_squeezed, kernel=3, expansion=1),
-        "mbconv3_double": partial(_squeezed, kernel=3, expansion=2),
-        IDENTITY: _passed,
+        "mbconv1_double": partial(_squeeze_excite, kernel=1, expansion=2),
+        "mbconv3_half": partial(_squeeze_excite, kernel=3, expansion=0.5),
+        "mbconv3": partial(_squeeze_excite, kernel=3, expansion=1),
+        "mbconv3_double": partial(_squeeze_excite, kernel=3, expansion=2),
+        IDENTITY: _pass_on,
     }
 )
 
 
 def _by_convolution(layers: Layers, width_in: int, width: int) -> nn.Module:
-    filtering = layers.normed((width_in, width_in), 3, stride=2, groups=width_in, activation=nn.ReLU)
-    pointwise = layers.normed((width_in, width), activation=nn.ReLU)
+    filtering = layers.normed_layer((width_in, width_in), 3, stride=2, groups=width_in, activation=nn.ReLU)
+    pointwise = layers.normed_layer((width_in, width), activation=nn.ReLU)
     halving = nn.Conv2d(width_in, width, 2, stride=2, bias=layers.config.norm == "none")
     shortcut = OrderedDict[str, nn.Module](conv=halving, norm=layers.norm(width), activation=nn.ReLU())
-    return _Summed(nn.Sequential(OrderedDict(filter=filtering, pointwise=pointwise)), nn.Sequential(shortcut))
+    return _ParallelSum(nn.Sequential(OrderedDict(filter=filtering, pointwise=pointwise)), nn.Sequential(shortcut))
 
 
 def _by_pool(layers: Layers, width_in: int, width: int) -> nn.Module:
     pool = nn.AvgPool2d(3, stride=2, padding=1)
-    return nn.Sequential(OrderedDict(pool=pool, pointwise=layers.normed((width_in, width), activation=nn.ReLU)))
+    return nn.Sequential(OrderedDict(pool=pool, pointwise=layers.normed_layer((width_in, width), activation=nn.ReLU)))
 
 
 _REDUCTIONS: Mapping[str, Callable[[Layers, int, int], nn.Module]] = MappingProxyType(

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.choice_block import ChoiceBlock
-from subfleet.elastic.families.choice_cnn import AddedTo
+from subfleet.elastic.families.choice_cnn import ResidualSum
 from subfleet.elastic.families.records.choices import IDENTITY, ChoiceRnn
 from subfleet.elastic.families.recurrent import RecurrentLayer
 from subfleet.elastic.families.sections import class_axis
-from subfleet.elastic.network import Choice
+from subfleet.elastic.network import OperatorChoice
 
 __all__ = ["choice_rnn"]
 
@@ -27,7 +27,7 @@ def choice_rnn(config: ChoiceRnn) -> Blueprint:
 
     A block that keeps its width adds what its operator computes to what it reads, the identity passes that on.
     """
-    choices = tuple(Choice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
+    choices = tuple(OperatorChoice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
     return Blueprint(
         axes=(class_axis(config),),
         blocks=(),
@@ -55,7 +55,7 @@ def _build(config: ChoiceRnn, sizes: Sizes) -> nn.Module:
 
 def _operator(name: str, width_in: int, width: int) -> nn.Module:
     made = _OPERATORS[name](width_in, width)
-    return made if name == IDENTITY or width_in != width else AddedTo(made)
+    return made if name == IDENTITY or width_in != width else ResidualSum(made)
 
 
 class _Gru(nn.Module):

@@ -14,14 +14,14 @@ from torch import nn
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import InvertedResidual, Layers, MakeActivation, SpatialMean, SqueezeExcitation
-from subfleet.elastic.families.records.blocks import of_each_block
+from subfleet.elastic.families.records.blocks import expand_to_blocks
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.sections import (
     BlockPlace,
     block_places,
+    build_sections,
     channel_axis,
     class_axis,
-    in_sections,
     kernel_axes,
     kernel_of,
     skippable,
@@ -36,7 +36,7 @@ _MOBILE_EPSILON = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Style:
+class _InvertedStyle:
     """What distinguishes the families.
 
     Attributes:
@@ -67,7 +67,7 @@ def mobilenet_v2(config: MobileNetV2) -> Blueprint:
         ConfigError: a kernel has no middle.
     """
     relu6 = nn.ReLU6
-    return _blueprint(config, _Style(expansion=6, last=(4,), epsilon=1e-5, stem=relu6, early=relu6, late=relu6))
+    return _blueprint(config, _InvertedStyle(expansion=6, last=(4,), epsilon=1e-5, stem=relu6, early=relu6, late=relu6))
 
 
 def mobilenet_v3(config: MobileNetV3) -> Blueprint:
@@ -78,7 +78,7 @@ def mobilenet_v3(config: MobileNetV3) -> Blueprint:
     Raises:
         ConfigError: a kernel has no middle.
     """
-    style = _Style(
+    style = _InvertedStyle(
         expansion=6,
         last=(6, 8),
         stem=nn.Hardswish,
@@ -98,7 +98,9 @@ def efficientnet_v2(config: EfficientNetV2) -> Blueprint:
         ConfigError: a kernel has no middle.
     """
     silu = nn.SiLU
-    style = _Style(expansion=4, last=(5,), stem=silu, early=silu, late=silu, fuses=True, squeeze=(silu, nn.Sigmoid))
+    style = _InvertedStyle(
+        expansion=4, last=(5,), stem=silu, early=silu, late=silu, fuses=True, squeeze=(silu, nn.Sigmoid)
+    )
     return _blueprint(config, style)
 
 
@@ -119,7 +121,7 @@ class _Inside:
     activation: MakeActivation
 
 
-def _blueprint(config: _AnyInverted, style: _Style) -> Blueprint:
+def _blueprint(config: _AnyInverted, style: _InvertedStyle) -> Blueprint:
     places = block_places(
         config,
         strides=config.strides or (1, *(2 for _ in config.widths[1:])),
@@ -146,7 +148,9 @@ def _blueprint(config: _AnyInverted, style: _Style) -> Blueprint:
     )
 
 
-def _closing(config: _AnyInverted, style: _Style, insides: Mapping[str, _Inside], place: BlockPlace) -> tuple[str, ...]:
+def _closing(
+    config: _AnyInverted, style: _InvertedStyle, insides: Mapping[str, _Inside], place: BlockPlace
+) -> tuple[str, ...]:
     """The last norm's gain, or the last layer where there are no norms, of a block that adds to what it reads."""
     inside = insides[place.name]
     last = "narrow" if inside.widens or inside.squeezed or not style.fuses else "filter"
@@ -154,12 +158,14 @@ def _closing(config: _AnyInverted, style: _Style, insides: Mapping[str, _Inside]
     return (f"{place.name}.layers.{last}.{'conv' if config.norm == 'none' else norm}.weight",) * bool(place.position)
 
 
-def _insides(config: _AnyInverted, style: _Style, places: tuple[BlockPlace, ...]) -> Iterator[tuple[str, _Inside]]:
+def _insides(
+    config: _AnyInverted, style: _InvertedStyle, places: tuple[BlockPlace, ...]
+) -> Iterator[tuple[str, _Inside]]:
     halving = [place.section for place in places if place.stride > 1]
     late = halving[-2] if len(halving) > 1 else 0
-    hidden = of_each_block(config.hidden_widths, config.depths)
+    hidden = expand_to_blocks(config.hidden_widths, config.depths)
     hidden = hidden or tuple(place.width_in * style.expansion for place in places)
-    squeezed = () if isinstance(config, MobileNetV2) else of_each_block(config.squeezed_widths, config.depths)
+    squeezed = () if isinstance(config, MobileNetV2) else expand_to_blocks(config.squeezed_widths, config.depths)
     squeezed = squeezed or (0,) * len(places)
     for place, width, inside in zip(places, hidden, squeezed, strict=True):
         yield (
@@ -182,7 +188,11 @@ def _inner_axes(config: _AnyInverted, insides: dict[str, _Inside]) -> Iterator[A
 
 
 def _build(
-    config: _AnyInverted, style: _Style, places: tuple[BlockPlace, ...], insides: dict[str, _Inside], sizes: Sizes
+    config: _AnyInverted,
+    style: _InvertedStyle,
+    places: tuple[BlockPlace, ...],
+    insides: dict[str, _Inside],
+    sizes: Sizes,
 ) -> nn.Module:
     layers = Layers(config=config, epsilon=style.epsilon)
 
@@ -196,9 +206,9 @@ def _build(
         )
 
     stem_widths = (config.input_shape[0], sizes[places[0].stream_in])
-    stem = layers.normed(stem_widths, 3, stride=config.stem_stride, activation=style.stem)
-    modules = OrderedDict[str, nn.Module](stem=stem, **dict(in_sections(places, sizes, block)))
-    modules["last"] = layers.normed((sizes[places[-1].stream], sizes["last0"]), activation=style.stem)
+    stem = layers.normed_layer(stem_widths, 3, stride=config.stem_stride, activation=style.stem)
+    modules = OrderedDict[str, nn.Module](stem=stem, **dict(build_sections(places, sizes, block)))
+    modules["last"] = layers.normed_layer((sizes[places[-1].stream], sizes["last0"]), activation=style.stem)
     modules["pool"] = SpatialMean()
     if len(style.last) > 1:
         modules["hidden"] = nn.Linear(sizes["last0"], sizes["last1"])
@@ -208,22 +218,22 @@ def _build(
 
 
 def _separable(
-    style: _Style, layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes
+    style: _InvertedStyle, layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes
 ) -> OrderedDict[str, nn.Module]:
     """A 1x1 convolution that widens, a depthwise one that filters, squeeze-and-excitation, and one that narrows."""
     width_in, activation = sizes[place.stream_in], inside.activation
     inner = sizes[f"{place.name}.inner"] if inside.widens else width_in
     modules = OrderedDict[str, nn.Module]()
     if inside.widens:
-        modules["widen"] = layers.normed((width_in, inner), activation=activation)
-    modules["depthwise"] = layers.normed(
+        modules["widen"] = layers.normed_layer((width_in, inner), activation=activation)
+    modules["depthwise"] = layers.normed_layer(
         (inner, inner), kernel_of(place, sizes), stride=place.stride, groups=inner, activation=activation
     )
     if inside.squeezed and style.squeeze:
         squeezing, gate = style.squeeze
         squeezed = sizes[f"{place.name}.squeezed"]
         modules["squeeze"] = SqueezeExcitation(inner, squeezed, activation=squeezing, gate=gate)
-    modules["narrow"] = layers.normed((inner, sizes[place.stream]))
+    modules["narrow"] = layers.normed_layer((inner, sizes[place.stream]))
     return modules
 
 
@@ -231,9 +241,9 @@ def _fused(layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes) -> 
     """One convolution that widens and filters, and one that narrows; where nothing is widened, one does all."""
     width_in, width = sizes[place.stream_in], sizes[place.stream]
     filtering = partial(
-        layers.normed, kernel=kernel_of(place, sizes), stride=place.stride, activation=inside.activation
+        layers.normed_layer, kernel=kernel_of(place, sizes), stride=place.stride, activation=inside.activation
     )
     if not inside.widens:
         return OrderedDict(filter=filtering((width_in, width)))
     inner = sizes[f"{place.name}.inner"]
-    return OrderedDict(widen=filtering((width_in, inner)), narrow=layers.normed((inner, width)))
+    return OrderedDict(widen=filtering((width_in, inner)), narrow=layers.normed_layer((inner, width)))

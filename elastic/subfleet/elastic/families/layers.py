@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.families.blueprint import share_of
+from subfleet.elastic.families.blueprint import fraction_of
 from subfleet.elastic.families.sections import Normed
 
 __all__ = [
@@ -68,9 +68,9 @@ class Layers:
         norm = self._norm(width)
         if not self.config.scaler:
             return norm
-        return nn.Sequential(OrderedDict(scale=Scale(share_of(width)), norm=norm))
+        return nn.Sequential(OrderedDict(scale=Scale(fraction_of(width)), norm=norm))
 
-    def normed(
+    def normed_layer(
         self,
         widths: tuple[int, int],
         kernel: int = 1,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import Layers, SpatialMean
-from subfleet.elastic.families.records.blocks import of_each_block
+from subfleet.elastic.families.records.blocks import expand_to_blocks
 from subfleet.elastic.families.records.genotypes import (
     CONVOLUTIONS,
     LAST_NODE,
@@ -22,14 +22,14 @@ from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.sections import (
     BlockPlace,
     block_places,
+    build_sections,
     channel_axis,
     class_axis,
-    in_sections,
     skippable,
     stream_axes,
 )
 
-__all__ = ["Cell", "Reduction", "nas_bench_201"]
+__all__ = ["CellModule", "Reduction", "nas_bench_201"]
 
 _INNER = ("inner", "filtered")
 """The last part of the names of a block's axes inside."""
@@ -66,7 +66,7 @@ def _closing(config: NasBench201, edges: tuple[Edge, ...], place: BlockPlace) ->
 
 
 def _inner_axes(config: NasBench201, edges: tuple[Edge, ...], places: tuple[BlockPlace, ...]) -> Iterator[Axis]:
-    widths = of_each_block(config.hidden_widths or config.widths, config.depths)
+    widths = expand_to_blocks(config.hidden_widths or config.widths, config.depths)
     for place, width in zip(places, widths, strict=True):
         names = _INNER[: len(narrow_nodes(edges))] if place.residual else _INNER[:1]
         yield from (channel_axis(config, f"{place.name}.{name}", width) for name in names)
@@ -82,13 +82,13 @@ def _build(config: NasBench201, edges: tuple[Edge, ...], places: tuple[BlockPlac
         return Reduction(layers, sizes[place.stream_in], inner, sizes[place.stream])
 
     width_in, width = sizes[places[0].stream], sizes[places[-1].stream]
-    modules = OrderedDict[str, nn.Module](stem=layers.normed((config.input_shape[0], width_in), 3))
-    modules.update(in_sections(places, sizes, block))
+    modules = OrderedDict[str, nn.Module](stem=layers.normed_layer((config.input_shape[0], width_in), 3))
+    modules.update(build_sections(places, sizes, block))
     modules.update(norm=layers.norm(width), relu=nn.ReLU(), pool=SpatialMean(), head=nn.Linear(width, sizes["class"]))
     return nn.Sequential(modules)
 
 
-def _cell(layers: Layers, edges: tuple[Edge, ...], place: BlockPlace, sizes: Sizes) -> "Cell":
+def _cell(layers: Layers, edges: tuple[Edge, ...], place: BlockPlace, sizes: Sizes) -> "CellModule":
     narrow = {node: name for name, group in zip(_INNER, narrow_nodes(edges), strict=False) for node in group}
 
     def width(node: int) -> int:
@@ -103,17 +103,17 @@ def _cell(layers: Layers, edges: tuple[Edge, ...], place: BlockPlace, sizes: Siz
                 modules[edge.name] = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
             case operation:
                 widths = (width(edge.source), width(edge.target))
-                modules[edge.name] = _active(layers, widths, CONVOLUTIONS[operation])
-    return Cell(modules, edges)
+                modules[edge.name] = _make_active_layer(layers, widths, CONVOLUTIONS[operation])
+    return CellModule(modules, edges)
 
 
-def _active(layers: Layers, widths: tuple[int, int], kernel: int, *, stride: int = 1) -> nn.Sequential:
+def _make_active_layer(layers: Layers, widths: tuple[int, int], kernel: int, *, stride: int = 1) -> nn.Sequential:
     """ReLU, convolution and norm."""
     conv = layers.layer(*widths, kernel, stride=stride)
     return nn.Sequential(OrderedDict(activation=nn.ReLU(), conv=conv, norm=layers.norm(widths[1])))
 
 
-class Cell(nn.Module):
+class CellModule(nn.Module):
     """Nodes that are sums of what edges give; the last is what it gives.
 
     Args:
@@ -148,8 +148,8 @@ class Reduction(nn.Module):
 
     def __init__(self, layers: Layers, width_in: int, inner: int, width: int) -> None:
         super().__init__()
-        self.first = _active(layers, (width_in, inner), 3, stride=2)
-        self.second = _active(layers, (inner, width), 3)
+        self.first = _make_active_layer(layers, (width_in, inner), 3, stride=2)
+        self.second = _make_active_layer(layers, (inner, width), 3)
         self.shortcut = nn.Sequential(OrderedDict(pool=nn.AvgPool2d(2), conv=layers.layer(width_in, width)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ from subfleet.elastic.families.records.plain import DsCnn, Fcn, Vgg
 from subfleet.elastic.families.sections import (
     BlockPlace,
     block_places,
+    build_sections,
     class_axis,
-    in_sections,
     kernel_axes,
     kernel_of,
-    of_own_widths,
     skippable_layers,
     stream_axes,
+    with_layer_widths,
 )
 from subfleet.elastic.network import Identity
 
@@ -44,7 +44,7 @@ def vgg(config: Vgg) -> Blueprint:
         blocks=skippable_layers(places),
         group_size=config.group_size,
         build=partial(_build_vgg, config, places),
-        identities=_passing(config, places, ("",)),
+        identities=_list_identities(config, places, ("",)),
     )
 
 
@@ -60,7 +60,7 @@ def fcn(config: Fcn) -> Blueprint:
         blocks=skippable_layers(places),
         group_size=config.group_size,
         build=partial(_build_fcn, config, places),
-        identities=_passing(config, places, ("",)),
+        identities=_list_identities(config, places, ("",)),
     )
 
 
@@ -79,17 +79,19 @@ def ds_cnn(config: DsCnn) -> Blueprint:
         blocks=skippable_layers(places),
         group_size=config.group_size,
         build=partial(_build_ds_cnn, config, places),
-        identities=_passing(config, places, ("depthwise.", "pointwise.")),
+        identities=_list_identities(config, places, ("depthwise.", "pointwise.")),
     )
 
 
 def _places(config: Vgg | Fcn | DsCnn, stem_width: int) -> tuple[BlockPlace, ...]:
     ones = (1,) * len(config.widths)
     places = block_places(config, strides=ones, stem_width=stem_width, keeping="none", kernels=config.kernels)
-    return of_own_widths(places, config.layer_widths) if config.layer_widths else places
+    return with_layer_widths(places, config.layer_widths) if config.layer_widths else places
 
 
-def _passing(config: Vgg | Fcn | DsCnn, places: Iterable[BlockPlace], layers: Iterable[str]) -> dict[str, Identity]:
+def _list_identities(
+    config: Vgg | Fcn | DsCnn, places: Iterable[BlockPlace], layers: Iterable[str]
+) -> dict[str, Identity]:
     """What passes on what it is given, as that is never below 0; a norm over groups never does."""
     norm = "norm.norm" if config.scaler else "norm"
     kinds = {"batch": ("conv", norm), "none": ("conv",), "group": ()}[config.norm]
@@ -103,20 +105,20 @@ def _layer_of(config: Vgg | Fcn, places: tuple[BlockPlace, ...], sizes: Sizes) -
 
     def block(place: BlockPlace) -> nn.Module:
         width_in = sizes[place.stream_in] if place is not places[0] else config.input_shape[0]
-        return layers.normed((width_in, sizes[place.stream]), kernel_of(place, sizes), activation=nn.ReLU)
+        return layers.normed_layer((width_in, sizes[place.stream]), kernel_of(place, sizes), activation=nn.ReLU)
 
     return block
 
 
 def _build_fcn(config: Fcn, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
-    modules = OrderedDict[str, nn.Module](in_sections(places, sizes, _layer_of(config, places, sizes)))
+    modules = OrderedDict[str, nn.Module](build_sections(places, sizes, _layer_of(config, places, sizes)))
     modules.update(pixels=ChannelsLast(), head=nn.Linear(sizes[places[-1].stream], sizes["class"]))
     return nn.Sequential(modules)
 
 
 def _build_vgg(config: Vgg, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
     block = _layer_of(config, places, sizes)
-    modules = OrderedDict[str, nn.Module](in_sections(places, sizes, block, close=partial(nn.MaxPool2d, 2)))
+    modules = OrderedDict[str, nn.Module](build_sections(places, sizes, block, close=partial(nn.MaxPool2d, 2)))
     modules.update(pool=SpatialMean(), head=nn.Linear(sizes[places[-1].stream], sizes["class"]))
     return nn.Sequential(modules)
 
@@ -126,8 +128,8 @@ def _build_ds_cnn(config: DsCnn, places: tuple[BlockPlace, ...], sizes: Sizes) -
 
     def block(place: BlockPlace) -> nn.Module:
         width_in, kernel = sizes[place.stream_in], kernel_of(place, sizes)
-        depthwise = layers.normed((width_in, width_in), kernel, groups=width_in, activation=nn.ReLU)
-        pointwise = layers.normed((width_in, sizes[place.stream]), activation=nn.ReLU)
+        depthwise = layers.normed_layer((width_in, width_in), kernel, groups=width_in, activation=nn.ReLU)
+        pointwise = layers.normed_layer((width_in, sizes[place.stream]), activation=nn.ReLU)
         return nn.Sequential(OrderedDict(depthwise=depthwise, pointwise=pointwise))
 
     stem_width = sizes[places[0].stream_in]
@@ -135,6 +137,6 @@ def _build_ds_cnn(config: DsCnn, places: tuple[BlockPlace, ...], sizes: Sizes) -
     conv = nn.Conv2d(config.input_shape[0], stem_width, (10, 4), stride=2, padding=(5, 1), bias=config.norm == "none")
     stem = OrderedDict[str, nn.Module](conv=conv, norm=layers.norm(stem_width), activation=nn.ReLU())
     modules = OrderedDict[str, nn.Module](stem=nn.Sequential(stem))
-    modules.update(in_sections(places, sizes, block))
+    modules.update(build_sections(places, sizes, block))
     modules.update(pool=SpatialMean(), head=nn.Linear(sizes[places[-1].stream], sizes["class"]))
     return nn.Sequential(modules)

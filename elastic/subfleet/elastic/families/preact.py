@@ -15,14 +15,14 @@ from torch import nn
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.layers import Layers, PreactBlock, SpatialMean
-from subfleet.elastic.families.records.blocks import of_each_block
+from subfleet.elastic.families.records.blocks import expand_to_blocks
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.families.sections import (
     BlockPlace,
     block_places,
+    build_sections,
     channel_axis,
     class_axis,
-    in_sections,
     kernel_axes,
     kernel_of,
     skippable,
@@ -35,7 +35,7 @@ _BOTTLENECK_FRACTION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Style:
+class _ResidualStyle:
     """What distinguishes the families.
 
     Attributes:
@@ -63,7 +63,7 @@ def preact_resnet(config: PreactResNet) -> Blueprint:
     Raises:
         ConfigError: a kernel has no middle.
     """
-    style = _Style(
+    style = _ResidualStyle(
         layers=Layers(config=config),
         strides=config.strides or (1, *(2 for _ in config.widths[1:])),
         kernels=config.kernels,
@@ -75,10 +75,12 @@ def preact_resnet(config: PreactResNet) -> Blueprint:
 
 def mlp(config: Mlp) -> Blueprint:
     """A residual network of linear layers; inputs of any shape are flattened."""
-    return _blueprint(config, _Style(layers=Layers(config=config, spatial=False), strides=(1,) * len(config.widths)))
+    return _blueprint(
+        config, _ResidualStyle(layers=Layers(config=config, spatial=False), strides=(1,) * len(config.widths))
+    )
 
 
-def _blueprint(config: Mlp | PreactResNet, style: _Style) -> Blueprint:
+def _blueprint(config: Mlp | PreactResNet, style: _ResidualStyle) -> Blueprint:
     stem_width = config.stem_width or config.widths[0]
     places = block_places(config, strides=style.strides, stem_width=stem_width, keeping="first", kernels=style.kernels)
     last = "layer3" if style.bottleneck else "layer2"
@@ -92,23 +94,25 @@ def _blueprint(config: Mlp | PreactResNet, style: _Style) -> Blueprint:
     )
 
 
-def _inner_axes(config: Mlp | PreactResNet, style: _Style, places: tuple[BlockPlace, ...]) -> Iterator[Axis]:
+def _inner_axes(config: Mlp | PreactResNet, style: _ResidualStyle, places: tuple[BlockPlace, ...]) -> Iterator[Axis]:
     share = _BOTTLENECK_FRACTION if style.bottleneck else 1
     usual = tuple(max(1, width // share) for width in config.widths)
-    for place, width in zip(places, of_each_block(config.hidden_widths or usual, config.depths), strict=True):
+    for place, width in zip(places, expand_to_blocks(config.hidden_widths or usual, config.depths), strict=True):
         yield channel_axis(config, f"{place.name}.inner", width)
         if style.bottleneck:
             yield channel_axis(config, f"{place.name}.filtered", width)
 
 
-def _build(config: Mlp | PreactResNet, style: _Style, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
+def _build(
+    config: Mlp | PreactResNet, style: _ResidualStyle, places: tuple[BlockPlace, ...], sizes: Sizes
+) -> nn.Module:
     layers = style.layers
     input_size = config.input_shape[0] if layers.spatial else math.prod(config.input_shape)
     modules = OrderedDict[str, nn.Module]()
     if not layers.spatial:
         modules["flatten"] = nn.Flatten()
     modules["stem"] = layers.layer(input_size, sizes[places[0].stream_in], 3, stride=style.stem_stride)
-    modules.update(in_sections(places, sizes, partial(_block, config, style, sizes)))
+    modules.update(build_sections(places, sizes, partial(_block, config, style, sizes)))
     width = sizes[places[-1].stream]
     modules.update(norm=layers.norm(width), relu=nn.ReLU())
     if layers.spatial:
@@ -117,7 +121,7 @@ def _build(config: Mlp | PreactResNet, style: _Style, places: tuple[BlockPlace, 
     return nn.Sequential(modules)
 
 
-def _block(config: Mlp | PreactResNet, style: _Style, sizes: Sizes, place: BlockPlace) -> PreactBlock:
+def _block(config: Mlp | PreactResNet, style: _ResidualStyle, sizes: Sizes, place: BlockPlace) -> PreactBlock:
     layers = style.layers
     width_in, width, inner = sizes[place.stream_in], sizes[place.stream], sizes[f"{place.name}.inner"]
     kernel = kernel_of(place, sizes)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from subfleet.elastic.families import PublishedNorm
-from subfleet.elastic.families.records.blocks import of_each_block
+from subfleet.elastic.families.records.blocks import expand_to_blocks
 from subfleet.elastic.families.records.choices import CONVOLUTION_OPERATORS, ChoiceCnn, ChoiceRnn
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.records.nas_bench import NasBench201
@@ -23,7 +23,7 @@ from subfleet.elastic.families.records.transformers import BertClassifier, Decod
 from subfleet.elastic.network import Family
 
 __all__ = [
-    "Published",
+    "PublishedNetwork",
     "bert_small",
     "char_lstm",
     "cnn_l",
@@ -60,7 +60,7 @@ _SMALL_PATCH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedNetwork:
     """A published network, for other inputs and classes; see `subfleet.elastic.families.Preset`.
 
     Attributes:
@@ -92,7 +92,7 @@ def _for_small_images(settings: Family) -> dict[str, Any]:
             return {}
 
 
-def _residual(depths: tuple[int, ...], block: Literal["basic", "bottleneck"]) -> Published:
+def _residual(depths: tuple[int, ...], block: Literal["basic", "bottleneck"]) -> PublishedNetwork:
     """He et al. 2016, "Deep residual learning", table 1, with the blocks of "Identity mappings"."""
     widths = (64, 128, 256, 512)
     settings = PreactResNet(
@@ -104,16 +104,16 @@ def _residual(depths: tuple[int, ...], block: Literal["basic", "bottleneck"]) ->
         block=block,
         stem_width=64,
     )
-    return Published(settings)
+    return PublishedNetwork(settings)
 
 
-def _vgg(depths: tuple[int, ...], *, wider: bool = False) -> Published:
+def _vgg(depths: tuple[int, ...], *, wider: bool = False) -> PublishedNetwork:
     """Simonyan and Zisserman 2015, table 1; where it is wider, the last section's second layer gives twice as much.
 
     That is not the last of its section, so that nothing behind it has to carry it on.
     """
     widths = (64, 128, 256, 512, 512)
-    layers = of_each_block(widths, depths)
+    layers = expand_to_blocks(widths, depths)
     place = sum(depths[:-1]) + 1
     settings = Vgg(
         input_shape=(3, 32, 32),
@@ -123,7 +123,7 @@ def _vgg(depths: tuple[int, ...], *, wider: bool = False) -> Published:
         norm="batch",
         layer_widths=(*layers[:place], 2 * layers[place], *layers[place + 1 :]) if wider else (),
     )
-    return Published(settings)
+    return PublishedNetwork(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,11 @@ def _settings(stem_width: int, rows: tuple[_Row, ...], last_widths: tuple[int, .
     }
 
 
-def _squeezed(rows: tuple[_Row, ...]) -> tuple[int, ...]:
+def _list_squeezed(rows: tuple[_Row, ...]) -> tuple[int, ...]:
     return tuple(width for row in rows for width in row.squeezed or (0,) * len(row.hidden))
 
 
-def _expanded(stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...]) -> tuple[_Row, ...]:
+def _expand_table(stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...]) -> tuple[_Row, ...]:
     """Rows of expansion, width, depth, stride, and whether squeezed to a quarter of what each block reads."""
     rows = []
     for before, (expansion, width, depth, stride, squeezes) in pairwise(((0, stem_width, 0, 0, False), *table)):
@@ -183,13 +183,17 @@ def _expanded(stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...
     return tuple(rows)
 
 
-def _mobilenet_v3(rows: tuple[_Row, ...], last_widths: tuple[int, ...]) -> Published:
-    return Published(MobileNetV3(**_settings(16, rows, last_widths), squeezed_widths=_squeezed(rows)))
+def _mobilenet_v3(rows: tuple[_Row, ...], last_widths: tuple[int, ...]) -> PublishedNetwork:
+    return PublishedNetwork(MobileNetV3(**_settings(16, rows, last_widths), squeezed_widths=_list_squeezed(rows)))
 
 
-def _efficientnet_v2(stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...], last_width: int) -> Published:
-    rows = _expanded(stem_width, table)
-    return Published(EfficientNetV2(**_settings(stem_width, rows, (last_width,)), squeezed_widths=_squeezed(rows)))
+def _efficientnet_v2(
+    stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...], last_width: int
+) -> PublishedNetwork:
+    rows = _expand_table(stem_width, table)
+    return PublishedNetwork(
+        EfficientNetV2(**_settings(stem_width, rows, (last_width,)), squeezed_widths=_list_squeezed(rows))
+    )
 
 
 resnet18 = _residual((2, 2, 2, 2), "basic")
@@ -214,7 +218,7 @@ vgg16_wider = _vgg((2, 2, 3, 3, 3), wider=True)
 vgg19_wider = _vgg((2, 2, 4, 4, 4), wider=True)
 
 # Sandler et al. 2018, table 2.
-_MOBILENET_V2 = _expanded(
+_MOBILENET_V2 = _expand_table(
     32,
     (
         (1, 16, 1, 1, False),
@@ -226,7 +230,7 @@ _MOBILENET_V2 = _expanded(
         (6, 320, 1, 1, False),
     ),
 )
-mobilenet_v2 = Published(MobileNetV2(**_settings(32, _MOBILENET_V2, (1280,))))
+mobilenet_v2 = PublishedNetwork(MobileNetV2(**_settings(32, _MOBILENET_V2, (1280,))))
 
 # Howard et al. 2019, table 2.
 mobilenet_v3_small = _mobilenet_v3(
@@ -282,13 +286,13 @@ efficientnet_v2_tiny = _efficientnet_v2(
 )
 
 # Dong and Yang 2020, section 2.1: five cells in each of three sections. The cell is a stand-in.
-nas_bench_201 = Published(
+nas_bench_201 = PublishedNetwork(
     NasBench201(input_shape=(3, 32, 32), class_count=10, widths=(16, 32, 64), depths=(5, 6, 6), norm="batch")
 )
 
 # Dudziak et al., "FedorAS", spaces CNN-L and CNN-S. Its text has no list of operators; these are those of its public
 # code, whose CNN-S has two more and halves by pooling.
-cnn_l = Published(
+cnn_l = PublishedNetwork(
     ChoiceCnn(
         input_shape=(3, 32, 32),
         class_count=10,
@@ -298,7 +302,7 @@ cnn_l = Published(
         norm="batch",
     )
 )
-cnn_s = Published(
+cnn_s = PublishedNetwork(
     ChoiceCnn(
         input_shape=(1, 49, 10),
         class_count=12,
@@ -313,10 +317,10 @@ cnn_s = Published(
 )
 
 # Zhang et al. 2017, section 3.5, DS-CNN-S.
-ds_cnn = Published(DsCnn(input_shape=(1, 49, 10), class_count=12, widths=(64,), depths=(4,), norm="batch"))
+ds_cnn = PublishedNetwork(DsCnn(input_shape=(1, 49, 10), class_count=12, widths=(64,), depths=(4,), norm="batch"))
 
 # Touvron et al. 2021, "Training data-efficient image transformers", table 1: DeiT-Ti, which names ViT's smallest.
-vit_tiny = Published(
+vit_tiny = PublishedNetwork(
     Vit(input_shape=(3, 224, 224), class_count=1000, widths=(192,), depths=(12,), heads=(3,), patch=16)
 )
 
@@ -324,7 +328,7 @@ _SHAKESPEARE_SYMBOLS = 80
 """Of LEAF (Caldas et al. 2018), in sequences of 80."""
 
 # Turc et al. 2019, "Well-read students learn better", table 1, classifying a sequence by its next symbol.
-bert_small = Published(
+bert_small = PublishedNetwork(
     BertClassifier(
         input_shape=(80,),
         class_count=_SHAKESPEARE_SYMBOLS,
@@ -337,7 +341,7 @@ bert_small = Published(
 )
 
 # As wide as HeteroFL's transformer (Diao et al. 2021, section 4).
-decoder_small = Published(
+decoder_small = PublishedNetwork(
     Decoder(
         input_shape=(80,),
         class_count=_SHAKESPEARE_SYMBOLS,
@@ -350,7 +354,7 @@ decoder_small = Published(
 )
 
 # McMahan et al. 2017, section 3, and LEAF: 819,920 parameters, with two biases a layer as PyTorch has.
-char_lstm = Published(
+char_lstm = PublishedNetwork(
     Lstm(
         input_shape=(80,),
         class_count=_SHAKESPEARE_SYMBOLS,
@@ -362,7 +366,7 @@ char_lstm = Published(
 )
 
 # Stands in for FedorAS's space RNN; see `ChoiceRnn`.
-rnn = Published(
+rnn = PublishedNetwork(
     ChoiceRnn(
         input_shape=(80,),
         class_count=_SHAKESPEARE_SYMBOLS,

@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.records.recurrent import Lstm
-from subfleet.elastic.families.sections import BlockPlace, Names, block_places, class_axis, in_sections, skippable
+from subfleet.elastic.families.sections import (
+    AxisNames,
+    BlockPlace,
+    block_places,
+    build_sections,
+    class_axis,
+    skippable,
+)
 
 __all__ = ["lstm"]
 
@@ -26,7 +33,7 @@ def lstm(config: Lstm) -> Blueprint:
         strides=(1,) * len(config.widths),
         stem_width=embedding_width,
         keeping="none",
-        names=Names(stem=_EMBEDDING, stream="state"),
+        names=AxisNames(stem=_EMBEDDING, stream="state"),
     )
     states = {place.stream: place.width for place in places}
     return Blueprint(
@@ -47,7 +54,7 @@ def _build(config: Lstm, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Mod
         return RecurrentLayer(sizes[place.stream_in], sizes[place.stream])
 
     modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, sizes[_EMBEDDING]))
-    modules.update(in_sections(places, sizes, block))
+    modules.update(build_sections(places, sizes, block))
     modules["head"] = nn.Linear(sizes[places[-1].stream], sizes["class"])
     return nn.Sequential(modules)
 

@@ -15,27 +15,27 @@ from subfleet.elastic.network import Block, Family, Norm
 from subfleet.protocol.errors import ConfigError
 
 __all__ = [
+    "AxisNames",
     "BlockPlace",
-    "Names",
     "Normed",
-    "Placed",
+    "PlacedBlock",
     "Sectioned",
     "block_name",
     "block_places",
+    "build_sections",
     "channel_axis",
     "class_axis",
-    "in_sections",
     "kernel_axes",
     "kernel_of",
     "layer_axis",
-    "of_own_widths",
     "skippable",
     "skippable_layers",
     "stream_axes",
+    "with_layer_widths",
 ]
 
 
-class Placed(Protocol):
+class PlacedBlock(Protocol):
     """Where a block of the full network is, whatever else its place says."""
 
     @property
@@ -84,7 +84,7 @@ class Normed(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class AxisNames:
     """Names of axes.
 
     Attributes:
@@ -96,8 +96,8 @@ class Names:
     stream: str = "stream"
 
 
-_USUAL_NAMES = Names()
-_Plan = TypeVar("_Plan", bound=Placed)
+_USUAL_NAMES = AxisNames()
+_Plan = TypeVar("_Plan", bound=PlacedBlock)
 
 
 def block_name(section: int, number: int) -> str:
@@ -110,9 +110,9 @@ class BlockPlace:
     """One block of the full network, which reads one stream and gives one.
 
     Attributes:
-        section: as in `Placed`.
-        number: as in `Placed`.
-        position: as in `Placed`.
+        section: as in `PlacedBlock`.
+        number: as in `PlacedBlock`.
+        position: as in `PlacedBlock`.
         stream_in: axis of what it reads.
         stream: axis of what it gives; the same where a residual connection, or leaving the block out, ties both.
         width_in: size of `stream_in`.
@@ -133,7 +133,7 @@ class BlockPlace:
 
     @property
     def name(self) -> str:
-        """As in `Placed`."""
+        """As in `PlacedBlock`."""
         return block_name(self.section, self.number)
 
     @property
@@ -149,7 +149,7 @@ def block_places(
     stem_width: int,
     keeping: Literal["none", "first", "all"],
     kernels: tuple[int, ...] = (),
-    names: Names = _USUAL_NAMES,
+    names: AxisNames = _USUAL_NAMES,
 ) -> tuple[BlockPlace, ...]:
     """All blocks of a network, in order.
 
@@ -191,7 +191,7 @@ def block_places(
     return tuple(places)
 
 
-def of_own_widths(places: Sequence[BlockPlace], layer_widths: Sequence[int]) -> tuple[BlockPlace, ...]:
+def with_layer_widths(places: Sequence[BlockPlace], layer_widths: Sequence[int]) -> tuple[BlockPlace, ...]:
     """The same blocks, each of which gives a stream of its own width."""
     axes = (places[0].stream_in, *(layer_axis(place.section, place.number) for place in places))
     sizes = (places[0].width_in, *layer_widths)
@@ -206,7 +206,7 @@ def layer_axis(section: int, number: int) -> str:
     return f"{block_name(section, number)}.width"
 
 
-def skippable(places: Iterable[Placed]) -> tuple[Block, ...]:
+def skippable(places: Iterable[PlacedBlock]) -> tuple[Block, ...]:
     """The blocks that a submodel may leave out: all but the first of each section."""
     return tuple(Block(name=place.name, section=place.section) for place in places if place.position)
 
@@ -258,7 +258,7 @@ def kernel_of(place: BlockPlace, sizes: Sizes) -> int:
     return sizes[f"{place.name}.kernel"] if place.kernel else 3
 
 
-def in_sections(
+def build_sections(
     places: Iterable[_Plan],
     sizes: Sizes,
     make: Callable[[_Plan], nn.Module],

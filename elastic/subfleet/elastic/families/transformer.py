@@ -14,9 +14,9 @@ from torch import nn
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
-from subfleet.elastic.families.records.blocks import block_numbers, of_each_block
+from subfleet.elastic.families.records.blocks import block_numbers, expand_to_blocks
 from subfleet.elastic.families.records.transformers import Bert, BertClassifier, Decoder, Vit
-from subfleet.elastic.families.sections import block_name, class_axis, in_sections, skippable
+from subfleet.elastic.families.sections import block_name, build_sections, class_axis, skippable
 from subfleet.elastic.families.transformer_layers import (
     BlockSize,
     FirstToken,
@@ -36,7 +36,7 @@ _AnyTransformer = Vit | _OfSymbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Style:
+class _TransformerStyle:
     """What distinguishes the families.
 
     Attributes:
@@ -86,7 +86,7 @@ def vit(config: Vit) -> Blueprint:
     """ViT (Dosovitskiy et al. 2021, section 3.1), with one layer for the queries, keys and values of a block."""
     channels, height, width = config.input_shape
     places = (height // config.patch) * (width // config.patch)
-    style = _Style(
+    style = _TransformerStyle(
         tokens=partial(PatchTokens, channels, places, config.patch, scaler=config.scaler),
         embedded=("class_token", "positions"),
         token_count=places + 1,
@@ -117,7 +117,7 @@ def decoder(config: Decoder) -> Blueprint:
 
 def _of_symbols(config: _OfSymbols, *, causal: bool = False, pooled: bool = False) -> Blueprint:
     context = config.input_shape[0]
-    style = _Style(
+    style = _TransformerStyle(
         tokens=partial(SymbolTokens, config.vocabulary, context, scaler=config.scaler),
         embedded=("positions", "embedding.weight"),
         token_count=context,
@@ -128,7 +128,7 @@ def _of_symbols(config: _OfSymbols, *, causal: bool = False, pooled: bool = Fals
 
 
 def _blueprint(
-    config: _AnyTransformer, style: _Style, *, symbols: int = 0, other_sizes: tuple[int, ...] = ()
+    config: _AnyTransformer, style: _TransformerStyle, *, symbols: int = 0, other_sizes: tuple[int, ...] = ()
 ) -> Blueprint:
     places = tuple(_plans(config))
     residual = [f"{place.name}.{layer}.weight" for place in places for layer in ("attention.out", "feed_forward.down")]
@@ -153,8 +153,8 @@ def _plans(config: _AnyTransformer) -> Iterator[_BlockPlan]:
     """All blocks of a network, in order."""
     width = config.widths[0]
     usual = (_HIDDEN_TIMES * width,) * len(config.widths)
-    hidden_widths = iter(of_each_block(config.hidden_widths or usual, config.depths))
-    every = iter(of_each_block(config.heads, config.depths))
+    hidden_widths = iter(expand_to_blocks(config.hidden_widths or usual, config.depths))
+    every = iter(expand_to_blocks(config.heads, config.depths))
     for section, numbers in enumerate(block_numbers(config)):
         for position, number in enumerate(numbers):
             heads = next(every)
@@ -181,7 +181,9 @@ def _products(place: _BlockPlan, tokens: int) -> Iterator[MatrixProduct]:
     yield MatrixProduct(result=(heads, tokens, head_dim), summed=(tokens,), part=block)
 
 
-def _build(config: _AnyTransformer, style: _Style, places: tuple[_BlockPlan, ...], sizes: Sizes) -> nn.Module:
+def _build(
+    config: _AnyTransformer, style: _TransformerStyle, places: tuple[_BlockPlan, ...], sizes: Sizes
+) -> nn.Module:
     width = sizes[_STREAM]
 
     def block(place: _BlockPlan) -> TransformerBlock:
@@ -196,7 +198,7 @@ def _build(config: _AnyTransformer, style: _Style, places: tuple[_BlockPlan, ...
         return TransformerBlock(size, causal=style.causal, fused=style.fused)
 
     modules = OrderedDict[str, nn.Module](tokens=style.tokens(width))
-    modules.update(in_sections(places, sizes, block))
+    modules.update(build_sections(places, sizes, block))
     modules["norm"] = nn.LayerNorm(width)
     if style.pooled:
         modules["first"] = FirstToken()

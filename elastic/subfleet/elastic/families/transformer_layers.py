@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from subfleet.elastic.families.blueprint import share_of
+from subfleet.elastic.families.blueprint import fraction_of
 from subfleet.elastic.families.layers import Scale
 
 __all__ = ["Attention", "BlockSize", "FirstToken", "PatchTokens", "SymbolTokens", "TransformerBlock"]
@@ -62,11 +62,11 @@ class Attention(nn.Module):
         """(batch, tokens, width) to the same."""
         batch, tokens, _ = x.shape
         # The scores are divided by the root of the head width that this submodel has.
-        mixed = scaled_dot_product_attention(*self._projected(x), is_causal=self.causal)
+        mixed = scaled_dot_product_attention(*self._project(x), is_causal=self.causal)
         result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return result
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (batch, heads, tokens, head width)."""
         batch, tokens, _ = x.shape
         if self.fused:
@@ -107,10 +107,10 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
-        x = x + self._stepped(self.attention(self.norm1(x)))
-        return x + self._stepped(self.feed_forward(self.norm2(x)))
+        x = x + self._scale_added(self.attention(self.norm1(x)))
+        return x + self._scale_added(self.feed_forward(self.norm2(x)))
 
-    def _stepped(self, added: Tensor) -> Tensor:
+    def _scale_added(self, added: Tensor) -> Tensor:
         scaled: Tensor = self.scaler(added)
         return scaled if self.step is None else self.step * scaled
 
@@ -160,4 +160,4 @@ class FirstToken(nn.Module):
 
 
 def _scale(width: int, *, scaler: bool) -> Scale:
-    return Scale(share_of(width) if scaler else 1.0)
+    return Scale(fraction_of(width) if scaler else 1.0)

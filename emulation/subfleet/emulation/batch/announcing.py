@@ -5,14 +5,14 @@ from dataclasses import replace
 from subfleet.device.describing import announced_profile
 from subfleet.emulation.gathered import EmulatedDevice
 from subfleet.protocol.messages import Profile
-from subfleet.tasks.measuring import statistics_of
+from subfleet.tasks.measuring import measure_inputs
 
 __all__ = ["announcement"]
 
 
 def announcement(client: EmulatedDevice) -> Profile:
     """The profile that a virtual client announces: it follows from its description alone."""
-    summary = replace(client.data.summary(), inputs=statistics_of(client.data))
+    summary = replace(client.data.summary(), inputs=measure_inputs(client.data))
     held_out = None if client.test is None else client.test.summary()
     session_id = f"{client.client_id}-1"
     return announced_profile(client.client_id, session_id, client.profile, client.runtime, summary, held_out)

@@ -8,7 +8,7 @@ from safetensors.torch import load
 
 from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.views import as_client
-from subfleet.elastic.model_state import unpacked
+from subfleet.elastic.model_state import unpack_state
 from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
@@ -31,7 +31,7 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     if not result.model:
         raise RunError("no round of the run aggregated an update, so there is no model to evaluate")
     context = context_of(experiment.run, experiment.run.name)
-    model = unpacked(load(result.model)).on(compute_device(context.config.device))
+    model = unpack_state(load(result.model)).to(compute_device(context.config.device))
     gallery = Gallery.of(context, model, experiment.told_by, result.own)
     tiers = {client.client_id: client.tier for client in experiment.devices}
     return {

@@ -11,7 +11,7 @@ import numpy as np
 
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
-from subfleet.elastic.sizes import Floats, SizeTable
+from subfleet.elastic.size_table import Floats, SizeTable
 from subfleet.export.estimation.coding import code_axes
 from subfleet.export.estimation.kernels import TracedProgram, layers_of
 from subfleet.export.estimation.target_programs import executorch_program, onnx_program, torch_program
@@ -93,7 +93,7 @@ class EstimateModel:
                 [(name, int(row[at]) if up > 0 else None) for name, at, up in blocks if row[at] >= 1] for row in few
             )
             taken = np.array([program.measure_arena(run) for run in runs])
-            rows = np.column_stack([estimates.passing(few), np.ones(_FILLED)]) / taken[:, None]
+            rows = np.column_stack([estimates.measure_peaks(few), np.ones(_FILLED)]) / taken[:, None]
             factor, extra_bytes = np.linalg.lstsq(rows, np.ones(_FILLED))[0]
             base_bytes = estimates.base_bytes + float(extra_bytes)
             self.estimates = replace(estimates, factor=float(factor), base_bytes=base_bytes)

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError
-from subfleet.tasks.archives import check_zip, gzip_bytes, tar_members
-from subfleet.tasks.arrays_file import dataset_of
+from subfleet.tasks.archives import check_zip, read_gzip, read_tar
+from subfleet.tasks.arrays_file import make_dataset
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.named_dataset import TrainTest
 
@@ -25,7 +25,7 @@ def read_mnist(paths: Sequence[Path]) -> TrainTest:
     """Read four gzipped IDX files: train images, train labels, test images and test labels."""
     images, labels, test_images, test_labels = (_read_idx(path) for path in paths)
     return TrainTest(
-        train=dataset_of(images, labels, str(paths[0])), test=dataset_of(test_images, test_labels, str(paths[2]))
+        train=make_dataset(images, labels, str(paths[0])), test=make_dataset(test_images, test_labels, str(paths[2]))
     )
 
 
@@ -44,13 +44,13 @@ def read_image_arrays(paths: Sequence[Path]) -> TrainTest:
     check_zip(paths[0], limit_bytes=_LIMIT_BYTES)
     with np.load(paths[0], allow_pickle=False) as archive:
         return TrainTest(
-            train=dataset_of(archive["x_train"], archive["y_train"], str(paths[0])),
-            test=dataset_of(archive["x_test"], archive["y_test"], str(paths[0])),
+            train=make_dataset(archive["x_train"], archive["y_train"], str(paths[0])),
+            test=make_dataset(archive["x_test"], archive["y_test"], str(paths[0])),
         )
 
 
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    content = gzip_bytes(path, limit_bytes=_LIMIT_BYTES)
+    content = read_gzip(path, limit_bytes=_LIMIT_BYTES)
     if len(content) < 4 or content[:3] != bytes((0, 0, _IDX_BYTES)):
         raise DataError(f"{path.name!r} is no IDX file of bytes; put the right file there")
     header_bytes = 4 + 4 * content[3]
@@ -65,24 +65,24 @@ def _read_cifar(path: Path, *, train: tuple[str, ...], label_bytes: int) -> Trai
     # The test file is the last of the wanted ones in both versions.
     test = "test_batch.bin" if label_bytes == 1 else "test.bin"
     wanted = (*train, test)
-    found = tar_members(path, lambda name: name.rpartition("/")[2] in wanted, limit_bytes=_LIMIT_BYTES)
-    records = {name.rpartition("/")[2]: _records(name, content, label_bytes) for name, content in found}
+    found = read_tar(path, lambda name: name.rpartition("/")[2] in wanted, limit_bytes=_LIMIT_BYTES)
+    records = {name.rpartition("/")[2]: _split_records(name, content, label_bytes) for name, content in found}
     missing = [name for name in wanted if name not in records]
     if missing:
         raise DataError(f"it lacks {', '.join(missing)}; put the archive of the binary version there")
     return TrainTest(
-        train=_of_records(np.concatenate([records[name] for name in train]), label_bytes, path),
-        test=_of_records(records[test], label_bytes, path),
+        train=_make_dataset(np.concatenate([records[name] for name in train]), label_bytes, path),
+        test=_make_dataset(records[test], label_bytes, path),
     )
 
 
-def _records(name: str, content: bytes, label_bytes: int) -> npt.NDArray[np.uint8]:
+def _split_records(name: str, content: bytes, label_bytes: int) -> npt.NDArray[np.uint8]:
     length = label_bytes + _CIFAR_PIXELS
     if len(content) % length:
         raise DataError(f"its {name!r} has {len(content)} bytes, but must be records of {length} bytes; replace it")
     return np.frombuffer(content, np.uint8).reshape(-1, length)
 
 
-def _of_records(records: npt.NDArray[np.uint8], label_bytes: int, path: Path) -> Dataset:
+def _make_dataset(records: npt.NDArray[np.uint8], label_bytes: int, path: Path) -> Dataset:
     images = records[:, label_bytes:].reshape(-1, 3, 32, 32)
-    return dataset_of(images, records[:, label_bytes - 1], str(path))
+    return make_dataset(images, records[:, label_bytes - 1], str(path))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError
-from subfleet.tasks.archives import members
+from subfleet.tasks.archives import read_members
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.tokens import character_tokens
@@ -23,7 +23,7 @@ _Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 
 def read_femnist(paths: Sequence[Path]) -> TrainTest:
     """Read FEMNIST: each user is a writer, x are 784 gray values from 0 to 1, y is one of 62 classes."""
-    return _by_user(paths[0], _images)
+    return _read_by_user(paths[0], _convert_images)
 
 
 def read_leaf_text(paths: Sequence[Path]) -> TrainTest:
@@ -31,31 +31,33 @@ def read_leaf_text(paths: Sequence[Path]) -> TrainTest:
 
     As LEAF counts that character only, the earlier places have no label.
     """
-    return _by_user(paths[0], _texts)
+    return _read_by_user(paths[0], _convert_texts)
 
 
-def _images(x: Any, y: Any) -> _Arrays:
+def _convert_images(x: Any, y: Any) -> _Arrays:
     images = np.asarray(x, np.float32)
     return images.reshape(len(images), 1, 28, 28), np.asarray(y, np.int64)
 
 
-def _texts(x: Any, y: Any) -> _Arrays:
+def _convert_texts(x: Any, y: Any) -> _Arrays:
     inputs = np.stack([character_tokens(str(text)) for text in x])
     labels = np.full(inputs.shape, _NO_LABEL, np.int64)
     labels[:, -1] = [character_tokens(str(text))[0] for text in y]
     return inputs, labels
 
 
-def _by_user(path: Path, convert: Any) -> TrainTest:
-    parts = {part: list(_users(path, part, convert)) for part in ("train", "test")}
+def _read_by_user(path: Path, convert: Any) -> TrainTest:
+    parts = {part: list(_iterate_users(path, part, convert)) for part in ("train", "test")}
     names = sorted({name for users in parts.values() for name, _, _ in users})
     numbers = {name: number for number, name in enumerate(names)}
-    return TrainTest(train=_joined(parts["train"], numbers, "train"), test=_joined(parts["test"], numbers, "test"))
+    return TrainTest(train=_join(parts["train"], numbers, "train"), test=_join(parts["test"], numbers, "test"))
 
 
-def _users(path: Path, part: str, convert: Any) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]]:
+def _iterate_users(
+    path: Path, part: str, convert: Any
+) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]]:
     wanted = f"/{part}/"
-    files = members(path, lambda name: name.endswith(".json") and wanted in f"/{name}", limit_bytes=_LIMIT_BYTES)
+    files = read_members(path, lambda name: name.endswith(".json") and wanted in f"/{name}", limit_bytes=_LIMIT_BYTES)
     for name, content in files:
         data = json.loads(content)
         if not isinstance(data, dict) or not isinstance(data.get("user_data"), dict):
@@ -66,7 +68,7 @@ def _users(path: Path, part: str, convert: Any) -> Iterator[tuple[str, npt.NDArr
                 yield user, inputs, labels
 
 
-def _joined(
+def _join(
     users: Sequence[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]], numbers: dict[str, int], part: str
 ) -> Dataset:
     if not users:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError
-from subfleet.tasks.archives import check_zip, tar_members
+from subfleet.tasks.archives import check_zip, read_tar
 from subfleet.tasks.dataset import NO_OWNER, Dataset
 from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.mel import MelSettings, log_mel
@@ -74,11 +74,11 @@ def read_speech_commands(paths: Sequence[Path]) -> TrainTest:
     features: list[npt.NDArray[np.float32]] = []
     names: list[str] = []
     listed: dict[str, frozenset[str]] = {}
-    for name, content in tar_members(paths[0], _wanted, limit_bytes=_CLIP_LIMIT_BYTES):
+    for name, content in read_tar(paths[0], _is_needed, limit_bytes=_CLIP_LIMIT_BYTES):
         if name in _LISTS:
             listed[name] = frozenset(content.decode("ascii").split())
             continue
-        features.append(log_mel(_clip(name, content)[None], MEL))
+        features.append(log_mel(_read_clip(name, content)[None], MEL))
         names.append(name)
     if not names or set(listed) != set(_LISTS):
         raise DataError(f"it has {len(names)} words and the lists {sorted(listed)}, but must have words and {_LISTS}")
@@ -87,7 +87,7 @@ def read_speech_commands(paths: Sequence[Path]) -> TrainTest:
     test = np.array([name in listed[_LISTS[0]] for name in names])
     train = ~test & np.array([name not in listed[_LISTS[1]] for name in names])
     labels = np.array([classes[name.partition("/")[0]] for name in names], np.int64)
-    return _split(np.concatenate(features), labels, _numbers(speakers), train, test)
+    return _split(np.concatenate(features), labels, _number_speakers(speakers), train, test)
 
 
 def read_speech_subset(paths: Sequence[Path]) -> TrainTest:
@@ -104,38 +104,38 @@ def read_speech_subset(paths: Sequence[Path]) -> TrainTest:
     fits = len(offsets) == count + 1 and len(speakers) == len(names) == count and bool((np.diff(offsets) >= 0).all())
     if not fits or offsets[0] < 0 or offsets[-1] > len(audio) or audio.dtype != np.int16:
         raise DataError("its audio, offsets, label, speaker and name do not fit each other; put the right file there")
-    clips = np.stack([_filled(audio[start:end]) for start, end in pairwise(offsets)])
+    clips = np.stack([_fit_clip(audio[start:end]) for start, end in pairwise(offsets)])
     classes = {word: number for number, word in enumerate(KEYWORDS)}
-    test = np.array([_in_test(speaker or name) for speaker, name in zip(speakers, names, strict=True)])
+    test = np.array([_is_in_test(speaker or name) for speaker, name in zip(speakers, names, strict=True)])
     numbers = np.array([classes[label] for label in labels], np.int64)
-    return _split(log_mel(clips, MEL), numbers, _numbers(speakers), ~test, test)
+    return _split(log_mel(clips, MEL), numbers, _number_speakers(speakers), ~test, test)
 
 
-def _wanted(name: str) -> bool:
+def _is_needed(name: str) -> bool:
     folder, _, file = name.partition("/")
     return name in _LISTS or (folder in WORDS and file.endswith(".wav") and _SPEAKER_END in file)
 
 
-def _clip(name: str, content: bytes) -> npt.NDArray[np.float32]:
+def _read_clip(name: str, content: bytes) -> npt.NDArray[np.float32]:
     with wave.open(io.BytesIO(content)) as sound:
         kind = (sound.getnchannels(), sound.getsampwidth(), sound.getframerate())
         if kind != (1, 2, MEL.rate_hz):
             raise DataError(f"its {name!r} has (channels, bytes, Hz) {kind}, but must have {(1, 2, MEL.rate_hz)}")
-        return _filled(np.frombuffer(sound.readframes(CLIP_SAMPLES), "<i2"))
+        return _fit_clip(np.frombuffer(sound.readframes(CLIP_SAMPLES), "<i2"))
 
 
-def _filled(sound: npt.NDArray[np.int16]) -> npt.NDArray[np.float32]:
+def _fit_clip(sound: npt.NDArray[np.int16]) -> npt.NDArray[np.float32]:
     clip = np.zeros(CLIP_SAMPLES, np.float32)
     part = sound[:CLIP_SAMPLES]
     clip[: len(part)] = part / np.float32(_INT16_MAX)
     return clip
 
 
-def _in_test(name: str) -> bool:
+def _is_in_test(name: str) -> bool:
     return hashlib.sha256(name.encode()).digest()[0] % _TEST_PART == 0
 
 
-def _numbers(speakers: Sequence[str]) -> npt.NDArray[np.int64]:
+def _number_speakers(speakers: Sequence[str]) -> npt.NDArray[np.int64]:
     numbers = {name: number for number, name in enumerate(sorted(set(speakers) - {""}))}
     return np.array([numbers.get(name, NO_OWNER) for name in speakers], np.int64)
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError
-from subfleet.tasks.archives import gzip_bytes, members
+from subfleet.tasks.archives import read_gzip, read_members
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.named_dataset import TrainTest
-from subfleet.tasks.transforms.tokens import character_tokens, line_words, token_windows, vocabulary_of, word_tokens
+from subfleet.tasks.transforms.tokens import build_vocabulary, character_tokens, split_words, token_windows, word_tokens
 
 __all__ = ["CHARACTER_CONTEXT", "VOCABULARY", "WORD_CONTEXT", "read_characters", "read_roles", "read_wikitext_words"]
 
@@ -33,7 +33,7 @@ def read_characters(paths: Sequence[Path]) -> TrainTest:
     """Read one text file, or WikiText's parts, as characters; the last tenth of one file is for the test."""
     path = paths[0]
     if path.is_dir() or path.suffix == ".zip":
-        texts = _wikitext(path)
+        texts = _read_wikitext(path)
         train, test = (character_tokens(texts[part]) for part in ("train", "test"))
     else:
         if path.stat().st_size > _LIMIT_BYTES:
@@ -41,16 +41,16 @@ def read_characters(paths: Sequence[Path]) -> TrainTest:
         tokens = character_tokens(path.read_text(encoding="utf-8"))
         edge = round(len(tokens) * (1 - _TEXT_TEST_FRACTION))
         train, test = tokens[:edge], tokens[edge:]
-    return TrainTest(train=_windows(train, CHARACTER_CONTEXT), test=_windows(test, CHARACTER_CONTEXT))
+    return TrainTest(train=_make_windows(train, CHARACTER_CONTEXT), test=_make_windows(test, CHARACTER_CONTEXT))
 
 
 def read_wikitext_words(paths: Sequence[Path]) -> TrainTest:
     """Read WikiText's parts as words; the vocabulary is that of the training part."""
-    texts = _wikitext(paths[0])
-    words = {part: line_words(text) for part, text in texts.items()}
-    vocabulary = vocabulary_of(words["train"], limit=VOCABULARY)
+    texts = _read_wikitext(paths[0])
+    words = {part: split_words(text) for part, text in texts.items()}
+    vocabulary = build_vocabulary(words["train"], limit=VOCABULARY)
     train, test = (word_tokens(words[part], vocabulary) for part in ("train", "test"))
-    return TrainTest(train=_windows(train, WORD_CONTEXT), test=_windows(test, WORD_CONTEXT))
+    return TrainTest(train=_make_windows(train, WORD_CONTEXT), test=_make_windows(test, WORD_CONTEXT))
 
 
 def read_roles(paths: Sequence[Path]) -> TrainTest:
@@ -58,7 +58,7 @@ def read_roles(paths: Sequence[Path]) -> TrainTest:
 
     Each role is an owner. The last fifth of what it says is for the test.
     """
-    lines = gzip_bytes(paths[0], limit_bytes=_LIMIT_BYTES).decode("utf-8").splitlines()
+    lines = read_gzip(paths[0], limit_bytes=_LIMIT_BYTES).decode("utf-8").splitlines()
     roles = {}
     for line in lines:
         role = json.loads(line)
@@ -77,10 +77,10 @@ def read_roles(paths: Sequence[Path]) -> TrainTest:
         owner += 1
     if not owner:
         raise DataError(f"none of its {len(roles)} roles says enough for {MIN_ROLE_WINDOWS} samples")
-    return TrainTest(train=_of_roles(parts["train"]), test=_of_roles(parts["test"]))
+    return TrainTest(train=_join_roles(parts["train"]), test=_join_roles(parts["test"]))
 
 
-def _of_roles(roles: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]]) -> Dataset:
+def _join_roles(roles: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]]) -> Dataset:
     return Dataset(
         inputs=np.concatenate([inputs for inputs, _, _ in roles]),
         labels=np.concatenate([labels for _, labels, _ in roles]),
@@ -88,8 +88,8 @@ def _of_roles(roles: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]
     )
 
 
-def _wikitext(path: Path) -> dict[str, str]:
-    found = members(path, lambda name: name.rpartition("/")[2] in _PARTS, limit_bytes=_LIMIT_BYTES)
+def _read_wikitext(path: Path) -> dict[str, str]:
+    found = read_members(path, lambda name: name.rpartition("/")[2] in _PARTS, limit_bytes=_LIMIT_BYTES)
     texts = {_PARTS[name.rpartition("/")[2]]: content.decode("utf-8") for name, content in found}
     missing = [name for name, part in _PARTS.items() if part not in texts]
     if missing:
@@ -97,6 +97,6 @@ def _wikitext(path: Path) -> dict[str, str]:
     return texts
 
 
-def _windows(tokens: npt.NDArray[np.int64], context: int) -> Dataset:
+def _make_windows(tokens: npt.NDArray[np.int64], context: int) -> Dataset:
     inputs, labels = token_windows(tokens, context)
     return Dataset(inputs=inputs, labels=labels)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MelSettings", "log_mel", "mel_filters"]
+__all__ = ["MelSettings", "log_mel", "make_mel_filters"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -55,7 +55,7 @@ def log_mel(clips: npt.NDArray[np.floating], settings: MelSettings) -> Floats:
         (clips, frames, bands).
     """
     window = np.hanning(settings.frame_samples + 1)[:-1]
-    filters = mel_filters(settings)
+    filters = make_mel_filters(settings)
     bands = np.empty((len(clips), settings.frames(clips.shape[1]), settings.bands), np.float32)
     for start in range(0, len(clips), _BLOCK_CLIPS):
         block = clips[start : start + _BLOCK_CLIPS]
@@ -66,7 +66,7 @@ def log_mel(clips: npt.NDArray[np.floating], settings: MelSettings) -> Floats:
     return bands
 
 
-def mel_filters(settings: MelSettings) -> npt.NDArray[np.float64]:
+def make_mel_filters(settings: MelSettings) -> npt.NDArray[np.float64]:
     """Weight of each frequency of the spectrum in each band, (frequencies, bands): triangles, even on the mel scale.
 
     Between the centres of the first and the last band the weights of each frequency sum to 1.

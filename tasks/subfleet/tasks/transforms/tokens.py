@@ -10,10 +10,10 @@ __all__ = [
     "CHARACTERS",
     "END_OF_LINE",
     "UNKNOWN",
+    "build_vocabulary",
     "character_tokens",
-    "line_words",
+    "split_words",
     "token_windows",
-    "vocabulary_of",
     "word_tokens",
 ]
 
@@ -37,12 +37,12 @@ def character_tokens(text: str) -> Tokens:
     return tokens.astype(np.int64)
 
 
-def line_words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a text, split at white space, with `END_OF_LINE` after each line."""
     return [word for line in text.split("\n") for word in (*line.split(), END_OF_LINE)]
 
 
-def vocabulary_of(words: Iterable[str], *, limit: int) -> Mapping[str, int]:
+def build_vocabulary(words: Iterable[str], *, limit: int) -> Mapping[str, int]:
     """Numbers of the most frequent words, equally frequent ones by name; `UNKNOWN` is 0 and `END_OF_LINE` 1.
 
     Args:

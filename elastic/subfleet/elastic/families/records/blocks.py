@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-__all__ = ["OF_BLOCKS", "OF_SECTIONS_OR_BLOCKS", "Deep", "block_numbers", "numbers_setting", "of_each_block"]
+__all__ = ["OF_BLOCKS", "OF_SECTIONS_OR_BLOCKS", "Deep", "block_numbers", "encode_block_numbers", "expand_to_blocks"]
 
 OF_SECTIONS_OR_BLOCKS = ("hidden_widths", "squeezed_widths", "heads")
 """Settings that have one number for each section or one for each block."""
@@ -28,12 +28,12 @@ def block_numbers(record: Deep) -> tuple[tuple[int, ...], ...]:
     return named or tuple(tuple(range(depth)) for depth in record.depths)
 
 
-def numbers_setting(numbers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def encode_block_numbers(numbers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """The setting that gives these numbers: empty where blocks are counted, so that one network has one record."""
     return () if all(own == tuple(range(len(own))) for own in numbers) else numbers
 
 
-def of_each_block(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int, ...]:
+def expand_to_blocks(values: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int, ...]:
     """What each block has, of numbers that are given for each section or for each block; none of none."""
     if len(values) in {0, sum(depths)}:
         return values

@@ -64,7 +64,7 @@ def _check_operators(depths: Sequence[int], operators: Operators, known: Sequenc
     if len(operators) not in (1, blocks):
         yield f"operators are given for {len(operators)} blocks, but must be for all {blocks} at once or for each"
     for own in operators:
-        if not own or list(own) != _in_order(own, known):
+        if not own or list(own) != _sort_operators(own, known):
             yield f"a block has operators {list(own)}, but must have some of {list(known)}, in this order and each once"
 
 
@@ -112,7 +112,7 @@ class ChoiceCnn:
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Name and operators of each block."""
-        return tuple(zip(_block_names(self.depths), _of_each(self.operators, self.depths), strict=True))
+        return tuple(zip(_block_names(self.depths), _expand_operators(self.operators, self.depths), strict=True))
 
     @property
     def open_choices(self) -> int:
@@ -166,7 +166,7 @@ class ChoiceRnn:
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Name and operators of each block; one that changes the width has no identity."""
-        names, told = _block_names(self.depths), _of_each(self.operators, self.depths)
+        names, told = _block_names(self.depths), _expand_operators(self.operators, self.depths)
         before, found = self.embedding_width or self.widths[0], list[tuple[str, tuple[str, ...]]]()
         widths = [width for width, depth in zip(self.widths, self.depths, strict=True) for _ in range(depth)]
         for name, own, width in zip(names, told, widths, strict=True):
@@ -197,10 +197,10 @@ def _block_names(depths: Sequence[int]) -> list[str]:
     return [f"section{section}.block{number}" for section, depth in enumerate(depths) for number in range(depth)]
 
 
-def _of_each(operators: Operators, depths: Sequence[int]) -> Operators:
+def _expand_operators(operators: Operators, depths: Sequence[int]) -> Operators:
     return operators * sum(depths) if len(operators) == 1 else operators
 
 
-def _in_order(own: Iterable[str], known: Sequence[str]) -> list[str]:
+def _sort_operators(own: Iterable[str], known: Sequence[str]) -> list[str]:
     kept = set(own)
     return [name for name in known if name in kept]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.paths import PathSampler
 
-__all__ = ["PathDraws", "PathPlace"]
+__all__ = ["PathDrawer", "PathPlace"]
 
 _Grid = npt.NDArray[np.float64]
 _Costs = npt.NDArray[np.float64]
@@ -42,7 +42,7 @@ class PathPlace:
     costs: tuple[tuple[float, ...], ...]
 
 
-class PathDraws:
+class PathDrawer:
     """Draws paths within budgets, made once for many draws.
 
     Args:
@@ -56,7 +56,7 @@ class PathDraws:
 
     def __init__(self, places: Sequence[PathPlace], budgets: Sequence[float | None], sampler: PathSampler) -> None:
         self._sampler = sampler
-        self._usable = [_usable(place, len(budgets)) for place in places]
+        self._usable = [_find_usable(place, len(budgets)) for place in places]
         costs = [np.array([place.costs[one] for one in own]) for place, own in zip(places, self._usable, strict=True)]
         most = sum((own.max(axis=0) for own in costs), np.zeros(len(budgets)))
         binding = [at for at, limit in enumerate(budgets) if limit is not None and most[at] > limit]
@@ -66,7 +66,7 @@ class PathDraws:
         self._costs = [own[:, binding] for own in costs]
         self._limits = np.array([budgets[at] for at in binding], dtype=np.float64)
         self._tables: dict[bool, _Table] = {}
-        self._fallback = self._found_fallback()
+        self._fallback = self._find_fallback()
         # Places without a free operator come first (FedorAS, below equation 3).
         self._free = [bool((own.sum(axis=1) == 0).any()) for own in costs]
 
@@ -75,18 +75,18 @@ class PathDraws:
         if not len(self._limits):
             chosen = [int(rng.integers(len(own))) for own in self._operators]
         elif self._sampler == "greedy":
-            chosen = self._greedy(rng)
+            chosen = self._draw_greedily(rng)
         elif self._sampler == "exact":
-            chosen = self._uniform(rng)
+            chosen = self._draw_uniformly(rng)
         else:
-            chosen = self._rejected(rng)
+            chosen = self._draw_by_rejection(rng)
         return tuple(own[one] for own, one in zip(self._operators, chosen, strict=True))
 
-    def _greedy(self, rng: np.random.Generator) -> list[int]:
+    def _draw_greedily(self, rng: np.random.Generator) -> list[int]:
         """Operator by operator, uniformly among those that fit beside what is set aside for places still to come."""
         order = sorted(range(len(self._costs)), key=lambda at: (self._free[at], rng.random()))
         chosen = [*self._fallback]
-        left = self._limits - _total(self._costs, chosen)
+        left = self._limits - _sum_costs(self._costs, chosen)
         for at in order:
             room = left + self._costs[at][chosen[at]]
             fitting = np.flatnonzero((self._costs[at] <= room).all(axis=1))
@@ -94,43 +94,43 @@ class PathDraws:
             left = room - self._costs[at][chosen[at]]
         return chosen
 
-    def _rejected(self, rng: np.random.Generator) -> list[int]:
+    def _draw_by_rejection(self, rng: np.random.Generator) -> list[int]:
         for _ in range(_MOST_TRIES):
             chosen = [int(rng.integers(len(own))) for own in self._operators]
-            if (_total(self._costs, chosen) <= self._limits).all():
+            if (_sum_costs(self._costs, chosen) <= self._limits).all():
                 return chosen
-        return self._uniform(rng)
+        return self._draw_uniformly(rng)
 
-    def _uniform(self, rng: np.random.Generator) -> list[int]:
+    def _draw_uniformly(self, rng: np.random.Generator) -> list[int]:
         # By costs that are rounded down every valid path is there, and some beside them, which are drawn anew.
         for _ in range(_MOST_TRIES):
-            chosen = self._counted(up=False).draw(rng)
-            if (_total(self._costs, chosen) <= self._limits).all():
+            chosen = self._get_table(up=False).draw(rng)
+            if (_sum_costs(self._costs, chosen) <= self._limits).all():
                 return chosen
         # By costs that are rounded up, the few paths that take all of a budget may be none.
-        return self._counted(up=True).draw(rng) if self._counted(up=True).any_path else [*self._fallback]
+        return self._get_table(up=True).draw(rng) if self._get_table(up=True).any_path else [*self._fallback]
 
-    def _counted(self, *, up: bool) -> "_Table":
+    def _get_table(self, *, up: bool) -> "_Table":
         if up not in self._tables:
             self._tables[up] = _Table(self._costs, self._limits, up=up)
         return self._tables[up]
 
-    def _found_fallback(self) -> list[int]:
+    def _find_fallback(self) -> list[int]:
         """A valid path, of which "greedy" sets aside what places still to come cost; of one resource the cheapest.
 
         With it no draw can end where nothing fits any more, as the published one can.
         """
-        for chosen in self._light_paths():
-            if (_total(self._costs, chosen) <= self._limits).all():
+        for chosen in self._iterate_light_paths():
+            if (_sum_costs(self._costs, chosen) <= self._limits).all():
                 return chosen
         least = sum((own.min(axis=0) for own in self._costs), np.zeros(len(self._limits)))
-        if (least <= self._limits).all() and self._counted(up=True).any_path:
-            return self._counted(up=True).draw(np.random.default_rng(0))
+        if (least <= self._limits).all() and self._get_table(up=True).any_path:
+            return self._get_table(up=True).draw(np.random.default_rng(0))
         raise ConfigError(
             f"no path fits: the cheapest takes {least.tolist()} and the budgets are {self._limits.tolist()}; raise them"
         )
 
-    def _light_paths(self) -> Iterator[list[int]]:
+    def _iterate_light_paths(self) -> Iterator[list[int]]:
         if not len(self._limits):
             yield [0] * len(self._costs)
             return
@@ -156,7 +156,7 @@ class _Table:
         self._costs = [rounded(own / steps).astype(np.int64) for own in costs]
         counts = [np.ones([level + 1 for level in self._levels])]
         for own in reversed(self._costs):
-            counts.append(sum((_moved(counts[-1], cost) for cost in own), np.zeros_like(counts[-1])))
+            counts.append(sum((_shift_counts(counts[-1], cost) for cost in own), np.zeros_like(counts[-1])))
         self._counts = counts[::-1]
 
     @property
@@ -175,7 +175,7 @@ class _Table:
         return chosen
 
 
-def _moved(counts: _Grid, cost: npt.NDArray[np.int64]) -> _Grid:
+def _shift_counts(counts: _Grid, cost: npt.NDArray[np.int64]) -> _Grid:
     """For each budget the count of what is left of it after a cost; 0 where it is beyond it."""
     found = np.zeros_like(counts)
     if (cost < counts.shape).all():
@@ -185,12 +185,12 @@ def _moved(counts: _Grid, cost: npt.NDArray[np.int64]) -> _Grid:
     return found
 
 
-def _total(costs: Sequence[_Costs], chosen: Sequence[int]) -> npt.NDArray[np.float64]:
+def _sum_costs(costs: Sequence[_Costs], chosen: Sequence[int]) -> npt.NDArray[np.float64]:
     width = costs[0].shape[1] if costs else 0
     return sum((own[one] for own, one in zip(costs, chosen, strict=True)), np.zeros(width))
 
 
-def _usable(place: PathPlace, resources: int) -> list[int]:
+def _find_usable(place: PathPlace, resources: int) -> list[int]:
     if len(place.costs) != len(place.operators) or any(len(own) != resources for own in place.costs):
         raise ConfigError(f"place {place.name!r} must tell of each operator what it takes of {resources} resources")
     usable = [at for at, own in enumerate(place.costs) if max(own, default=0.0) < math.inf]

@@ -15,7 +15,7 @@ from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset, Inputs
 from subfleet.tasks.pictures import MAX_BYTE, load_pillow
 
-__all__ = ["normalise_in_place", "prepared", "transformed", "unnormalised"]
+__all__ = ["normalise_in_place", "prepare_picture", "transform_dataset", "undo_normalisation"]
 
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[Any]
@@ -25,7 +25,7 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 """Shares of red, green and blue in gray (ITU-R BT.601), as Pillow has them."""
 
 
-def transformed(dataset: Dataset, transform: DataTransform, source: str) -> Dataset:
+def transform_dataset(dataset: Dataset, transform: DataTransform, source: str) -> Dataset:
     """A data set with its inputs transformed; what was read stays as it is.
 
     Args:
@@ -46,22 +46,22 @@ def transformed(dataset: Dataset, transform: DataTransform, source: str) -> Data
     inputs = np.empty((len(dataset), *shape), np.float32)
     for given, made in zip(dataset.inputs, inputs, strict=True):
         pixels = given[np.newaxis] if given.ndim == 2 else given
-        made[...] = _floats(prepared(_bytes(pixels), transform)).reshape(shape)
+        made[...] = _scale_to_floats(prepare_picture(_recover_bytes(pixels), transform)).reshape(shape)
     normalise_in_place(inputs, transform)
     return replace(dataset, inputs=inputs, transform=transform)
 
 
-def prepared(pixels: Pixels, transform: DataTransform) -> Pixels:
+def prepare_picture(pixels: Pixels, transform: DataTransform) -> Pixels:
     """One picture (channels, height, width) with its channels, size and cut; numbers keep their scale.
 
     Args:
         pixels: bytes, or float32.
         transform: which accepts this shape.
     """
-    pixels = _with_channels(pixels, transform.channels)
+    pixels = _convert_channels(pixels, transform.channels)
     scaled = transform.scaled_size(*pixels.shape[1:])
     if scaled != pixels.shape[1:]:
-        pixels = np.stack([_resized(plane, scaled) for plane in pixels])
+        pixels = np.stack([_resize(plane, scaled) for plane in pixels])
     height, width = transform.cut_size(scaled)
     top, left = (scaled[0] - height) // 2, (scaled[1] - width) // 2
     return pixels[:, top : top + height, left : left + width]
@@ -74,7 +74,7 @@ def normalise_in_place(inputs: Floats, transform: DataTransform) -> None:
         inputs /= _by_channel(transform.deviation)
 
 
-def unnormalised(inputs: Inputs, transform: DataTransform | None) -> Inputs:
+def undo_normalisation(inputs: Inputs, transform: DataTransform | None) -> Inputs:
     """Samples as they were before they were normalised."""
     if transform is None or not transform.mean:
         return inputs
@@ -88,7 +88,7 @@ def _by_channel(values: tuple[float, ...]) -> Floats:
     return numbers if len(values) == 1 else numbers[:, np.newaxis, np.newaxis]
 
 
-def _with_channels(pixels: Pixels, channels: int) -> Pixels:
+def _convert_channels(pixels: Pixels, channels: int) -> Pixels:
     if channels in (0, len(pixels)):
         return pixels
     if channels == 3:
@@ -99,7 +99,7 @@ def _with_channels(pixels: Pixels, channels: int) -> Pixels:
     return np.tensordot(_LUMA, pixels, 1)[np.newaxis].astype(np.float32)
 
 
-def _resized(plane: Pixels, size: tuple[int, int]) -> Pixels:
+def _resize(plane: Pixels, size: tuple[int, int]) -> Pixels:
     """Bilinear, over as many pixels as one of the result stands for, so that nothing is passed over."""
     pillow = load_pillow()
     scaled = pillow.fromarray(np.ascontiguousarray(plane)).resize((size[1], size[0]), pillow.Resampling.BILINEAR)
@@ -107,7 +107,7 @@ def _resized(plane: Pixels, size: tuple[int, int]) -> Pixels:
     return result
 
 
-def _bytes(pixels: Floats) -> Pixels:
+def _recover_bytes(pixels: Floats) -> Pixels:
     """Shares of 255 as the bytes that they were made of; other numbers as they are."""
     whole: Floats = np.rint(pixels * np.float32(MAX_BYTE))
     if whole.min() < 0 or whole.max() > MAX_BYTE or (whole / np.float32(MAX_BYTE) != pixels).any():
@@ -115,7 +115,7 @@ def _bytes(pixels: Floats) -> Pixels:
     return whole.astype(np.uint8)
 
 
-def _floats(pixels: Pixels) -> Floats:
+def _scale_to_floats(pixels: Pixels) -> Floats:
     values: Floats = pixels.astype(np.float32)
     if pixels.dtype == np.uint8:
         values /= np.float32(MAX_BYTE)

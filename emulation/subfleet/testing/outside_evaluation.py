@@ -17,7 +17,7 @@ from subfleet.aggregation.examining import Examined, Examiner
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
-from subfleet.elastic.model_state import ModelState, packed, unpacked
+from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.submodel import Architecture
@@ -25,11 +25,11 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
 from subfleet.tasks import Dataset
 
-__all__ = ["Outside", "drawn_samples", "examined", "from_outside"]
+__all__ = ["OutsideResult", "draw_samples", "evaluate_outside", "examine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class OutsideResult:
     """What is found from outside of that by which a round was evaluated.
 
     Attributes:
@@ -41,7 +41,7 @@ class Outside:
     untrained: float
 
 
-def drawn_samples(network: Network, count: int = 60) -> Dataset:
+def draw_samples(network: Network, count: int = 60) -> Dataset:
     """Samples and labels that are drawn."""
     generator = np.random.default_rng(0)
     config = network.config
@@ -49,13 +49,15 @@ def drawn_samples(network: Network, count: int = 60) -> Dataset:
     return Dataset(inputs=inputs, labels=generator.integers(0, config.class_count, count))
 
 
-def examined(context: RunContext, aggregated: AggregatedModel, samples: Dataset, round_number: int = 1) -> Examined:
+def examine(context: RunContext, aggregated: AggregatedModel, samples: Dataset, round_number: int = 1) -> Examined:
     """What the server tells of an aggregated round in which all clients took part."""
     views = Views(context=context, samples=torch.from_numpy(samples.inputs))
     return Examiner(views, samples).examined(aggregated, RunState(), round_number)
 
 
-def from_outside(context: RunContext, first: ModelState, aggregated: AggregatedModel, samples: Dataset) -> Outside:
+def evaluate_outside(
+    context: RunContext, first: ModelState, aggregated: AggregatedModel, samples: Dataset
+) -> OutsideResult:
     """The same by the round's checkpoint alone, and the clients where each has a model of its own.
 
     Args:
@@ -64,29 +66,35 @@ def from_outside(context: RunContext, first: ModelState, aggregated: AggregatedM
         aggregated: the model after some rounds.
         samples: labelled ones.
     """
-    kept = unpacked(load(save({name: tensor.contiguous() for name, tensor in packed(aggregated.state).items()})))
+    kept = unpack_state(
+        load(save({name: tensor.contiguous() for name, tensor in pack_state(aggregated.state).items()}))
+    )
     network, clients = context.network, aggregated.clients
     if not context.roles.aggregator.personal:
         architecture = kept.model or network.full_architecture()
         clients = (Participant(client_id="", architecture=architecture, size=network.size_of(architecture)),)
-    found = [_one(context, first, kept, client, samples) for client in clients]
-    return Outside(
+    found = [_evaluate_client(context, first, kept, client, samples) for client in clients]
+    return OutsideResult(
         accuracy=sum(one.accuracy for one in found) / len(found),
         untrained=sum(one.untrained for one in found) / len(found),
     )
 
 
-def _one(context: RunContext, first: ModelState, kept: ModelState, client: Participant, samples: Dataset) -> Outside:
+def _evaluate_client(
+    context: RunContext, first: ModelState, kept: ModelState, client: Participant, samples: Dataset
+) -> OutsideResult:
     seen = Views(context=context, samples=torch.from_numpy(samples.inputs)).for_training(kept, client)
     own = extract(context.network, client.architecture, seen)
     old = sum(int(torch.isin(tensor, first.shared[name]).sum()) for name, tensor in own.items())
-    return Outside(
-        accuracy=_accuracy(context.network, client.architecture, own, samples),
+    return OutsideResult(
+        accuracy=_measure_accuracy(context.network, client.architecture, own, samples),
         untrained=old / sum(tensor.numel() for tensor in own.values()),
     )
 
 
-def _accuracy(network: Network, architecture: Architecture, own: Mapping[str, Tensor], samples: Dataset) -> float:
+def _measure_accuracy(
+    network: Network, architecture: Architecture, own: Mapping[str, Tensor], samples: Dataset
+) -> float:
     module = build_module(network, architecture)
     module.load_state_dict(dict(own))
     with torch.no_grad():

@@ -6,12 +6,12 @@ import numpy as np
 
 from subfleet.tasks.dataset import Dataset
 
-__all__ = ["digits"]
+__all__ = ["load_digits"]
 
 _DIGIT_MAX = 16
 
 
-def digits() -> Dataset:
+def load_digits() -> Dataset:
     """The 1797 handwritten digits of 1 x 8 x 8 that scikit-learn has too, scaled to 0 to 1, in 10 classes."""
     with (resources.files("subfleet.tasks") / "data" / "digits.npz").open("rb") as file:
         arrays = np.load(file, allow_pickle=False)

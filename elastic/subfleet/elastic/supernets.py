@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.network import Network, OfOperators
+from subfleet.elastic.network import Network, Supernet
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["path_architecture", "realised"]
+__all__ = ["path_architecture", "specialise_family"]
 
 
 def path_architecture(network: Network, operators: Sequence[str], *, name: str = "") -> Architecture:
@@ -27,7 +27,7 @@ def path_architecture(network: Network, operators: Sequence[str], *, name: str =
     return architecture
 
 
-def realised(network: Network, path: Architecture) -> AnyFamily:
+def specialise_family(network: Network, path: Architecture) -> AnyFamily:
     """The settings of a path as a network of its own, whose tensors have the names and shapes that the path has.
 
     Raises:
@@ -36,7 +36,7 @@ def realised(network: Network, path: Architecture) -> AnyFamily:
     network.check(path)
     if not network.is_path(path):
         raise ConfigError(f"a submodel keeps the operators {dict(path.choices)}, but a path has one of each choice")
-    if not isinstance(network.config, OfOperators):
+    if not isinstance(network.config, Supernet):
         raise ConfigError(f"family {network.config.TYPE!r} has no operators to choose from")
     found: AnyFamily = network.config.with_operators(network.operators_of(path))
     return found

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from subfleet.elastic.maps import Gather, TensorMap
 
-__all__ = ["Region", "Regions", "region_of"]
+__all__ = ["HeldRegion", "HeldRegions", "make_region"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Region:
+class HeldRegion:
     """The elements of a tensor that a map reaches.
 
     Attributes:
@@ -30,7 +30,7 @@ class Region:
     is_view: bool
 
 
-def region_of(tensor_map: TensorMap, shape: tuple[int, ...]) -> Region:
+def make_region(tensor_map: TensorMap, shape: tuple[int, ...]) -> HeldRegion:
     """The region of a map in a tensor of a shape."""
     key: Hashable = id(tensor_map)
     sliced = False
@@ -40,7 +40,7 @@ def region_of(tensor_map: TensorMap, shape: tuple[int, ...]) -> Region:
     # A tensor of that shape without memory of its own.
     local_shape = tuple(tensor_map.extract(torch.zeros(()).expand(shape)).shape)
     is_view = sliced and isinstance(tensor_map, Gather) and tensor_map.unfolded is None
-    return Region(
+    return HeldRegion(
         key=key, map=tensor_map, local_shape=local_shape, whole=sliced and local_shape == shape, is_view=is_view
     )
 
@@ -50,7 +50,7 @@ def _index_key(index: slice | Tensor) -> Hashable:
     return range(index.start, index.stop) if isinstance(index, slice) else tuple(index.reshape(-1).tolist())
 
 
-class Regions:
+class HeldRegions:
     """Sums of weight units and numbers of clients of one tensor.
 
     Clients of one region share one pair of numbers. A client whose weight differs from element to element is written
@@ -60,10 +60,10 @@ class Regions:
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self._shape = shape
         self._device = device
-        self._regions: dict[Hashable, tuple[Region, int, int]] = {}
+        self._regions: dict[Hashable, tuple[HeldRegion, int, int]] = {}
         self._arrays: tuple[Tensor, Tensor] | None = None
 
-    def add(self, region: Region, units: int | Tensor, clients: int = 1) -> None:
+    def add(self, region: HeldRegion, units: int | Tensor, clients: int = 1) -> None:
         """Add clients of a region with a sum of units; or one with int64 units that broadcast to the local shape."""
         if isinstance(units, int):
             _, old_units, old_clients = self._regions.get(region.key, (region, 0, 0))
@@ -75,7 +75,7 @@ class Regions:
         region.map.scatter(local, self._arrays[0])
         region.map.scatter((local > 0).to(torch.int64), self._arrays[1])
 
-    def merge(self, other: "Regions") -> None:
+    def merge(self, other: "HeldRegions") -> None:
         """Add everything that other regions of the same tensor hold."""
         for region, units, clients in other._regions.values():  # noqa: SLF001 - of the same class
             self.add(region, units, clients)

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import MissingExtraError
+from subfleet.tasks.bundled import load_digits
 from subfleet.tasks.dataset import Dataset, Inputs, Labels
 from subfleet.tasks.hold_out import hold_out
 from subfleet.tasks.named_dataset import TrainTest
-from subfleet.tasks.samples import digits
 
 __all__ = [
     "ATTRIBUTES",
@@ -50,12 +50,12 @@ Floats = npt.NDArray[np.float32]
 
 def read_digits(paths: Sequence[Path]) -> TrainTest:
     """The digits; a fifth of each class, always the same one, is the test part. There are no files."""
-    return _derived(lambda images, classes: (images, classes))
+    return _derive(lambda images, classes: (images, classes))
 
 
 def read_digits_attributes(paths: Sequence[Path]) -> TrainTest:
     """Which of `ATTRIBUTES` a digit has: a 1 or a 0 for each. There are no files."""
-    return _derived(
+    return _derive(
         lambda images, classes: (
             images,
             np.stack([np.isin(classes, [*group]) for group in ATTRIBUTES], axis=1).astype(np.float32),
@@ -65,12 +65,12 @@ def read_digits_attributes(paths: Sequence[Path]) -> TrainTest:
 
 def read_digits_moments(paths: Sequence[Path]) -> TrainTest:
     """Where a digit's ink lies: row and column of its centre, from the middle, and its spread, in pixels."""
-    return _derived(lambda images, _: (images, _moments(images[:, 0])))
+    return _derive(lambda images, _: (images, _measure_moments(images[:, 0])))
 
 
 def read_digits_pixels(paths: Sequence[Path]) -> TrainTest:
     """What each pixel of a digit is: one of `PIXEL_CLASSES`. There are no files."""
-    return _derived(lambda images, _: (images, _pixel_classes(images[:, 0] >= _STROKE)))
+    return _derive(lambda images, _: (images, _classify_pixels(images[:, 0] >= _STROKE)))
 
 
 def read_digits_tokens(paths: Sequence[Path]) -> TrainTest:
@@ -81,7 +81,7 @@ def read_digits_tokens(paths: Sequence[Path]) -> TrainTest:
         symbols = np.minimum((small * BRIGHTNESSES).astype(np.int64), BRIGHTNESSES - 1).reshape(len(images), -1)
         return np.ascontiguousarray(symbols[:, :-1]), np.ascontiguousarray(symbols[:, 1:])
 
-    return _derived(texts)
+    return _derive(texts)
 
 
 def read_diabetes(paths: Sequence[Path]) -> TrainTest:
@@ -100,8 +100,8 @@ def read_diabetes(paths: Sequence[Path]) -> TrainTest:
     return _split(inputs, (progress / _HUNDRED).astype(np.float32)[:, np.newaxis], np.zeros(len(inputs), np.int64))
 
 
-def _derived(asked: Callable[[Floats, npt.NDArray[np.int64]], tuple[Inputs, Labels]]) -> TrainTest:
-    dataset = digits()
+def _derive(asked: Callable[[Floats, npt.NDArray[np.int64]], tuple[Inputs, Labels]]) -> TrainTest:
+    dataset = load_digits()
     images = np.asarray(dataset.inputs, np.float32)
     return _split(*asked(images, dataset.classes()), dataset.classes())
 
@@ -113,7 +113,7 @@ def _split(inputs: Inputs, labels: Labels, groups: npt.NDArray[np.int64]) -> Tra
     return TrainTest(train=dataset.take(train), test=dataset.take(test))
 
 
-def _moments(images: Floats) -> Floats:
+def _measure_moments(images: Floats) -> Floats:
     ink = images.astype(np.float64)
     ink /= ink.sum(axis=(1, 2), keepdims=True)
     places = np.arange(ink.shape[1]) - (ink.shape[1] - 1) / 2
@@ -122,7 +122,7 @@ def _moments(images: Floats) -> Floats:
     return np.stack([rows, columns, np.sqrt(squares - rows**2 - columns**2)], axis=1).astype(np.float32)
 
 
-def _pixel_classes(strokes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def _classify_pixels(strokes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Background that no way leads to from the border, without crossing a stroke, is a hole."""
     framed = np.pad(~strokes, ((0, 0), (1, 1), (1, 1)), constant_values=True)
     outside = np.zeros_like(framed)

@@ -11,10 +11,10 @@ from subfleet.protocol.training import AugmentationSettings
 from subfleet.tasks.batches import sample_random
 
 __all__ = [
-    "augmentation_draws",
-    "augmented",
-    "horizontal_flip",
-    "random_crop",
+    "augment",
+    "crop_randomly",
+    "draw_augmentation",
+    "flip_horizontally",
 ]
 
 Floats = npt.NDArray[np.float32]
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 _ROW, _COLUMN, _FLIP = range(3)
 
 
-def random_crop(images: Floats, draws: Floats, *, padding: int) -> Floats:
+def crop_randomly(images: Floats, draws: Floats, *, padding: int) -> Floats:
     """Cut each image out of itself with a border of zeros, at a place of its own.
 
     Args:
@@ -34,29 +34,32 @@ def random_crop(images: Floats, draws: Floats, *, padding: int) -> Floats:
     result = np.zeros_like(images)
     # One at a time: bordered copies of all would be larger than the batch.
     for image, cut, (down, across) in zip(images, result, (starts - padding).tolist(), strict=True):
-        (to_rows, rows), (to_columns, columns) = _overlap(down, image.shape[1]), _overlap(across, image.shape[2])
+        (to_rows, rows), (to_columns, columns) = (
+            _find_overlap(down, image.shape[1]),
+            _find_overlap(across, image.shape[2]),
+        )
         cut[:, to_rows, to_columns] = image[:, rows, columns]
     return result
 
 
-def _overlap(offset: int, size: int) -> tuple[slice, slice]:
+def _find_overlap(offset: int, size: int) -> tuple[slice, slice]:
     """Where a window that begins at an offset shows what it was cut from, and which part of that it shows."""
     shown = max(size - abs(offset), 0)
     return slice(max(-offset, 0), max(-offset, 0) + shown), slice(max(offset, 0), max(offset, 0) + shown)
 
 
-def horizontal_flip(images: Floats, draws: Floats) -> Floats:
+def flip_horizontally(images: Floats, draws: Floats) -> Floats:
     """Mirror the images, left to right, whose draw (samples,) in [0, 1) is below a half."""
     result: Floats = np.where((draws < 0.5)[:, None, None, None], images[..., ::-1], images)
     return result
 
 
-def augmentation_draws(count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Floats:
+def draw_augmentation(count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Floats:
     """What an epoch draws: a row for each of a client's `count` samples, whatever it is used for."""
     return sample_random(count, 3, seed=seed, round_number=round_number, client_id=client_id, epoch=epoch)
 
 
-def augmented(images: Floats, draws: Floats, settings: AugmentationSettings) -> Floats:
+def augment(images: Floats, draws: Floats, settings: AugmentationSettings) -> Floats:
     """Change a batch of images, which stay as they are.
 
     Args:
@@ -65,5 +68,5 @@ def augmented(images: Floats, draws: Floats, settings: AugmentationSettings) -> 
         settings: whether they are cut, mirrored, or both.
     """
     if settings.crops:
-        images = random_crop(images, draws[:, (_ROW, _COLUMN)], padding=settings.padding)
-    return horizontal_flip(images, draws[:, _FLIP]) if settings.flips else images
+        images = crop_randomly(images, draws[:, (_ROW, _COLUMN)], padding=settings.padding)
+    return flip_horizontally(images, draws[:, _FLIP]) if settings.flips else images

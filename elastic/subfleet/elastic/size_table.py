@@ -14,7 +14,7 @@ from subfleet.elastic.axes import kept_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Columns", "Floats", "SizeTable"]
+__all__ = ["Floats", "SizeColumns", "SizeTable"]
 
 Floats = npt.NDArray[np.float64]
 _Key = tuple[str | None, float, tuple[tuple[str, int], ...], tuple[str, ...], int]
@@ -22,7 +22,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Columns:
+class SizeColumns:
     """What columns of sizes follow from: plain arrays, which read nothing and change nothing.
 
     Attributes:
@@ -113,7 +113,7 @@ class SizeTable:
         within = draw.random((count, len(self._network.parts))) < draw.random((count, 1))
         return self.columns().at(kept, np.float64(within))
 
-    def columns(self) -> Columns:
+    def columns(self) -> SizeColumns:
         """The columns so far, as arrays."""
         axes = {name: place for place, name in enumerate(self._network.axes)}
         places: dict[str | None, int] = {name: place for place, name in enumerate(self._network.parts)}
@@ -122,7 +122,7 @@ class SizeTable:
             for name, power in of_axes:
                 powers[axes[name], column] = power
         least = [(axes[name], column, key[4]) for key, column in self._columns.items() for name in key[3]]
-        return Columns(
+        return SizeColumns(
             numbers=np.array([key[1] for key in self._columns], dtype=np.float64),
             powers=powers,
             blocks=np.array([places.get(key[0], -1) for key in self._columns], dtype=np.int64),
