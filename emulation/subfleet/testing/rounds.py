@@ -32,7 +32,7 @@ from subfleet.protocol.task import TaskSubmodel, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.state import ClientState, Offer, Submodel
+from subfleet.rounds.state import AcceptedUpdate, ClientState, Offer, Submodel
 from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
