@@ -5,11 +5,14 @@ import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from subfleet.cli.commands import app
 from subfleet.cli.failures import exit_code_of
 from subfleet.protocol.errors import ConfigError, MemoryLimitError
 from subfleet.protocol.exit_codes import ExitCode
@@ -17,9 +20,11 @@ from subfleet.protocol.exit_codes import ExitCode
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_cli(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "subfleet.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Runs a command in this process, where what it loads is loaded already, and in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, list(arguments), prog_name="subfleet")
 
 
 def test_errors_carry_their_exit_codes() -> None:
@@ -65,17 +70,17 @@ def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_gives_one_sentence(
-    arguments: tuple[str, ...], code: ExitCode, words: str, tmp_path: Path
+    arguments: tuple[str, ...], code: ExitCode, words: str, run_cli: Callable[..., Result], tmp_path: Path
 ) -> None:
-    done = run_cli(*arguments, folder=tmp_path)
-    assert done.returncode == code, done.stderr
+    done = run_cli(*arguments)
+    assert done.exit_code == code, done.output
     assert words in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    assert "Traceback" not in done.output
     assert not list(tmp_path.iterdir()), "nothing was made before it was refused"
 
 
 @pytest.mark.slow
-def test_a_state_folder_of_an_older_release_is_one_sentence(tmp_path: Path) -> None:
+def test_a_state_folder_of_an_older_release_is_one_sentence(run_cli: Callable[..., Result], tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     numpy.savez(tmp_path / "test.npz", x=numpy.zeros((4, 3), numpy.float32), y=numpy.array([0, 1, 0, 1]))
     (tmp_path / "fleet.toml").write_text(
@@ -87,15 +92,16 @@ def test_a_state_folder_of_an_older_release_is_one_sentence(tmp_path: Path) -> N
     state.mkdir(parents=True)
     with sqlite3.connect(state / "subfleet.sqlite") as connection:
         connection.execute("CREATE TABLE runs (run_id VARCHAR PRIMARY KEY, name VARCHAR NOT NULL UNIQUE)")
-    done = run_cli("serve", "fleet.toml", "--broker", "mqtt://127.0.0.1:1", folder=tmp_path)
-    assert done.returncode == ExitCode.FILE, done.stderr
+    done = run_cli("serve", "fleet.toml", "--broker", "mqtt://127.0.0.1:1")
+    assert done.exit_code == ExitCode.FILE, done.output
     assert "was written by another release" in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    assert "Traceback" not in done.output
 
 
 @pytest.mark.slow
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
-    done = run_cli("--version", folder=tmp_path)
+    command = [sys.executable, "-m", "subfleet.cli.main", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"subfleet {version('subfleet')}\n", "")
 
 
@@ -126,9 +132,9 @@ def test_ctrl_c_while_packages_are_loaded_is_one_sentence(name: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "serve", "preflight", "example", "examples", "data list", "data show"])
-def test_help_shows_an_example(command: str, tmp_path: Path) -> None:
-    done = run_cli(*command.split(), "--help", folder=tmp_path)
-    assert done.returncode == 0
+def test_help_shows_an_example(command: str, run_cli: Callable[..., Result]) -> None:
+    done = run_cli(*command.split(), "--help")
+    assert done.exit_code == 0
     assert f"Example: subfleet {command}" in done.stdout
 
 

@@ -2,15 +2,15 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner, Result
 
+from subfleet.cli.commands import app
 from subfleet.cli.preflight import Verdict, table
+from subfleet.export.cache import CacheFolder
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.submodel import Architecture
 
@@ -49,26 +49,24 @@ choice = "declared"
 """
 
 
-def preflight(folder: Path, config: str, *options: str) -> subprocess.CompletedProcess[str]:
+def preflight(folder: Path, config: str, cache: Path) -> Result:
     path = folder / "run.toml"
     path.write_text(config, encoding="utf-8")
-    environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-m", "subfleet.cli.main", "preflight", str(path), *options]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return CliRunner().invoke(app, ["preflight", str(path), "--json"], env={"SUBFLEET_CACHE": str(cache)})
 
 
-def test_networks_that_devices_bring_are_exported_in_place_of_the_model(tmp_path: Path) -> None:
+def test_networks_that_devices_bring_are_exported_in_place_of_the_model(cache: CacheFolder, tmp_path: Path) -> None:
     model, _, _ = CONFIG.partition("[method]")
-    done = preflight(tmp_path, model + BROUGHT, "--json")
-    assert done.returncode == 0, done.stderr
+    done = preflight(tmp_path, model + BROUGHT, cache.path)
+    assert done.exit_code == 0, done.output
     verdicts = json.loads(done.stdout)
     assert [verdict["submodel"].rsplit(" ", 1)[0] for verdict in verdicts] == ["union1 mlp d1", "union1 mlp d2"]
     assert all(verdict["planned_peak_bytes"] > 0 for verdict in verdicts)
 
 
 def test_every_submodel_is_exported_and_told(tmp_path: Path) -> None:
-    done = preflight(tmp_path, CONFIG, "--json")
-    assert done.returncode == 0, done.stderr
+    done = preflight(tmp_path, CONFIG, tmp_path / "cache")
+    assert done.exit_code == 0, done.output
     verdicts = json.loads(done.stdout)
     assert [verdict["submodel"] for verdict in verdicts] == ["w1 d1", "w1 d2"]
     assert done.stderr.splitlines() == [
@@ -86,11 +84,11 @@ def test_every_submodel_is_exported_and_told(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").glob("*.program"))) == 2
 
 
-def test_what_cannot_be_written_is_one_sentence_and_an_exit_code(tmp_path: Path) -> None:
-    done = preflight(tmp_path, CONFIG.replace("onnx", "abacus"))
-    assert done.returncode == ExitCode.EXPORT
+def test_what_cannot_be_written_is_one_sentence_and_an_exit_code(cache: CacheFolder, tmp_path: Path) -> None:
+    done = preflight(tmp_path, CONFIG.replace("onnx", "abacus"), cache.path)
+    assert done.exit_code == ExitCode.EXPORT
     assert "'abacus'" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.output
 
 
 def test_a_name_is_no_markup_in_the_table() -> None:

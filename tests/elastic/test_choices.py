@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -43,12 +44,13 @@ SUPERNETS: tuple[Family, ...] = (
     replace(CNN, norm="none", operators=(("conv3", "identity"), ("dsconv1_double",), ("mbconv1_double", "mbconv3"))),
     RNN,
 )
-NETWORKS = tuple(network_of(config) for config in SUPERNETS)
+supernet = cache(network_of)
+"""Each network is declared once."""
 
 
 @st.composite
 def paths(draw: st.DrawFn) -> tuple[Network, Architecture]:
-    network = draw(st.sampled_from(NETWORKS))
+    network = supernet(draw(st.sampled_from(SUPERNETS)))
     return network, path_architecture(
         network, [draw(st.sampled_from(one.operators)) for one in network.choices.values()]
     )
@@ -56,7 +58,7 @@ def paths(draw: st.DrawFn) -> tuple[Network, Architecture]:
 
 @st.composite
 def subspaces(draw: st.DrawFn) -> tuple[Network, Architecture]:
-    network = draw(st.sampled_from(NETWORKS))
+    network = supernet(draw(st.sampled_from(SUPERNETS)))
     kept = [
         (name, tuple(one for one in choice.operators if one in own))
         for name, choice in network.choices.items()
@@ -186,8 +188,9 @@ def test_a_subspace_has_the_tensors_of_its_operators_and_always_those_of_no_choi
     assert cost.weight_bytes == 4 * network.parameter_count(architecture)
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: f"{one.config.TYPE} {one.config.norm}")
-def test_every_operator_has_tensors_and_norms_of_its_own(network: Network) -> None:
+@pytest.mark.parametrize("config", SUPERNETS, ids=lambda config: f"{config.TYPE} {config.norm}")
+def test_every_operator_has_tensors_and_norms_of_its_own(config: Family) -> None:
+    network = supernet(config)
     for name, choice in network.choices.items():
         for operator, part in zip(choice.operators, choice.parts, strict=True):
             own = {tensor for tensor, decl in network.tensors.items() if decl.part == part}
@@ -204,12 +207,12 @@ def test_every_operator_has_tensors_and_norms_of_its_own(network: Network) -> No
 )
 def test_what_is_no_path_is_refused(operators: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        path_architecture(NETWORKS[0], operators)
+        path_architecture(supernet(CNN), operators)
 
 
 def test_only_a_path_of_a_supernet_is_realised() -> None:
     with pytest.raises(ConfigError, match="but a path has one of each choice"):
-        specialise_family(NETWORKS[0], NETWORKS[0].full_architecture())
+        specialise_family(supernet(CNN), supernet(CNN).full_architecture())
     plain = network_of(Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,)))
     with pytest.raises(ConfigError, match="family 'mlp' has no operators to choose from"):
         specialise_family(plain, plain.full_architecture())
@@ -233,4 +236,4 @@ def test_settings_of_no_supernet_are_refused(changes: dict[str, object], words: 
 def test_a_block_that_changes_the_width_is_no_identity() -> None:
     with pytest.raises(ConfigError, match="changes the width from 4 to 6, but is the identity"):
         network_of(replace(RNN, operators=(("lstm",), ("lstm",), ("identity",))))
-    assert "identity" not in NETWORKS[3].choices["section1.block0"].operators
+    assert "identity" not in supernet(RNN).choices["section1.block0"].operators

@@ -6,19 +6,16 @@ from elastic.elastic_cases import (
     CONFIGS,
     CONVOLUTIONAL,
     networks_and_architectures,
-    random_change,
     random_state,
     relaxed,
 )
 from hypothesis import given
-from hypothesis import strategies as st
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
-from subfleet.testing.submodels import find_held_elements, have_same_bits
 
 pytestmark = pytest.mark.slow
 
@@ -32,24 +29,6 @@ def scattered(network: Network, architecture: Architecture, local: dict[str, tor
 
 def inputs_of(network: Network) -> torch.Tensor:
     return torch.randn(3, *network.config.input_shape, generator=torch.Generator().manual_seed(5))
-
-
-@relaxed
-@given(case=networks_and_architectures(), seed=st.integers(0, 2**31))
-def test_extract_after_scatter_is_the_identity(case: tuple[Network, Architecture], seed: int) -> None:
-    network, architecture = case
-    local = random_change(network, architecture, seed)
-    assert have_same_bits(extract(network, architecture, scattered(network, architecture, local)), local)
-
-
-@relaxed
-@given(case=networks_and_architectures())
-def test_a_map_reaches_the_elements_whose_indices_are_all_kept_and_no_other(case: tuple[Network, Architecture]) -> None:
-    network, architecture = case
-    ones = {name: torch.ones(shape) for name, shape in network.shapes(architecture).items()}
-    held = find_held_elements(network, architecture)
-    for name, full in scattered(network, architecture, ones).items():
-        assert torch.equal(full, held[name].float()), name
 
 
 @relaxed

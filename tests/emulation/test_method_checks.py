@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from matrices import mostly_long
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator
@@ -16,7 +17,7 @@ from subfleet.emulation.batch.run import BatchResult
 from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.link.traffic import Traffic
-from subfleet.methods import METHODS
+from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import AggregationContext, as_aggregated
 from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
 from subfleet.methods.fedavg import FedAvg
@@ -45,10 +46,22 @@ def _with_steps(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr(HeteroFL, "roles", roles)
 
 
-def test_methods_that_work_are_ok(exports: LazyExports) -> None:
-    assert verdict_of(METHOD, exports) == "ok"
-    every = ("averaged", "bank", "recalibrated", "calibrated")
-    assert list(check_methods(exports, {"fedavg": FedAvg})) == [("fedavg", norms, "ok") for norms in every]
+NORMS = ("averaged", "bank", "recalibrated", "calibrated")
+
+
+def test_a_method_is_checked_with_every_policy_of_norms(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
+    def verdict(method: AnyMethod, _: LazyExports, norms: NormPolicy) -> str:
+        return f"{method.TYPE} with {norms}"
+
+    monkeypatch.setattr(method_checks, "verdict_of", verdict)
+    found = list(check_methods(exports, {"fedavg": FedAvg}))
+    assert found == [("fedavg", norms, f"fedavg with {norms}") for norms in NORMS]
+
+
+@pytest.mark.parametrize("norms", mostly_long(NORMS, "averaged", "calibrated"))
+def test_a_method_that_works_is_ok(norms: NormPolicy, exports: LazyExports) -> None:
+    """With two of the others, what is wrong is sought below."""
+    assert verdict_of(FedAvg(), exports, norms) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +129,7 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
     assert verdict_of(METHOD, exports) == "tensor 'stem.weight' moved where nobody trained it"
 
 
-@pytest.mark.parametrize("norms", ["averaged", "recalibrated"])
+@pytest.mark.parametrize("norms", mostly_long(["averaged", "recalibrated"], "averaged"))
 def test_a_loss_that_does_not_fall_is_seen(
     norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:

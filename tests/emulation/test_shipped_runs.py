@@ -67,6 +67,7 @@ def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: L
 SHORT = ("rounds=2", "deploy_targets=[]")
 
 
+@pytest.mark.long  # a smaller one is in `test_hosts`
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_the_same_file_gives_the_same_choices_and_bits_in_one_process_in_many_and_with_a_testbed(

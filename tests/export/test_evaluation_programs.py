@@ -179,7 +179,7 @@ def test_ids_depend_on_what_changes_the_program_alone() -> None:
     assert len({plain.program_id, *(other.program_id for other in others)}) == 5
     with pytest.raises(ValueError, match="batch_size is 0"):
         replace(plain, batch_size=0)
-    with pytest.raises(ValueError, match=r"has terms of training; use objective\.plain"):
+    with pytest.raises(ValueError, match=r"has training terms; use objective\.plain"):
         replace(plain, objective=ObjectiveSettings(proximal=True))
 
 

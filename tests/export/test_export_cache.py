@@ -85,7 +85,7 @@ def test_a_wrong_limit_or_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="limit_bytes is 0"):
         CacheFolder(path=tmp_path, limit_bytes=0)
     (tmp_path / "file").touch()
-    with pytest.raises(FileError, match="cannot be made"):
+    with pytest.raises(FileError, match="cannot be created"):
         ExportCache(CacheFolder(path=tmp_path / "file"))
 
 

@@ -107,7 +107,7 @@ def test_a_network_whose_blocks_are_numbered_otherwise_has_another_program() -> 
 
 
 def test_batches_in_one_part_are_those_whose_gradients_are_summed() -> None:
-    with pytest.raises(ValueError, match="set accumulate, too"):
+    with pytest.raises(ValueError, match="set accumulate too"):
         dataclasses.replace(train_request("onnx"), one_part=True)
 
 

@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "data of a constant": (lambda: Keeping(_buffer(ZEROS, persistent=False), _set_data), "its tensor 'mean'"),
     "in place by data": (lambda: Keeping(_buffer(ZEROS, persistent=False), _set_through_data), "its tensor 'mean'"),
     "data of a buffer": (lambda: Keeping(_buffer(ZEROS), _set_data), r"sets \.data of its 'mean'.*copy_"),
-    "a deleted buffer": (lambda: Keeping(_buffer(ZEROS), _delete), "takes its 'mean' away.*without del"),
+    "a deleted buffer": (lambda: Keeping(_buffer(ZEROS), _delete), "deletes its 'mean' while.*without del"),
     "a buffer of two": (lambda: Keeping(_share_buffer, _untie), "buffer 'head.mean'.*was 'body.mean' too"),
     "a parameter": (
         lambda: Keeping(lambda net: net.register_parameter("mean", nn.Parameter(ZEROS.clone())), _replace_parameter),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,8 +140,10 @@ def step_of(name: str, *, batch_size: int = BATCH, recompute: bool = False, accu
     )
 
 
-def written(step: Step, target: str) -> Program:
-    return write_training_program(step, target=target, program_id="memory")
+@cache
+def written(name: str, target: str, **options: Any) -> Program:
+    """Several tests look at the same programs."""
+    return write_training_program(step_of(name, **options), target=target, program_id="memory")
 
 
 def measured_bytes(program: Program, folder: Path) -> int:
@@ -178,12 +181,13 @@ def measured_bytes(program: Program, folder: Path) -> int:
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 @pytest.mark.parametrize("name", MODULES)
 def test_a_fresh_process_takes_what_was_planned(name: str, target: str, tmp_path: Path) -> None:
-    program = written(step_of(name), target)
+    program = written(name, target)
     measured = measured_bytes(program, tmp_path)
     assert LOWEST <= planned_here(program) / measured <= HIGHEST, program.manifest.memory
 
 
-@pytest.mark.parametrize("name", mostly_long(EAGER, "operators"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", EAGER)
 def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tmp_path: Path) -> None:
     """Many operators, and many convolutions, of few numbers each."""
     config, share, objective = EAGER[name]
@@ -216,9 +220,9 @@ def test_an_evaluation_takes_what_was_planned(name: str, target: str, tmp_path: 
 def test_a_process_without_the_native_binding_takes_what_was_planned_without_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = written(step_of(name), "executorch").manifest
+    native = written(name, "executorch").manifest
     hide_binding(tmp_path, monkeypatch)
-    program = written(step_of(name), "executorch")
+    program = write_training_program(step_of(name), target="executorch", program_id="memory")
     # Structures and workspaces are counted in the heap, of which each runtime takes some kilobytes of its own.
     assert abs(program.manifest.planned_peak_bytes - native.planned_peak_bytes) <= COUNTING_BYTES
     measured = measured_bytes(program, tmp_path)
@@ -226,7 +230,7 @@ def test_a_process_without_the_native_binding_takes_what_was_planned_without_it(
 
 
 def test_recomputed_activations_take_less(tmp_path: Path) -> None:
-    plain, frugal = (written(step_of("convolutional", recompute=again), "onnx") for again in (False, True))
+    plain, frugal = (written("convolutional", "onnx"), written("convolutional", "onnx", recompute=True))
     assert frugal.manifest.memory.activation_bytes < 0.75 * plain.manifest.memory.activation_bytes
     measured = [measured_bytes(program, tmp_path) for program in (plain, frugal)]
     assert measured[1] < measured[0]
@@ -235,8 +239,8 @@ def test_recomputed_activations_take_less(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_a_batch_in_parts_takes_less(target: str) -> None:
-    whole = written(step_of("convolutional"), target).manifest.memory
-    parts = written(step_of("convolutional", batch_size=BATCH // 4, accumulate=True), target).manifest.memory
+    whole = written("convolutional", target).manifest.memory
+    parts = written("convolutional", target, batch_size=BATCH // 4, accumulate=True).manifest.memory
     assert parts.activation_bytes < 0.4 * whole.activation_bytes
     assert parts.optimiser_bytes == 2 * whole.optimiser_bytes  # the summed gradients
     assert parts.peak_bytes < whole.peak_bytes

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from matrices import mostly_long
 from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, network_of
@@ -60,16 +61,24 @@ def request_for(model: Family, target: str, mode: str, samples: QuantisationSamp
     )
 
 
+QUANTISED = [
+    ("mlp", "onnx", "dynamic"),
+    ("mlp", "onnx", "static"),
+    ("mlp", "executorch", "dynamic"),
+    ("resnet", "onnx", "dynamic"),
+    ("resnet", "onnx", "static"),
+    ("resnet", "executorch", "static"),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "target", "mode"),
-    [
+    mostly_long(
+        QUANTISED,
         ("mlp", "onnx", "dynamic"),
-        ("mlp", "onnx", "static"),
-        ("mlp", "executorch", "dynamic"),
-        ("resnet", "onnx", "dynamic"),
         ("resnet", "onnx", "static"),
         ("resnet", "executorch", "static"),
-    ],
+    ),
 )
 def test_a_quantised_model_is_smaller_and_nearly_as_good(name: str, target: str, mode: str) -> None:
     model, state, samples = trained(name)

@@ -179,7 +179,7 @@ def test_outputs_that_do_not_fit_are_named() -> None:
         step_of_module(language_model(), (), sample=TOKENS)
     with pytest.raises(ExportError, match=r"of the shape \(4, 3\), but objective 'next_token' needs logits"):
         step_of_module(classifier(), (4,), objective=ObjectiveSettings(name="next_token"))
-    with pytest.raises(ExportError, match=r"of the shapes \(\(6, 4\),\).*the first size being the batch's 4"):
+    with pytest.raises(ExportError, match=r"of the shapes \(\(6, 4\),\).*with the first size the batch's 4"):
         step_of_module(
             nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (6, 4))),
             (6,),

@@ -11,7 +11,7 @@ from subfleet.protocol.training import ObjectiveSettings
 
 
 def test_state_of_another_type_is_refused() -> None:
-    with pytest.raises(ExportError, match=r"tensor 'weight' is torch\.float64.*torch\.float32 alone; convert it"):
+    with pytest.raises(ExportError, match=r"tensor 'weight' is torch\.float64.*only holds torch\.float32; convert it"):
         step_of_module(nn.Linear(2, 2).double(), (2,))
     precise = nn.Linear(2, 2)
     precise.register_buffer("table", torch.zeros((), dtype=torch.float64))
@@ -94,7 +94,7 @@ def test_outputs_must_be_tensors() -> None:
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name of it
             return {"logits": super().forward(input)}  # type: ignore[return-value] # what is tested
 
-    with pytest.raises(ExportError, match="the network gives dict, but must give a tensor of logits"):
+    with pytest.raises(ExportError, match="the network returns dict, but must return a tensor of logits"):
         step_of_module(Named(2, 2), (2,))
 
 
@@ -107,12 +107,12 @@ def test_a_sample_must_be_possible(settings: dict[str, object]) -> None:
 def test_a_network_without_anything_to_train_is_refused() -> None:
     for module in (nn.Linear(2, 3).requires_grad_(requires_grad=False), nn.Flatten()):
         step = step_of_module(module, (2,))
-        with pytest.raises(ExportError, match="the loss depends on no parameter that is to be trained; give"):
+        with pytest.raises(ExportError, match="the loss depends on no trainable parameter; give"):
             run(step, example(step))
 
 
 def test_one_class_and_no_sample_are_refused() -> None:
-    with pytest.raises(ExportError, match=r"of the shape \(4, 1\), but one class alone is always right; give it 2"):
+    with pytest.raises(ExportError, match=r"of the shape \(4, 1\), but a single class is always correct; give it 2"):
         step_of_module(nn.Linear(2, 1), (2,))
     binary = step_of_module(nn.Linear(2, 1), (2,), objective=ObjectiveSettings(name="binary_cross_entropy"))
     assert float(run(binary, example(binary))["loss"]) > 0

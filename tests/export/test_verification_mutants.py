@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -10,6 +11,7 @@ from elastic.elastic_cases import CONVOLUTIONAL, DENSE, MLP, RESNET, objective_o
 from elastic.path_cases import CNN_PATH, POOLED_PATH, RNN_PATH
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
 from export.mutants import MUTATIONS, Again, Gradients, Mutation, Trained, gradients_of, swapped
+from matrices import mostly_long
 from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, network_of
@@ -137,11 +139,14 @@ def test_every_family_is_among_them() -> None:
 
 
 CASES = [(name, "momentum") for name in (*CONFIGS, "U-Net")]
-CASES += [("preact_resnet", "decayed"), ("ds_cnn", "adam"), ("vit", "adamw"), ("vgg", "plain")]
-CASES += [("mobilenet_v2", "accumulated")]
+QUICK = [("preact_resnet", "decayed"), ("ds_cnn", "adam"), ("vit", "adamw"), ("vgg", "plain")]
+QUICK += [("mobilenet_v2", "accumulated")]
+CASES += QUICK
+QUICK += [(name, "momentum") for name in ("bert_classifier", "choice_rnn", "fcn", "lstm", "mobilenet_v3", "U-Net")]
+"""Every optimiser, and between them every kind of layer that a family has."""
 
 
-@pytest.mark.parametrize(("name", "optimiser"), CASES)
+@pytest.mark.parametrize(("name", "optimiser"), mostly_long(CASES, *QUICK))
 def test_every_wrong_gradient_is_caught(name: str, optimiser: str) -> None:
     step = step_of(name, optimiser)
     trained, known = Trained(step), trials(step)
@@ -195,8 +200,15 @@ def is_caught(trained: Trained, known: list[Trial], mutation: Mutation) -> bool:
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("target", TARGET_NAMES)
-@pytest.mark.parametrize("kind", [*MUTATIONS, "swapped"])
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    mostly_long(
+        product((*MUTATIONS, "swapped"), TARGET_NAMES),
+        ("scaled", "onnx"),
+        ("zeroed", "onnx"),
+        ("swapped", "executorch"),
+    ),
+)
 def test_a_program_with_a_wrong_gradient_is_not_written(target: str, kind: str) -> None:
     """The same in the written program itself."""
     step = step_of("bert_classifier", "momentum")

@@ -181,6 +181,8 @@ def test_every_host_tells_the_same_in_its_summary(place: Path, told: Mapping[Hos
     assert chosen[0] == chosen[1] == chosen[2]
     assert len({summary["accuracy"] for summary in summaries}) == 1
     assert len({json.dumps(summary["figures"]["tiers"]) for summary in summaries}) == 1
+    folders = (*(place / kind for kind in told), served)
+    assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
 
 
 def _names(value: Any, above: str = "") -> set[str]:

@@ -1,6 +1,8 @@
 """Real processes of every method's run, killed without warning: the run ends with the bits of one that nobody killed.
 
-Three methods in `make test`, the quickstart among them; all of them in `make test-long`.
+In `make test` the quickstart is killed (see `test_quickstart`), and servers without processes of their own: with every
+method in `test_coordinator_random`, and as worlds whose server is killed, such as of a search in
+`test_requested_estimates`.
 """
 
 import json
@@ -25,10 +27,8 @@ from subfleet.methods import METHODS
 from subfleet.settings.kept import replayed_run
 from subfleet.settings.reading import read_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
 
-OFTEN = ("dynamic_selection", "fedfa")
-"""Beside HeteroFL, which `test_quickstart` kills: a search that is taken up, and grafted models."""
 CHOOSING = ("oort", "power_of_choice", "pyramidfl")
 """Those that choose who takes part, of whom one sits out in each round."""
 ROUNDS = {"fedoras": 4, "fedtrans": 8}
@@ -111,9 +111,7 @@ class Command:
         return self._process.returncode, output
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.long) for name in sorted(METHODS)]
-)
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
     name: str, cache: CacheFolder, tmp_path: Path
 ) -> None:
@@ -192,7 +190,6 @@ def _found(folder: Path) -> list[list[tuple[Any, ...]]]:
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["evaluations"]]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("scoring", ["server", "devices"])
 def test_a_run_that_is_killed_in_its_search_and_in_fine_tuning_ends_with_the_same_networks_and_bits(
     scoring: str, cache: CacheFolder, tmp_path: Path
@@ -233,7 +230,7 @@ def test_a_run_that_is_killed_in_its_search_and_in_fine_tuning_ends_with_the_sam
         assert (runs / "fedoras" / name).read_bytes() == (calm / name).read_bytes()
 
 
-@pytest.mark.parametrize("host", ["batch", pytest.param("processes", marks=pytest.mark.long)])
+@pytest.mark.parametrize("host", ["batch", "processes"])
 def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(host: str, cache: CacheFolder, tmp_path: Path) -> None:
     """A batch begins that run anew, as it keeps nothing; with client processes it is taken up where it was."""
     path, runs = tmp_path / "run.toml", tmp_path / "runs"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from subfleet.export.cache import CacheFolder
 from subfleet.link.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -30,12 +31,12 @@ LIMIT_S = 240
 class Fresh:
     """An environment that has what the tests run with, our wheel and the plug-in's, and nothing of this checkout."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, programs: Path) -> None:
         self.folder = folder
         self.bin = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
         # No path of the tests' own: else it would be this checkout that answers.
         self.variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self.variables |= {"SUBFLEET_CACHE": str(folder / "programs"), "XDG_CACHE_HOME": str(folder / "cache")}
+        self.variables |= {"SUBFLEET_CACHE": str(programs), "XDG_CACHE_HOME": str(folder / "cache")}
 
     def run(self, command: str, *arguments: str, cwd: Path | None = None) -> str:
         done = subprocess.run(
@@ -66,10 +67,10 @@ def _wheel(source: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
+def fresh(tmp_path_factory: pytest.TempPathFactory, cache: CacheFolder) -> Fresh:
     pytest.importorskip("hatchling")
     pytest.importorskip("pip")
-    found = Fresh(tmp_path_factory.mktemp("fresh"))
+    found = Fresh(tmp_path_factory.mktemp("fresh"), cache.path)
     wheels = [_wheel(ROOT, found.folder / "ours"), _wheel(PLUGIN, found.folder / "theirs")]
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(found.folder / "env")], check=True, timeout=120)
     # By the environment's own Python, which sees nothing else yet: no other install is touched.
@@ -102,6 +103,7 @@ def test_what_it_brings_is_listed_with_ours(fresh: Fresh) -> None:
     assert (shown["train"]["samples"], shown["test"]["samples"]) == (400, 100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["batch", pytest.param("processes", marks=pytest.mark.broker)])
 def test_its_run_ends_on_every_host(fresh: Fresh, host: str) -> None:
     file, runs = str(PLUGIN / "run.toml"), str(fresh.folder / host)

@@ -20,8 +20,15 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.broker,
     pytest.mark.export,
-    pytest.mark.skipif(bool(cannot_seal()), reason=cannot_seal() or "-"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def sealed_network() -> None:
+    """Skips where no network can be made that leads nowhere."""
+    if reason := cannot_seal():
+        pytest.skip(reason)
+
 
 RUN = """
 name = "tiny"

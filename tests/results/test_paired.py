@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 
 from subfleet.reporting.paired import paired_difference
 
-stats: Any = pytest.importorskip("scipy.stats")
-
 FIGURES = st.lists(
     st.tuples(st.floats(-1, 1, allow_subnormal=False), st.floats(-1, 1, allow_subnormal=False)), min_size=2, max_size=12
 )
 
 
+@pytest.fixture(scope="module")
+def stats() -> Any:
+    """SciPy's statistics, which take a second to load."""
+    return pytest.importorskip("scipy.stats")
+
+
 @pytest.mark.slow
 @given(pairs=FIGURES)
-def test_the_interval_is_students(pairs: list[tuple[float, float]]) -> None:
+def test_the_interval_is_students(stats: Any, pairs: list[tuple[float, float]]) -> None:
     ours, theirs = [one for one, _ in pairs], [other for _, other in pairs]
     found = paired_difference(ours, theirs)
     differences = [one - other for one, other in pairs]
@@ -40,7 +44,7 @@ def test_the_other_way_round_is_its_mirror_image(pairs: list[tuple[float, float]
 
 
 @pytest.mark.parametrize("count", [2, 3, 31, 35, 41, 60, 90, 121, 200])
-def test_the_table_is_never_below_the_exact_point(count: int) -> None:
+def test_the_table_is_never_below_the_exact_point(stats: Any, count: int) -> None:
     ours = [float(place % 2) for place in range(count)]
     found = paired_difference(ours, [0.0] * count)
     exact = float(stats.t.ppf(0.975, count - 1))

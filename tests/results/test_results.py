@@ -15,7 +15,6 @@ from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunR
 from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
-from subfleet.reporting import plots
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
 from subfleet.reporting.personalised_models import kept_models, tried
 from subfleet.reporting.results import summary as summary_of
@@ -221,7 +220,7 @@ def test_a_report_that_cannot_be_drawn_loses_nothing(tmp_path: Path, monkeypatch
     def broken(rounds: object) -> str:
         raise ZeroDivisionError("<no font>")
 
-    monkeypatch.setattr(plots, "memory_plot", broken)
+    monkeypatch.setattr("subfleet.reporting.plots.memory_plot", broken)
     page = write_results(tmp_path, name="a<b", result=RESULT).read_text(encoding="utf-8")
     assert "The report cannot be made (ZeroDivisionError: &lt;no font&gt;)" in page
     assert "a&lt;b" in page

@@ -1,6 +1,7 @@
 """What people read of a run's networks and of what it took."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,6 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.lineage import Copied, Lineage, Replicated
 from subfleet.journal.costs import RunCosts, Timing
 from subfleet.journal.networks import NetworkRecord
-from subfleet.reporting.family_tree import family_tree
 from subfleet.reporting.telling import amount, costs_text, network_lines, times_text
 
 CONFIG = Mlp(input_shape=(6,), class_count=3, widths=(8,), depths=(1,), group_size=4)
@@ -50,14 +50,16 @@ def test_of_one_network_there_is_no_tree() -> None:
     assert list(network_lines((FIRST,))) == list(network_lines(())) == []
 
 
-def comments(svg: str) -> list[str]:
+def texts_of_tree(networks: Sequence[NetworkRecord], rounds: int) -> list[str]:
     """The texts of a drawing, which matplotlib writes down beside their outlines."""
-    return re.findall(r"<!-- (.*?) -->", svg)
+    from subfleet.reporting.family_tree import family_tree  # matplotlib takes a second to load
+
+    return re.findall(r"<!-- (.*?) -->", family_tree(networks, rounds))
 
 
 @pytest.mark.slow
 def test_the_picture_names_every_network_that_was_in_use_and_every_change() -> None:
-    texts = comments(family_tree((CONFIGURED, FIRST, WIDER, DEEPER), 6))
+    texts = texts_of_tree((CONFIGURED, FIRST, WIDER, DEEPER), 6)
     assert [one for one in texts if one in ("m0", "m1", "m2", "the first")] == ["m0", "m1", "m2"]
     assert {"s0 and s1 wider", "s0 wider", "s1 deeper"} <= {*texts}
     assert sum("1.25 M MACs, 1.5 k parameters" in one for one in texts) == 3
@@ -67,9 +69,9 @@ def test_the_picture_names_every_network_that_was_in_use_and_every_change() -> N
 @pytest.mark.slow
 def test_a_network_in_which_nothing_was_changed_is_told_by_its_map_and_many_cells_by_their_number() -> None:
     copied = replace(WIDER, wider=(), lineage=replace(WIDER.lineage, map=Copied()))
-    assert "copied" in comments(family_tree((FIRST, copied), 6))
+    assert "copied" in texts_of_tree((FIRST, copied), 6)
     many = replace(WIDER, wider=tuple(f"section{number}.block0" for number in range(9)))
-    assert "9 cells wider" in comments(family_tree((FIRST, many), 6))
+    assert "9 cells wider" in texts_of_tree((FIRST, many), 6)
 
 
 def test_what_it_took_in_sentences() -> None:

@@ -21,8 +21,9 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import Growth
 from subfleet.methods.sattler import Clustering, SattlerMemory, Split
 from subfleet.methods.tier_search import TierSearch
+from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.exhaustive import never
-from subfleet.protocol.messages import Evaluated, Task, Update
+from subfleet.protocol.messages import Evaluated, Scores, Task, Update
 from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json
@@ -184,6 +185,19 @@ def found_of(task: Task, samples: int) -> Evaluated:
         seconds=1.0,
         message_id=f"evaluated.{task.task_id}.{samples}",
         scores=tuple(PathScore(loss=1.0, accuracy=1 / place) for place, _ in enumerate(paths, start=1)),
+    )
+
+
+def scores_of(task: Task, scores: tuple[CandidateScore, ...] = ()) -> Scores:
+    """What a device says of a score task: these scores, or one for each program, the last one the best."""
+    found = scores or tuple(CandidateScore(score=float(place)) for place in range(len(task.programs)))
+    return Scores(
+        task_id=task.task_id,
+        run_id=task.run_id,
+        round=task.round,
+        client_id=task.client_id,
+        scores=found,
+        seconds=0.0,
     )
 
 

@@ -3,13 +3,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from server.methods.method_cases import OF_ONE_NETWORK, QUICK
+from server.methods.method_cases import QUICK
 from server.server_rig import config, search_of
 
-from subfleet.elastic.maps import nested_maps
-from subfleet.methods import Method
 from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize, largest_fitting
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.rounds.context import RunContext
@@ -197,41 +195,9 @@ def context_of_method(name: str) -> RunContext:
     return context_of(config(method=QUICK[name]), "run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
-@settings(max_examples=25, deadline=None)
-@given(budgets)
-def test_no_method_gives_more_than_any_part_of_the_budget(name: str, budget: Budget) -> None:
-    context = context_of_method(name)
-    found = context.roles.assigner.assign(ask(context, budget))
-    assert found.candidate is None or within(found.candidate, budget)
-    assert found.wanted is None or within(context.estimate(found.wanted.program.size), budget)
-
-
 def test_an_estimate_passes_over_no_submodel_whose_activations_are_computed_twice() -> None:
     frugal = config(rates=(0.5, 1.0), training=replace(SETTINGS.training, recompute=True))
     for whole, half in zip(CANDIDATES, context_of(frugal, "run").candidates, strict=True):
         overhead_bytes = frugal.memory_overhead_bytes.get("onnx", 0)
         assert half.training_memory_bytes["onnx"] == 2 * whole.weight_bytes + overhead_bytes
         assert half.training_memory_bytes["onnx"] < whole.training_memory_bytes["onnx"]
-
-
-@pytest.mark.parametrize("kind", OF_ONE_NETWORK.values(), ids=OF_ONE_NETWORK.keys())
-def test_every_method_keeps_the_contract(kind: type[Method]) -> None:
-    context = context_of(config(method=kind()), "run")
-    for one in context.candidates:
-        context.network.check(one.architecture)
-        assert context.network.size_of(one.architecture) == one.architecture
-    assign = context.roles.assigner.assign
-    draw = Draw(seed=0, round=1, client_id="ada", memory=context.roles.memory.initial)
-    nothing, plenty = Budget(memory_bytes=0), Budget(memory_bytes=2**40)
-    assert assign(ask(context, nothing)).candidate is None
-    given = assign(ask(context, plenty)).candidate
-    assert given is not None
-    assert assign(ask(context, plenty)) == assign(ask(context, plenty))
-    assert assign(ask(context, plenty, below=context.candidates[0])).candidate is None
-    placed = context.roles.assigner.place(context.network, given.architecture, draw)
-    assert context.network.size_of(placed).architecture_id == given.architecture.architecture_id
-    student = context.roles.training.student(context.network, given.architecture, draw)
-    assert student is None or nested_maps(context.network, given.architecture, student)
-    assert kind.INFO.title

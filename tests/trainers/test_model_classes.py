@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from matrices import crossed
 from PIL import Image
 
 from subfleet.edge_client.commands import run
@@ -139,8 +140,7 @@ def test_a_model_without_names_answers_numbers(tmp_path: Path, trainer: Trainer)
         trainer.predict(tmp_path / f"model{trainer.suffix}", str(data))
 
 
-@pytest.mark.parametrize("target", ["onnx", "executorch"])
-@pytest.mark.parametrize("mode", ["dynamic", "static"])
+@pytest.mark.parametrize(("mode", "target"), crossed(["dynamic", "static"], ["onnx", "executorch"], "dynamic"))
 def test_models_in_8_bit_integers_carry_names_too(
     tmp_path: Path, target: str, mode: Literal["dynamic", "static"]
 ) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from subfleet.elastic.families.blueprint import declare, module_of
+from subfleet.elastic.families.blueprint import declare, module_of, without_weights
 from subfleet.elastic.network import Family, LocalShapes, Network, Role, TensorDecl
 from subfleet.protocol.submodel import Architecture
 
@@ -63,7 +63,7 @@ def sized_module(config: Family, local: LocalShapes) -> nn.Module:
         config: of the network.
         local: sizes of its axes and shapes of its tensors; a block without tensors is left out.
     """
-    with torch.device("meta"):
+    with without_weights():
         return module_of(config.blueprint(), local)
 
 

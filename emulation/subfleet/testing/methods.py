@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from subfleet.arrays.codecs import encode_changes
+from subfleet.elastic.maps import nested_maps
 from subfleet.elastic.model_state import pack_state, unpack_state
-from subfleet.elastic.network import BUFFER_ROLES, Family, Network
+from subfleet.elastic.network import Family, Network
 from subfleet.elastic.teaching import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant, as_aggregated
-from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
+from subfleet.methods.assigner import Draw
 from subfleet.methods.describing import MethodInfo, Setting
 from subfleet.methods.local_training import Trainee
 from subfleet.methods.roles import ClosedRound
@@ -25,8 +25,7 @@ from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
-from subfleet.search.candidates import Candidate
-from subfleet.search.queue import ProgramFacts
+from subfleet.testing.assignments import assert_estimate_fits, assert_fits, draw_budget, draw_question
 from subfleet.testing.outside_evaluation import draw_samples, evaluate_outside, examine
 from subfleet.testing.rounds import (
     MODEL,
@@ -228,30 +227,33 @@ class MethodContract:
             assert found == size.architecture_id, f"{size.name!r} has another size where it is placed"
             student = context.roles.training.student(context.network, size, draw)
             if student is not None:
-                context.network.check(student)
+                assert nested_maps(context.network, size, student), f"the student of {size.name!r} is not part of it"
                 fewer = context.network.parameter_count(student) < context.network.parameter_count(size)
                 assert fewer, f"the student of {size.name!r} is not smaller"
 
     def test_sizes_fit_the_budget(self) -> None:
-        """Memory, both directions of the link, and whatever else `Ask.allows` knows."""
+        """Memory, disk, compute and both directions of the link; the largest budget always gets a size."""
         context = make_context(self.method, self.model)
         generator = random.Random(SEED)  # noqa: S311 - tries choices, keeps no secret
         needs = sorted({one.training_memory_bytes["onnx"] for one in context.candidates})
-        least = _draw_question(
-            context, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0)
-        )
+        least = draw_question(context, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
         assert context.roles.assigner.assign(replace(least, written={})).candidate is None, (
             "a size was given for no budget"
         )
-        given = 0
+        plenty = ask(context, "a")
+        assert context.roles.assigner.assign(plenty).candidate is not None, "no size was given for the largest budget"
+        smallest = min(context.candidates, key=lambda candidate: candidate.order)
+        assert context.roles.assigner.assign(replace(plenty, below=smallest)).candidate is None, (
+            "a size was given below the smallest"
+        )
         for _ in range(_BUDGETS):
-            waiting = _draw_question(context, generator, _draw_budget(context, generator))
+            waiting = draw_question(context, generator, draw_budget(context, generator))
             assigned = context.roles.assigner.assign(waiting)
-            found = assigned.candidate if assigned.placed is None else waiting.estimate(assigned.placed)
-            if found is not None:
-                _assert_fits(context, waiting, found)
-                given += 1
-        assert given, "no budget of many had room for a size"
+            candidate = assigned.candidate if assigned.placed is None else waiting.estimate(assigned.placed)
+            if candidate is not None:
+                assert_fits(context, waiting, candidate)
+            if assigned.wanted is not None:
+                assert_estimate_fits(context.estimate(assigned.wanted.program.size), waiting.budget)
 
     def _answers(self) -> list[Any]:
         context = make_context(self.method, self.model)
@@ -334,61 +336,3 @@ def _store_and_read(memory: Any) -> Any:
 def _read_generators() -> tuple[object, ...]:
     """The states of the generators that a process has once."""
     return (random.getstate(), str(np.random.get_state()), torch.random.get_rng_state().tolist())
-
-
-def _draw_budget(context: RunContext, generator: random.Random) -> Budget:
-    """Near what a size takes."""
-    near = [generator.randint(-1, 1) for _ in range(4)]
-    one, two, three, four = (generator.choice(context.candidates) for _ in range(4))
-    return Budget(
-        memory_bytes=one.training_memory_bytes["onnx"] + near[0],
-        downlink_bytes=generator.choice([None, two.weight_bytes + near[1]]),
-        uplink_bytes=generator.choice([None, three.update_bytes + near[2]]),
-        disk_bytes=generator.choice([None, four.disk_bytes + near[3]]),
-    )
-
-
-def _draw_question(context: RunContext, generator: random.Random, budget: Budget) -> AssignmentContext:
-    """A client that waits, with some programs written, some of them larger than planned."""
-    some = generator.sample(context.candidates, min(3, len(context.candidates)))
-    written = {
-        one.architecture.architecture_id: WrittenSize(
-            size=one.architecture,
-            facts=ProgramFacts(planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])),
-        )
-        for one in some
-    }
-    return replace(
-        ask(context, generator.choice("abc"), round_number=generator.randint(1, 5)),
-        budget=budget,
-        below=generator.choice([None, None, generator.choice(context.candidates)]),
-        written=written,
-        previous=generator.choice([None, generator.choice(context.space)]),
-    )
-
-
-def _assert_fits(context: RunContext, waiting: AssignmentContext, found: Candidate) -> None:
-    budget, estimate = waiting.budget, context.estimate(found.architecture)
-    known = waiting.written.get(found.architecture.architecture_id)
-    name = found.architecture.name
-    needed_bytes = estimate.training_memory_bytes["onnx"]
-    assert needed_bytes <= budget.memory_bytes, f"{name!r} needs {needed_bytes} bytes of {budget.memory_bytes}"
-    assert known is None or (known.facts.planned_peak_bytes or 0) <= budget.memory_bytes, (
-        f"the program of {name!r} needs more"
-    )
-    assert budget.downlink_bytes is None or estimate.weight_bytes <= budget.downlink_bytes, (
-        f"{name!r} is too much to send"
-    )
-    sent_bytes = _count_sent_bytes(context, found.architecture, budget)
-    assert budget.uplink_bytes is None or sent_bytes <= budget.uplink_bytes, f"the update of {name!r} is too large"
-    smaller = waiting.below is None or found.order < waiting.below.order
-    assert smaller, f"{name!r} is no smaller than one that was too large"
-
-
-def _count_sent_bytes(context: RunContext, architecture: Architecture, budget: Budget) -> int:
-    """What a client with this budget really sends for a submodel: a change, written by its codec."""
-    codec = context.update_codec(context.network, architecture, budget)
-    changes = {name: np.ones(shape, np.float32) for name, shape in context.network.shapes(architecture).items()}
-    exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
-    encoded = encode_changes(codec, changes, exact=exact, uniform=lambda name: np.zeros)
-    return sum(array.nbytes for array in encoded.values())

@@ -1,1 +1,1 @@
-"""A submodel to a training step and an inference model that stock runtimes run, verified against PyTorch."""
+"""Exports a submodel as a training step and an inference model for stock runtimes, verified against PyTorch."""

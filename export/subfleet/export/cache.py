@@ -1,4 +1,4 @@
-"""The folder of what was exported: found by content id, whole or not at all, and of limited size."""
+"""The cache folder of exported files: found by content id, complete or absent, and limited in size."""
 
 import contextlib
 import logging
@@ -22,9 +22,9 @@ __all__ = ["DEFAULT_LIMIT_BYTES", "CacheFolder", "ExportCache", "is_whole", "loc
 
 DEFAULT_LIMIT_BYTES = 4 * 2**30
 LEFTOVER_S = 3600.0
-"""A half-written file of this age is nobody's: no export takes as long."""
+"""A half-written file of this age was abandoned: no export takes that long."""
 RECENT_S = 60.0
-"""Whoever asked for a file has read it after this time; until then it stays, whatever the limit."""
+"""A file that was used within this time is never removed, so that whoever requested it can still read it."""
 _SUFFIXES = frozenset({".program", ".cost estimates", *MODEL_SUFFIXES.values()})
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class CacheFolder:
-    """Where exported programs are kept between runs.
+    """A folder that keeps exported programs between runs.
 
     Attributes:
-        path: the folder, made where it does not exist.
-        limit_bytes: the most that programs and models may take together, 1 or more.
+        path: the folder; it is created if it does not exist.
+        limit_bytes: the largest total size of programs and models, 1 or more.
     """
 
     path: Path
@@ -45,18 +45,18 @@ class CacheFolder:
 
 
 class ExportCache:
-    """Exported programs and models on disk. The time of a file's last use is its access time, which is set here."""
+    """Exported programs and models on disk. A file's access time, which is set here, is the time of its last use."""
 
     def __init__(self, folder: CacheFolder) -> None:
-        """Open the folder, remove what killed processes left half-written, and shrink it to its limit.
+        """Open the folder, remove half-written files of killed processes, and trim it to its limit.
 
         Raises:
-            FileError: the folder cannot be made.
+            FileError: the folder cannot be created.
         """
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"the folder {folder.path} cannot be made: {error.strerror}; choose another") from error
+            raise FileError(f"the folder {folder.path} cannot be created: {error.strerror}; choose another") from error
         self._folder = folder.path
         self._limit_bytes = folder.limit_bytes
         self._checked: dict[str, tuple[int, int]] = {}
@@ -64,11 +64,11 @@ class ExportCache:
         self.trim()
 
     def path(self, request: AnyRequest) -> Path:
-        """Where the result of a request lies, or will lie."""
+        """Return the path of a request's result, whether or not it exists."""
         return self._folder / request.file_name
 
     def find(self, request: AnyRequest) -> Path | None:
-        """The whole result of a request, marked as used now; None where there is none, or a damaged one."""
+        """Return the path of a request's complete result and mark it as used; None if it is missing or damaged."""
         path = self.path(request)
         try:
             status = path.stat()
@@ -83,7 +83,7 @@ class ExportCache:
         return path
 
     def trim(self) -> None:
-        """Remove the results that were not used for the longest, until the rest is within the limit."""
+        """Remove the least recently used results until the rest is within the limit."""
         files = []
         for path in self._folder.iterdir():
             with contextlib.suppress(OSError):  # another process may remove it meanwhile
@@ -98,11 +98,13 @@ class ExportCache:
             with contextlib.suppress(OSError):
                 path.unlink()
                 figure_path(path).unlink(missing_ok=True)
-                logger.info("%s leaves the export cache, which holds %d bytes at most", path.name, self._limit_bytes)
+                logger.info(
+                    "removed %s from the export cache, which is limited to %d bytes", path.name, self._limit_bytes
+                )
             surplus -= size
 
     def _remove_leftovers(self) -> None:
-        """Half-written files of workers that were killed; those of the last hour may be another pool's."""
+        """Remove half-written files of killed workers; younger ones may belong to another pool."""
         for partial in self._folder.glob(".*.part"):
             with contextlib.suppress(OSError):
                 if time.time() - partial.stat().st_mtime > LEFTOVER_S:
@@ -110,7 +112,7 @@ class ExportCache:
 
 
 def is_whole(path: Path, request: AnyRequest) -> bool:
-    """Whether a file is there and is the whole result of a request."""
+    """Return whether a file exists and is the complete result of a request."""
     try:
         _check(path, request)
     except (OSError, ProtocolError):
@@ -119,7 +121,7 @@ def is_whole(path: Path, request: AnyRequest) -> bool:
 
 
 def _check(path: Path, request: AnyRequest) -> None:
-    """Raises OSError or ProtocolError where a file is not the whole result of a request."""
+    """Raise OSError or ProtocolError if a file is not the complete result of a request."""
     if isinstance(request, InferRequest):
         figure_path(path).stat()
         if path.stat().st_size == 0:
@@ -130,16 +132,16 @@ def _check(path: Path, request: AnyRequest) -> None:
         return
     written_id = program_id_of(path.read_bytes())
     if written_id != request.program_id:
-        raise ProtocolError(f"the program {path} is {written_id}, but must be {request.program_id}")
+        raise ProtocolError(f"the program {path} has the id {written_id}, but must have {request.program_id}")
 
 
 @contextmanager
 def lock_result(path: Path) -> Iterator[None]:
-    """Hold the right to write a result: other processes that share the folder wait for it meanwhile.
+    """Hold the lock on a result while it is written; other processes that share the folder wait.
 
-    One of 256 empty lock files stands for all results whose name begins alike, so that none must ever be removed. The
-    system gives the right back when its holder ends, however it ends.
+    There are 256 empty lock files, one for all results with the same first two characters, so none ever needs to be
+    removed. The system releases a lock when its holder ends, however it ends.
     """
     with path.with_name(f".{path.name[:2]}.lock").open("ab") as file:
-        lock(file, wait=True)  # without locks each writes for itself: the last one's file stays, and it is the same
+        lock(file, wait=True)  # without locks each process writes its own copy; they are the same
         yield

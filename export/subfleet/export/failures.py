@@ -1,4 +1,4 @@
-"""One type for whatever goes wrong while a program is written: tools that write and run it raise errors of any type."""
+"""One error type for everything that goes wrong in an export: the tools involved raise errors of any type."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ __all__ = ["as_export_errors"]
 def as_export_errors(
     what: str = "the program cannot be written", remedy: str = "use other layers, and report it with the request"
 ) -> Iterator[None]:
-    """While it is entered, every error is one of ours.
+    """Convert every error that is raised inside to one of ours.
 
     Args:
-        what: cannot be done.
-        remedy: what to do then.
+        what: what failed, as the beginning of the message.
+        remedy: what to do about it.
 
     Raises:
-        ExportError: in place of an error of another type, which it tells and has as its cause.
+        ExportError: in place of an error of another type, with its text and as its cause.
     """
     try:
         yield

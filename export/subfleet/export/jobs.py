@@ -1,4 +1,4 @@
-"""What passes between the pool and its worker processes, one JSON line each way; nothing is pickled."""
+"""Messages between the pool and its worker processes, one JSON line each way; nothing is pickled."""
 
 import os
 import secrets
@@ -11,7 +11,7 @@ __all__ = ["MAX_LINE_BYTES", "TAKEN_LINE", "Answer", "ExportJob", "write_atomica
 
 MAX_LINE_BYTES = 2**20
 TAKEN_LINE = b"taken\n"
-"""What a worker says when a job has reached it: until then, its end has nothing to do with the job."""
+"""A worker's reply when it receives a job: if it ends before that, its end has nothing to do with the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +19,10 @@ class ExportJob:
     """One export.
 
     Attributes:
-        request: what to write.
-        result_path: the file to write it to.
-        weights_path: safetensors file of the submodel's own tensors, for an inference model.
-        samples_from: for an 8-bit model, the data set that `subfleet.tasks.read_dataset` reads.
+        request: what to export.
+        result_path: the file to write.
+        weights_path: a safetensors file with the submodel's own tensors, for an inference model.
+        samples_from: the data set for an 8-bit model, as `subfleet.tasks.read_dataset` takes it.
     """
 
     request: AnyRequest
@@ -33,18 +33,18 @@ class ExportJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How a job ended: written, or why not."""
+    """The outcome of a job; `error` is empty if it succeeded."""
 
     error: str = ""
 
 
 def figure_path(model_path: Path) -> Path:
-    """The file beside an inference model that holds its `max_abs_diff`, as JSON."""
+    """Return the path of the JSON file beside an inference model that holds its `max_abs_diff`."""
     return model_path.with_name(f"{model_path.name}.json")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whenever the machine stops."""
+    """Write a file so that it is complete or absent, whenever the machine stops."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with partial.open("xb") as file:

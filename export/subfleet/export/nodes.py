@@ -9,19 +9,22 @@ __all__ = ["append_call", "argument", "shape_of"]
 
 
 def argument(node: fx.Node, index: int, name: str = "", default: Any = None) -> Any:
-    """An argument by its place or its name."""
+    """Return an argument of a node by its position or its name."""
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """Of a node's tensor."""
+    """Return the shape of a node's tensor."""
     return tuple(int(size) for size in node.meta["val"].shape)
 
 
 def append_call(
     graph: fx.Graph, target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], name: str | None = None
 ) -> fx.Node:
-    """Append a call. Given with the node, PyTorch would look through all arguments for symbols, which takes as long."""
+    """Append a call to a graph.
+
+    The arguments are set afterwards: PyTorch would search them for symbols if they were given with the node.
+    """
     node = graph.create_node("call_function", target, name=name)
     node._update_args_kwargs(arguments, dict(options))  # noqa: SLF001 - both at once, and no table follows from them
     return node

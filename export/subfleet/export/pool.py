@@ -25,7 +25,7 @@ Waiting = tuple[ExportJob, "Future[Path]"]
 
 
 class WaitingJobs:
-    """A queue from which some take what comes, and others what nobody has taken for a while; for any threads."""
+    """A thread-safe queue; a taker may wait for jobs of a minimum age, so that it only gets neglected ones."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[float, Waiting]] = deque()
@@ -33,19 +33,19 @@ class WaitingJobs:
         self._closed = False
 
     def put(self, job: ExportJob, future: "Future[Path]") -> None:
-        """Add a job behind the others."""
+        """Append a job."""
         with self._changed:
             self._waiting.append((time.monotonic(), (job, future)))
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give away what waits, at once, and end whoever takes after that."""
+        """Release the waiting jobs at once; after the last one, `take` returns None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def take(self, *, after_s: float = 0.0) -> Waiting | None:
-        """The oldest job as soon as it has waited so long, 0 or more; None where the queue is closed and empty."""
+        """Take the oldest job once it has waited for `after_s`, 0 or more; None if the queue is closed and empty."""
         with self._changed:
             while True:
                 left_s = None
@@ -61,16 +61,16 @@ class WaitingJobs:
 logger = logging.getLogger(__name__)
 
 START_S = 10.0
-"""How long a worker takes to start, about; no other is started where jobs wait for less."""
+"""Roughly the time that a worker takes to start; no other worker is started for jobs that have waited for less."""
 
 
 class _Process:
-    """One run of the worker program, with its pipes and a folder for its temporary files, which it is killed amid."""
+    """One worker process with its pipes."""
 
     def __init__(self, log_path: Path) -> None:
         self._scratch = TemporaryDirectory(prefix="subfleet-export-", ignore_cleanup_errors=True)
-        with log_path.open("wb") as log:  # the log is of this process alone: it does not grow for ever
-            # A session of its own: Ctrl-C at the terminal is for whoever started the pool.
+        with log_path.open("wb") as log:  # the log of this process only: it does not grow forever
+            # Its own session: Ctrl-C in the terminal must only reach the process that started the pool.
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "subfleet.export.worker"],
                 stdin=subprocess.PIPE,
@@ -88,7 +88,7 @@ class _Process:
         return self._popen.poll() is not None
 
     def exchange(self, request: bytes) -> bytes | None:
-        """Send one line and read the answer to it; None where the process ended before it took the request.
+        """Send one line and read the answer; None if the process ended before it received the request.
 
         An answer without a line break was cut off by the end of the process.
         """
@@ -105,18 +105,18 @@ class _Process:
         self._popen.kill()
 
     def discard(self) -> None:
-        """End the process, close its pipes and remove its temporary files."""
+        """End the process and close its pipes."""
         self._popen.kill()
         self._popen.wait()
         self._scratch.cleanup()
         for pipe in (self._popen.stdin, self._popen.stdout):
-            with contextlib.suppress(OSError):  # what was not flushed has nobody to read it
+            with contextlib.suppress(OSError):  # nobody reads what was not flushed
                 if pipe is not None:
                     pipe.close()
 
 
 class _Worker:
-    """One worker process, started anew whenever it has ended."""
+    """A worker process, restarted whenever it has ended."""
 
     def __init__(self, log_path: Path) -> None:
         self._log_path = log_path
@@ -126,11 +126,11 @@ class _Worker:
 
     @property
     def process_id(self) -> int:
-        """Of the running process; 0 where there is none."""
+        """The id of the running process; 0 if none is running."""
         return 0 if self._process is None else self._process.process_id
 
     def start(self) -> "_Process":
-        """The running process, started where there is none."""
+        """Return the running process; start one if there is none."""
         with self._lock:
             if self._closed:
                 raise ExportError("the export pool is closed; open another one")
@@ -140,19 +140,19 @@ class _Worker:
             return self._process
 
     def run(self, job: ExportJob, timeout_s: float) -> None:
-        """Have one job done.
+        """Run one job.
 
         Raises:
-            ExportError: it failed, the process ended, or the time was up.
+            ExportError: the job failed, the process ended, or it took too long.
         """
         deadline = time.monotonic() + timeout_s
         line = self._exchange(job, deadline)
-        if line is None:  # it had ended unnoticed while it waited; the job never began
+        if line is None:  # it had ended while idle; the job never began
             line = self._exchange(job, deadline)
         if line is None or not line.endswith(b"\n"):
             if time.monotonic() >= deadline:
                 raise ExportError(f"the export took longer than {timeout_s:g} s; allow more time or a smaller submodel")
-            raise ExportError(f"the export process ended before it answered; see {self._log_path} for what it said")
+            raise ExportError(f"the export process ended before it answered; see {self._log_path}")
         try:
             answer = from_plain(Answer, parse_json(line, max_bytes=MAX_LINE_BYTES))
         except ProtocolError as error:
@@ -161,7 +161,7 @@ class _Worker:
             raise ExportError(answer.error)
 
     def _exchange(self, job: ExportJob, deadline_s: float) -> bytes | None:
-        """Send a job and wait for its answer; None where the process ended before it took the job."""
+        """Send a job and wait for its answer; None if the process ended before it received the job."""
         process = self.start()
         timer = threading.Timer(max(deadline_s - time.monotonic(), 0), process.kill)
         timer.start()
@@ -174,14 +174,14 @@ class _Worker:
         return answer
 
     def close(self) -> None:
-        """End the process; no other will start."""
+        """End the process for good."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
 
     def discard(self) -> None:
-        """End the process; the next job starts another."""
+        """End the process; the next job starts another one."""
         with self._lock:
             self._discard()
 
@@ -192,24 +192,24 @@ class _Worker:
 
 
 class ExportPool:
-    """Worker processes that export, and the folder of what they wrote.
+    """Worker processes that export, and the cache of their results.
 
-    The first worker starts, and imports its tools, at once; the others when jobs wait for longer than a start takes,
-    because there are many, or because one of them is slow or hangs. Results stay in the folder under their content id,
-    so that a request is exported once ever; identical requests at the same time share one future. Close it, or use it
-    as a context manager.
+    The first worker starts at once and imports its tools. Others start when jobs wait for longer than a start takes,
+    because there are many or because a worker is slow or hangs. Results are cached by content id, so a request is
+    exported only once; simultaneous identical requests share one future. Close the pool, or use it as a context
+    manager.
     """
 
     def __init__(self, cache: CacheFolder, *, workers: int = 2, timeout_s: float = 120.0) -> None:
         """Start the first worker.
 
         Args:
-            cache: where results are kept; those that were not used for the longest go where they are too many.
-            workers: processes at most, 1 or more.
-            timeout_s: the longest that one export may take, above 0.
+            cache: the cache folder; if it exceeds its limit, the least recently used results are removed.
+            workers: the largest number of processes, 1 or more.
+            timeout_s: the time limit of one export, above 0.
 
         Raises:
-            FileError: the folder cannot be made.
+            FileError: the folder cannot be created.
         """
         if workers < 1 or timeout_s <= 0:
             raise ValueError(f"workers is {workers} and timeout_s {timeout_s}, but they must be 1 or more and above 0")
@@ -241,35 +241,35 @@ class ExportPool:
         return tuple(worker.process_id for worker in self._workers)
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
-        """The file with the packed training program (`subfleet.protocol.programs.decode_program` reads it).
+        """Request a packed training program, which `subfleet.protocol.programs.decode_program` reads.
 
-        The future raises ExportError where it cannot be written.
+        The future raises ExportError if it cannot be exported.
         """
         return self._submit(request)
 
     def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
-        """The file with the packed evaluation program; see `submit_training`."""
+        """Request a packed evaluation program; see `submit_training`."""
         return self._submit(request)
 
     def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
-        """The inference model's file.
+        """Request an inference model.
 
         Args:
-            request: names the weights by their content id.
-            weights_path: safetensors file of the submodel's own tensors; it must stay until the future is done.
+            request: it names the weights by their content id.
+            weights_path: a safetensors file with the submodel's own tensors; it must exist until the future is done.
             samples_from: for an 8-bit model, the data set that the request names by its content id.
         """
         return self._submit(request, str(weights_path.resolve()), samples_from)
 
     def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        """The file with the cost estimates of all submodels, for `MemoryEstimates.unpack`.
+        """Request the cost estimates of all submodels, which `MemoryEstimates.unpack` reads.
 
-        The future raises ExportError where no submodel can be trained on the target.
+        The future raises ExportError if no submodel can be trained on the target.
         """
         return self._submit(request)
 
     def close(self) -> None:
-        """End the workers. What is running or waiting fails with ExportError."""
+        """End the workers. Running and waiting exports fail with ExportError."""
         with self._lock:
             if self._closed:
                 return
@@ -289,7 +289,7 @@ class ExportPool:
             if shared is not None:
                 return shared
             future: Future[Path] = Future()
-            future.set_running_or_notify_cancel()  # several may wait for it, so none of them can cancel it
+            future.set_running_or_notify_cancel()  # several callers may share it, so none can cancel it
             if self._cache.find(request) is not None:
                 future.set_result(path)
                 return future
@@ -305,7 +305,7 @@ class ExportPool:
 
     def _serve(self, worker: _Worker, number: int) -> None:
         if number == 0:
-            with contextlib.suppress(ExportError, OSError):  # the first job meets the same and reports it
+            with contextlib.suppress(ExportError, OSError):  # the first job will report the same error
                 worker.start()
         while (item := self._jobs.take(after_s=0.0 if worker.process_id else number * START_S)) is not None:
             job, future = item
@@ -320,7 +320,7 @@ class ExportPool:
             with self._lock:
                 self._pending.pop(path.name, None)
             if error is None:
-                self._cache.find(job.request)  # used now
+                self._cache.find(job.request)  # marks it as used
                 self._cache.trim()
                 future.set_result(path)
             else:

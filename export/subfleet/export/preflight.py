@@ -1,6 +1,6 @@
-"""Names the layer that keeps a network from being trained on a target, with the reason and the remedy.
+"""Finds the layer that keeps a network from being trained on a target, with the reason and the remedy.
 
-Only asked where an export has failed: each layer is then written alone, as a network of its own.
+It only runs after an export has failed: each layer is then exported on its own, as a network.
 """
 
 import copy
@@ -25,12 +25,12 @@ _OBJECTIVE = ObjectiveSettings(name="mean_squared_error")
 _OPTIMISER = OptimiserSettings(momentum=0.0)
 _NETWORK = "the network "
 _ALONE = "layer 'layer'"
-"""What a layer is called that is a network of its own."""
+"""The name of an isolated layer in error messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """One layer that a target cannot train.
+    """A layer that a target cannot train.
 
     Attributes:
         layer: its name in the network; empty for the network itself.
@@ -54,16 +54,16 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerCall:
-    """What a layer was given when the network ran."""
+    """The arguments of a layer's first call."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
 
 class _IsolatedLayer(nn.Module):
-    """A layer as a network: the first tensor that it was given is the batch, other tensors are parameters.
+    """A layer as a network: its first tensor argument is the batch, its other tensors are parameters.
 
-    One more parameter scales what goes in and what comes out, so that every layer has a backward, also to its input.
+    Another parameter scales input and output, so that every layer has a backward, also to its input.
     """
 
     def __init__(self, layer: nn.Module, call: _LayerCall) -> None:
@@ -87,7 +87,7 @@ class _IsolatedLayer(nn.Module):
         return batch
 
     def forward(self, batch: Tensor) -> Tensor:
-        """The sum of everything that the layer gives, as one logit of each sample."""
+        """Return the sum of all outputs of the layer as the only logit of each sample."""
         leaves = [self.given.get(str(index), leaf) for index, leaf in enumerate(self._leaves)]
         leaves[self._first] = batch * self.scale if batch.is_floating_point() else batch
         args, kwargs = pytree.tree_unflatten(leaves, self._tree)
@@ -97,16 +97,16 @@ class _IsolatedLayer(nn.Module):
 
 
 def find_obstacles(module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int) -> tuple[Obstacle, ...]:
-    """Find the innermost layers that a target cannot train, each kind of trouble once.
+    """Find the innermost layers that a target cannot train, each cause once.
 
     Args:
-        module: the network; it is left as it is.
+        module: the network; it is not changed.
         sample: the input of one sample.
         target: a name in `subfleet.export.targets.TARGETS`.
         batch_size: samples of one step.
 
     Returns:
-        Nothing where every layer can be trained alone.
+        Nothing if every layer can be trained on its own.
     """
     network = copy.deepcopy(module)
     calls = _record_calls(network, sample, batch_size)
@@ -119,7 +119,7 @@ def find_obstacles(module: nn.Module, sample: SampleSpec, *, target: str, batch_
 def explain_failure(
     error: ExportError, module: nn.Module, sample: SampleSpec, *, target: str, batch_size: int
 ) -> ExportError:
-    """The error of a failed export, told with the layer that it came from where that can be found out."""
+    """Return the error of a failed export with the layer that caused it, if that can be found."""
     try:
         causes = find_obstacles(module, sample, target=target, batch_size=batch_size)
     except Exception:  # noqa: BLE001 - what explains an error must not hide it
@@ -128,7 +128,7 @@ def explain_failure(
 
 
 def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> dict[str, _LayerCall]:
-    """The first call of every layer that runs, in plain PyTorch; of those before an error where one is raised."""
+    """Return the first call of every layer that runs in plain PyTorch, up to the first error."""
     calls: dict[str, _LayerCall] = {}
     hooks = [
         layer.register_forward_pre_hook(_recorder(calls, name), with_kwargs=True)
@@ -159,7 +159,7 @@ def _search(name: str, module: nn.Module, calls: Mapping[str, _LayerCall], targe
     error = None if call is None else _try_alone(module, call, target)
     if call is not None and error is None:
         return ()
-    # A list of layers has no call of its own: what is in it has.
+    # A list of layers is not called itself; its layers are.
     inner = [
         obstacle
         for child, layer in module.named_children()
@@ -182,7 +182,7 @@ def _probe_step(alone: _IsolatedLayer) -> Step:
 
 
 def _try_alone(layer: nn.Module, call: _LayerCall, target: str) -> ExportError | None:
-    """Why a layer cannot be trained alone."""
+    """Return the error of an isolated layer; None if it can be trained, or cannot be tried on its own."""
     if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)))):
         return None
     writer = find_target(target)

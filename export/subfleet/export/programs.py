@@ -1,4 +1,4 @@
-"""Requests to verified programs: trace, lower, write, run once, compare with PyTorch."""
+"""From requests to verified programs: trace, lower, write, run once, compare with PyTorch."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -48,22 +48,22 @@ logger = logging.getLogger(__name__)
 
 
 def export_training_program(request: TrainRequest) -> Program:
-    """Write the training program of a submodel, and verify it.
+    """Export the training program of a submodel and verify it.
 
     Raises:
-        ConfigError: the network or the submodel is not valid, or the student is no part of it.
-        ExportError: a layer cannot be trained so, with its name, the reason and the remedy; or the program differs
-            from PyTorch.
+        ConfigError: the network or the submodel is not valid, or the student is not part of it.
+        ExportError: a layer cannot be trained, with its name, the reason and the remedy; or the program differs from
+            PyTorch.
     """
     return _export(request, write_training_program)
 
 
 def export_evaluation_program(request: EvaluateRequest) -> Program:
-    """Write the evaluation program of a submodel, and verify it.
+    """Export the evaluation program of a submodel and verify it.
 
     Raises:
         ConfigError: the network or the submodel is not valid.
-        ExportError: a layer cannot be run so, with its name, the reason and the remedy; or the program differs from
+        ExportError: a layer cannot be run, with its name, the reason and the remedy; or the program differs from
             PyTorch.
     """
     return _export(request, write_evaluation_program)
@@ -76,7 +76,7 @@ class _Write(Protocol):
 
 
 def _export(request: ProgramRequest, write: _Write) -> Program:
-    program_id = request.program_id  # first: it says whether the target's tools are there
+    program_id = request.program_id  # first: it fails if the target's tools are missing
     if is_chained(request):
         return write_chain(request)
     if request.target == TORCH:
@@ -95,9 +95,9 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
     """Trace, lower and write a training step, and verify it.
 
     Args:
-        step: of any module.
+        step: the step, made from any module.
         target: a name in `subfleet.export.targets.TARGETS`.
-        program_id: of whatever the step was made from; also the seed of the numbers that it is verified on.
+        program_id: identifies what the step was made from; it also seeds the numbers of the verification.
 
     Raises:
         ExportError: an operator cannot be written, or the program differs from PyTorch.
@@ -108,7 +108,7 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
 
 @as_export_errors()
 def write_evaluation_program(step: Step, *, target: str, program_id: str) -> Program:
-    """Trace, lower and write an evaluation step, and verify it; arguments and errors as of `write_training_program`."""
+    """Trace, lower and write an evaluation step, and verify it; see `write_training_program`."""
     return _write_program(step, target=target, program_id=program_id, purpose="evaluate")
 
 
@@ -122,7 +122,7 @@ def _write_program(step: Step, *, target: str, program_id: str, purpose: Literal
         try:
             verified = verify_training(run, step, generator)
         except ExportError:
-            check_padding(step)  # it says more
+            check_padding(step)  # its error is more specific
             raise
         _warn_unverifiable(step, verified)
         max_abs_diff = verified.max_abs_diff
@@ -148,29 +148,29 @@ def _warn_unverifiable(step: Step, verified: Verified) -> None:
     hidden = sum(name in verified.unseen for name in changes)
     if 2 * hidden > len(changes):
         logger.warning(
-            "of %d of %d parameters PyTorch's own gradient in single precision is off by a tenth or more on random "
-            "weights, so that these could not be verified; train with care, or make the network less deep",
+            "%d of %d parameters could not be verified: on random weights, PyTorch's own gradient in single "
+            "precision is off by a tenth or more; train with care, or use a shallower network",
             hidden,
             len(changes),
         )
 
 
 def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -> tuple[bytes, float]:
-    """Write an inference model with its weights inside, and verify it.
+    """Export an inference model that contains its weights, and verify it.
 
     An .onnx model takes batches of any size; a .pte model takes one sample at a time.
 
     Args:
-        request: what to write.
+        request: what to export.
         state: the submodel's own tensors, by name.
 
     Returns:
-        The model file's bytes, and its largest absolute difference from PyTorch.
+        The model file, and its largest absolute difference from PyTorch.
 
     Raises:
         ConfigError: the network or the submodel is not valid.
-        ExportError: the state does not fit the submodel, an operator cannot be written, or the model differs
-            from PyTorch.
+        ExportError: the state does not fit the submodel, an operator cannot be written, or the model differs from
+            PyTorch.
     """
     network = network_of(request.model)
     module = build_module(network, request.architecture)
@@ -187,17 +187,17 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
 def write_inference_model(
     step: Step, weights: Mapping[str, Tensor], *, target: str, notes: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[bytes, float]:
-    """Trace, lower and write an inference step with its weights inside, and verify it.
+    """Trace, lower and write an inference step together with its weights, and verify it.
 
     Args:
-        step: of any module, with the target's `inference_batch_size`. The model takes batches of any size where target
-            and network allow it, else the step's, or one sample.
-        weights: its parameters and buffers, by tensor name; nothing else.
+        step: of any module, with the target's `inference_batch_size`. The model takes batches of any size if target and
+            network allow it, otherwise batches of the step's size, or single samples.
+        weights: parameters and buffers, by tensor name; nothing else.
         target: a name in `subfleet.export.targets.TARGETS`.
-        notes: texts by name, which the model carries; see `subfleet.protocol.model_notes`.
+        notes: texts by name that the model carries; see `subfleet.protocol.model_notes`.
 
     Returns:
-        The model file's bytes, and its largest absolute difference from PyTorch.
+        The model file, and its largest absolute difference from PyTorch.
 
     Raises:
         ExportError: the weights do not fit the step, an operator cannot be written, or the model differs from PyTorch.
@@ -227,7 +227,7 @@ def _verify_model(writer: Target, body: bytes, step: Step, weights: Sequence[Ten
 
 
 def _takes_any_batch(writer: Target, body: bytes, step: Step) -> bool:
-    """Whether thrice the batch gives thrice the logits. A layer that makes a tensor of the batch's size prevents it."""
+    """Return whether three times the batch gives three times the logits; a tensor of the batch's size prevents that."""
     inputs = step.example(seeded_generator(str(step.inputs)))[0]
     try:
         once, thrice = (writer.run(body, {step.inputs[0].name: torch.cat([inputs] * times)})[0] for times in (1, 3))
@@ -237,11 +237,11 @@ def _takes_any_batch(writer: Target, body: bytes, step: Step) -> bool:
 
 
 _SAME_LOGITS = 1e-4
-"""As near as a sample's logits must be in batches of different sizes."""
+"""Largest difference of a sample's logits between batches of different sizes."""
 
 
 def _single_sample_step(step: Step) -> Step:
-    """An inference step for one sample at a time."""
+    """Return an inference step for one sample at a time."""
     (given, *weights), (logits,) = step.inputs, step.outputs
     return replace(
         step,

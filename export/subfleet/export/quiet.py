@@ -1,4 +1,4 @@
-"""What goes on beside an export, put off: tools log every pass, and warn of their own internals; Python collects."""
+"""Silences logging and warnings of the tools during an export, and postpones garbage collection."""
 
 import gc
 import logging
@@ -11,7 +11,7 @@ __all__ = ["pause_garbage_collection", "quiet"]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While it is entered, nothing below an error is logged, and no warning is shown; what matters is an exception."""
+    """Suppress warnings and log messages below errors; failures are reported as exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -24,8 +24,8 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """While it is entered, no garbage is collected: looking through a graph's nodes takes a third of making them."""
-    if not gc.isenabled():  # by somebody who will turn it on again
+    """Turn garbage collection off: scanning a graph's nodes takes a third as long as creating them."""
+    if not gc.isenabled():  # the caller turns it on again
         yield
         return
     gc.disable()

@@ -26,13 +26,17 @@ from subfleet.export.nodes import append_call
 __all__ = ["LOOKS", "KnownValues", "record", "trace_functional", "trace_with_pytorch"]
 
 LOOKS = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default})  # noqa: SLF001 - its name
-"""Operators by which Python looks at a number."""
+"""Operators that read a number from a tensor."""
 _MOST_NUMBERS = 10_000_000
-"""Of a tensor that is computed to be looked at."""
+"""The largest tensor that is computed for that."""
 
 
 class KnownValues:
-    """What calls gave that follow from constants alone, and how."""
+    """Tensors that depend on constants only, and the calls that compute them.
+
+    While only shapes are traced, networks read some numbers that depend on no input: whether the positions that they
+    count increase, or whether a mask masks anything. Only what is read is computed.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[int, tuple[Any, Any, Any, int | None]] = {}
@@ -40,12 +44,12 @@ class KnownValues:
         self._found: dict[int, Tensor] = {}
 
     def hold(self, stand_in: Tensor, tensor: Tensor) -> None:
-        """Know what a tensor without numbers stands for."""
+        """Register the real tensor that a tensor without numbers stands for."""
         self._found[id(stand_in)] = tensor
         self._alive.append(stand_in)
 
     def record(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """Remember the results of a call whose inputs are known, and forget tensors that it changes in place."""
+        """Record the results of a call whose inputs are known, and forget tensors that it changes in place."""
         inputs = _tensors_in((args, dict(kwargs)))
         if func._schema.is_mutable:  # noqa: SLF001 - no other way to it
             for tensor in inputs:
@@ -61,7 +65,7 @@ class KnownValues:
                 self._alive.append(item)
 
     def read(self, tensor: Tensor) -> int | float | bool | None:
-        """The one number that it has; None where that follows from an input."""
+        """Return the number in a tensor; None if it depends on an input."""
         if not self._is_known(tensor):
             return None
         with unset_fake_temporarily(), _disable_current_modes():
@@ -98,19 +102,19 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - P
 def record(
     run: Callable[..., Any], example: Sequence[Tensor], table: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
 ) -> fx.GraphModule:
-    """Write down every operator that a function calls.
+    """Record every operator that a function applies.
 
     Args:
-        run: takes tensors; its results are tensors, or lists and tuples of them.
-        example: tensors of the shapes and types that it takes; their numbers are not looked at.
-        table: by operator, what to call in its place; NotImplemented leaves the call as it is.
+        run: takes tensors; returns tensors, or lists and tuples of tensors.
+        example: tensors of the right shapes and types; their numbers are not read.
+        table: replacements by operator; NotImplemented leaves the call unchanged.
 
     Returns:
         A graph whose nodes carry a fake tensor of their shape and type in `meta["val"]`. Tensors with numbers that the
         function reads are attributes of it.
 
     Raises:
-        ValueError: it makes a tensor of numbers of its own.
+        ValueError: the function creates a tensor of numbers itself.
     """
     tape = _Tape(table)
     given = [tape.input(_shape_only(tensor)) for tensor in example]
@@ -134,12 +138,13 @@ def record(
 def trace_functional(
     run: Callable[..., Any], shapes: Sequence[Tensor], example: Callable[[], Sequence[Tensor]]
 ) -> fx.GraphModule:
-    """What a function does to tensors, whatever it does; nothing in the graph changes a tensor in place.
+    """Trace any function; nothing in the graph changes a tensor in place.
 
     Args:
         run: as in `record`.
-        shapes: as its `example`.
-        example: tensors with numbers, which PyTorch's own tracer may ask for; it follows more, and says what it cannot.
+        shapes: as `example` in `record`.
+        example: tensors with numbers, for PyTorch's own tracer, which follows more functions and explains what it
+            cannot.
     """
     with contextlib.suppress(Exception):
         graph = record(run, shapes)
@@ -149,13 +154,13 @@ def trace_functional(
 
 
 def trace_with_pytorch(run: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphModule:
-    """What any function does to tensors, by PyTorch's own tracer: a change in place becomes a new tensor."""
+    """Trace any function with PyTorch's own tracer: a change in place becomes a new tensor."""
     functional = dispatch_functionalize(run, FunctionalTensorMode())
     return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
-    """Writes each operator down that is called while it is entered."""
+    """Records every operator that is called while it is active."""
 
     def __init__(self, table: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # likewise
@@ -172,16 +177,16 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
         return False  # nothing is compiled, and each call would be wrapped
 
     def input(self, shape: Tensor) -> Tensor:
-        """The next tensor that the function takes."""
+        """Add an input of the function."""
         self._bind(shape, self.graph.placeholder(f"arg{len(self._alive)}_1"))
         return shape
 
     def node_of(self, tensor: Tensor) -> fx.Node:
-        """The node that gives a tensor."""
+        """Return the node of a tensor."""
         return self._nodes[id(self._resolve(tensor))]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Write a call down, or those that are made in its place."""
+        """Record a call, or the calls of its replacement."""
         options = dict(kwargs or {})
         instead = [self._table[func]] if func in self._table else []
         if _traits_of(func)[0]:
@@ -209,7 +214,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
         return result
 
     def _run_operator(self, func: Any, args: Any, options: Any) -> Any:
-        """What a call gives. PyTorch takes long to tell shapes, and most calls are like an earlier one."""
+        """Run a call on shapes. PyTorch is slow at computing shapes, and most calls are like an earlier one."""
         _, takes_device, aliases = _traits_of(func)
         if takes_device:
             options = {**options, "device": _SHAPES}
@@ -226,12 +231,12 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
         self._alive.append(tensor)
 
     def _resolve(self, tensor: Tensor) -> Tensor:
-        """A tensor without numbers: itself, or what stands for one that comes from outside."""
+        """Return a tensor without numbers: the tensor itself, or the stand-in of one from outside."""
         if id(tensor) in self._nodes:
             return tensor
         if id(tensor) not in self._held:
             if tensor.device == _SHAPES:
-                raise ValueError("the function makes a tensor of numbers of its own, which are lost on shapes alone")
+                raise ValueError("the function creates a tensor of numbers of its own, which tracing on shapes loses")
             name = f"_tensor_constant{len(self._held)}"
             self.root.register_buffer(name, tensor)
             self._held[id(tensor)] = _shape_only(tensor)
@@ -243,7 +248,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call] # of PyTorch's
 
 @cache
 def _traits_of(func: Any) -> tuple[bool, bool, bool]:
-    """Whether an operator runs as others, makes tensors on a device, and gives or changes memory that it is given."""
+    """Return whether an operator decomposes, takes a device, and returns or changes memory of its inputs."""
     schema: Any = func._schema  # noqa: SLF001 - the operator's description
     decomposes = func._can_decompose() and not _has_kernel(func.name(), "CPU")  # noqa: SLF001 - as PyTorch's tracer does
     takes_device = any(argument.name == "device" for argument in schema.arguments)
@@ -255,12 +260,12 @@ def _shape_only(tensor: Tensor) -> Tensor:
 
 
 def _map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same with its tensors changed."""
+    """Return a copy of a nested value with its tensors replaced."""
     return fx.node.map_aggregate(value, lambda item: change(item) if isinstance(item, Tensor) else item)
 
 
 def _describe(value: Any) -> Any:
-    """What a call's result follows from."""
+    """Return a hashable description of everything that a call's result depends on."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""From a request to the step that it asks for, and the samples of its network."""
+"""Builds the step that a request describes, and the input of its network."""
 
 from torch import nn
 
@@ -12,22 +12,22 @@ __all__ = ["sample_of", "step_of", "training_step_of"]
 
 
 def sample_of(network: Network) -> SampleSpec:
-    """The input of one sample of a network: numbers, or symbols where these are what it reads."""
+    """Return the input of one sample of a network: numbers, or indices if the network reads symbols."""
     if network.symbols:
         return SampleSpec(shape=network.config.input_shape, dtype="I64", limit=network.symbols)
     return SampleSpec(shape=network.config.input_shape)
 
 
 def training_step_of(request: TrainRequest, module: nn.Module | None = None) -> Step:
-    """The training step of a request's submodel, whatever the target.
+    """Build the training step of a request's submodel, for any target.
 
     Args:
-        request: what is asked for.
-        module: the network in sizes of its own, in place of the request's submodel and student.
+        request: the request.
+        module: a network of other sizes, in place of the request's submodel and student.
 
     Raises:
-        ConfigError: the network or the submodel is not valid, or the student is no part of it.
-        ExportError: the submodel cannot be trained so.
+        ConfigError: the network or the submodel is not valid, or the student is not part of it.
+        ExportError: the submodel cannot be trained.
     """
     network = network_of(request.model)
     student = None
@@ -48,7 +48,7 @@ def training_step_of(request: TrainRequest, module: nn.Module | None = None) -> 
 
 
 def step_of(request: ProgramRequest) -> Step:
-    """The step of a request's submodel, whatever the target and the purpose; raises as `training_step_of`."""
+    """Build the step of a request's submodel, for any target and purpose; errors as in `training_step_of`."""
     if isinstance(request, TrainRequest):
         return training_step_of(request)
     return _evaluation_step_of(request)

@@ -1,4 +1,4 @@
-"""What is asked of the exporter: plain data with a content id, so that equal requests are exported once."""
+"""Requests to the exporter: plain data with a content id, so that equal requests are exported once."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte", "torch": ".safetensors"})
-"""File endings of inference models, by target."""
+"""File name extensions of inference models, by target."""
 
 
 def _content_id(request: "TrainRequest | EvaluateRequest | InferRequest") -> str:
@@ -42,24 +42,24 @@ def _content_id(request: "TrainRequest | EvaluateRequest | InferRequest") -> str
 
 def _check_parts(one_part: bool, accumulate: bool) -> Iterator[str]:
     if one_part and not accumulate:
-        yield "one_part is set, but says how many micro-batches a batch has; set accumulate, too"
+        yield "one_part is set without accumulate, but describes its micro-batches; set accumulate too"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_parts)
 class TrainRequest:
-    """A training program: it depends on the submodel's shape, never on its weights.
+    """A request for a training program, which depends on the submodel's shape but not on its weights.
 
     Attributes:
         model: the elastic network.
-        architecture: the submodel of it.
+        architecture: the submodel.
         target: a name in `subfleet.export.targets.TARGETS`, "onnx" or "executorch", or "torch".
         batch_size: samples of one step, 1 or more.
-        objective: what is minimised.
-        optimiser: its settings.
-        accumulate: whether the program takes micro-batches, whose gradients it sums; `batch_size` is then theirs.
-        recompute: whether activations are computed twice instead of kept; see `subfleet.export.steps.recompute`.
-        one_part: with accumulate, whether each batch is a single micro-batch, by whose statistics BatchNorm normalises.
+        objective: the objective to minimise.
+        optimiser: the optimiser's settings.
+        accumulate: whether the program sums the gradients of micro-batches; `batch_size` is then the micro-batch's.
+        recompute: whether activations are recomputed instead of kept; see `subfleet.export.steps.recompute`.
+        one_part: with accumulate, whether each batch is a single micro-batch, so that BatchNorm can use its statistics.
         student: with distillation "self" the nested submodel, of the same network and within `architecture`.
     """
 
@@ -82,26 +82,26 @@ class TrainRequest:
 
     @property
     def file_name(self) -> str:
-        """Of the packed program in a cache folder."""
+        """The packed program's name in a cache folder."""
         return f"{self.program_id}.program"
 
 
 def _check_objective(objective: ObjectiveSettings) -> Iterator[str]:
-    if objective != objective.plain:  # else programs that are alike would have different ids
-        yield "the objective of an evaluation has terms of training; use objective.plain"
+    if objective != objective.plain:  # otherwise equal programs would have different ids
+        yield "the objective of an evaluation has training terms; use objective.plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_objective)
 class EvaluateRequest:
-    """A program that tells how good a submodel is on labelled samples: it depends on the submodel's shape alone.
+    """A request for a program that evaluates a submodel on labelled samples; it depends on the submodel's shape only.
 
     Attributes:
         model: the elastic network.
-        architecture: the submodel of it.
+        architecture: the submodel.
         target: as in `TrainRequest`.
         batch_size: samples of one step, 1 or more.
-        objective: what is told, a plain one: `ObjectiveSettings.plain` of what is trained.
+        objective: a plain objective: `ObjectiveSettings.plain` of the training objective.
     """
 
     TYPE: ClassVar[str] = "evaluate"
@@ -118,20 +118,20 @@ class EvaluateRequest:
 
     @property
     def file_name(self) -> str:
-        """Of the packed program in a cache folder."""
+        """The packed program's name in a cache folder."""
         return f"{self.program_id}.program"
 
 
 ProgramRequest = TrainRequest | EvaluateRequest
-"""What asks for a packed program."""
+"""A request for a packed program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateRequest:
-    """What the training programs of all submodels would be planned to take, for one target.
+    """A request for the planned memory of the training programs of all submodels, for one target.
 
     Attributes:
-        training: what would be asked for one of them; its submodel does not matter.
+        training: a request for one of them; its submodel does not matter.
     """
 
     TYPE: ClassVar[str] = "estimate"
@@ -144,13 +144,13 @@ class EstimateRequest:
 
     @property
     def program_id(self) -> str:
-        """64 hexadecimal digits: the same for the same request and tools, and no program's."""
+        """64 hexadecimal digits: the same for the same request and tools, and different from any program's."""
         anyone = replace(self.training, architecture=Architecture())
         return hashlib.sha256(f"{self.TYPE}/{anyone.program_id}".encode()).hexdigest()
 
     @property
     def file_name(self) -> str:
-        """Of the cost estimates in a cache folder."""
+        """The cost estimates' name in a cache folder."""
         return f"{self.program_id}.cost estimates"
 
 
@@ -170,20 +170,20 @@ def _check_classes(classes: tuple[str, ...], model: AnyFamily) -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_quantisation, _check_classes)
 class InferRequest:
-    """An inference model with its weights inside.
+    """A request for an inference model that contains its weights.
 
     Attributes:
         model: the elastic network.
-        architecture: the submodel of it.
+        architecture: the submodel.
         target: as in `TrainRequest`.
-        weights_sha256: content id of the container of the submodel's own weights.
-        quantisation: "dynamic" and "static" write weights as 8-bit integers, and quantise activations in every run, or
-            by ranges that samples have shown.
+        weights_sha256: content id of the container with the submodel's own weights.
+        quantisation: "dynamic" and "static" store weights as 8-bit integers; activations are quantised in every run, or
+            by ranges measured on samples.
         samples_sha256: with quantisation, the content id of the samples; see
             `subfleet.export.quantisation.models.samples_of`.
-        classes: names of the classes in the network's order, which the model carries; empty where they are numbered.
-        objective: that the network was trained by, which the model carries; it says what its outputs mean.
-        transform: what was done to the samples that it was trained on, which the model carries; None where nothing was.
+        classes: class names in the network's order, which the model carries; empty if classes are numbered.
+        objective: the training objective, which the model carries; it defines the meaning of the outputs.
+        transform: the transform of the training samples, which the model carries; None if there was none.
     """
 
     TYPE: ClassVar[str] = "infer"
@@ -199,7 +199,7 @@ class InferRequest:
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """What the model's file says of itself, for whoever runs it."""
+        """What the model file says about itself, for its users."""
         return notes_of(self.classes, self.objective, self.transform)
 
     @property
@@ -209,9 +209,9 @@ class InferRequest:
 
     @property
     def file_name(self) -> str:
-        """Of the model in a cache folder; its ending is what its runtime expects."""
+        """The model's name in a cache folder, with the extension that its runtime expects."""
         return self.program_id + MODEL_SUFFIXES[self.target]
 
 
 AnyRequest = TrainRequest | EvaluateRequest | InferRequest | EstimateRequest
-"""Whatever is asked of the exporter."""
+"""Any request to the exporter."""

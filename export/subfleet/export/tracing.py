@@ -32,9 +32,9 @@ def lower_graph(graph: fx.GraphModule, table: Table, only: Callable[[fx.Node], b
     """Lower a graph in canonical form.
 
     Args:
-        graph: it is left as it is.
-        table: by operator what to compute in its place; NotImplemented leaves a call as it is.
-        only: which calls; None is all.
+        graph: it is not changed.
+        table: replacements by operator; NotImplemented leaves a call unchanged.
+        only: which calls to lower; None is all.
 
     Raises:
         ExportError: an operator cannot be lowered.
@@ -50,7 +50,7 @@ def lower_graph(graph: fx.GraphModule, table: Table, only: Callable[[fx.Node], b
 
 
 class _OperatorCall:
-    """One node's call of an operator that is to be lowered."""
+    """A node's call of an operator that is to be lowered."""
 
     def __init__(self, node: fx.Node) -> None:
         self.target = node.target
@@ -64,14 +64,14 @@ class _OperatorCall:
 
 @dataclass(frozen=True)
 class _InputRef:
-    """Stands for the input at a place among a call's inputs."""
+    """A reference to one of a call's inputs, by index."""
 
     index: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lowering:
-    """What a call becomes: nodes in order, of which the first are its inputs."""
+    """The replacement of a call: the nodes in order, and which of them are its inputs."""
 
     inputs: Sequence[fx.Node]
     nodes: Sequence[fx.Node]
@@ -80,7 +80,7 @@ class _Lowering:
 
 @dataclass(frozen=True, kw_only=True)
 class _TracedLowerings:
-    """Lowerings by the key of their calls, without those that leave it as it is, and the constants that they hold."""
+    """Lowerings by the key of their calls, except calls left unchanged; and the graph with their constants."""
 
     lowerings: Mapping[str, _Lowering] = field(default_factory=dict)
     graph: fx.GraphModule | None = None
@@ -94,7 +94,7 @@ def _trace_lowerings(calls: Sequence[_OperatorCall], table: Table) -> _TracedLow
     remedy = "use another layer, and report it with the request"
     with as_export_errors("an operator of the training step cannot be lowered", remedy):
         graph = record(run, run.inputs, table)
-    if not is_functional(graph):  # dead code could not be told from a change that nothing reads
+    if not is_functional(graph):  # dead code could not be told from an unread change
         raise ExportError("a lowering changes a tensor in place; report it with the request")
     inputs = iter([node for node in graph.graph.nodes if node.op == "placeholder"])
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
@@ -114,13 +114,13 @@ class _LoweringRun:
 
     def __init__(self, calls: Sequence[_OperatorCall], table: Table) -> None:
         self._calls, self._table = calls, table
-        # Objects of their own: the tracer knows a tensor by its identity, and a call by its inputs.
+        # Separate objects: the tracer identifies tensors by identity, and calls by their inputs.
         self.inputs = [value.detach() for call in calls for value in call.values]
         self.results: dict[str, Any] = {}
         """What each gives, with places among all results; calls that are left as they are have none."""
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        """All results of all lowerings."""
+        """Return all results of all lowerings."""
         given, tensors_found = iter(tensors), list[Tensor]()
         self.results.clear()
         for call in self._calls:
@@ -132,7 +132,7 @@ class _LoweringRun:
 
 
 def _extract_tensors(result: Any, tensors: list[Tensor]) -> Any:
-    """A result with the places of its tensors, which are added to those that were found."""
+    """Append the tensors of a result to a list, and return the result with references in their place."""
     if isinstance(result, (tuple, list)):
         return [_extract_tensors(item, tensors) for item in result]
     if isinstance(result, Tensor):
@@ -142,7 +142,7 @@ def _extract_tensors(result: Any, tensors: list[Tensor]) -> Any:
 
 
 def _insert_tensors(arguments: Any, tensors: Sequence[Any]) -> Any:
-    """What stands at places, put there."""
+    """Replace references by tensors."""
     if isinstance(arguments, _InputRef):
         return tensors[arguments.index]
     if isinstance(arguments, (tuple, list)):
@@ -153,7 +153,7 @@ def _insert_tensors(arguments: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _collect_dependencies(results: Any) -> set[fx.Node]:
-    """The nodes that results follow from, themselves included."""
+    """Return all nodes that the results depend on, the results included."""
     dependencies: set[fx.Node] = set()
     pending: list[fx.Node] = []
     fx.node.map_arg(results, pending.append)
@@ -166,7 +166,7 @@ def _collect_dependencies(results: Any) -> set[fx.Node]:
 
 
 class _GraphWriter:
-    """A new graph, node by node."""
+    """Writes a new graph node by node."""
 
     def __init__(self, old: fx.GraphModule, traced: _TracedLowerings) -> None:
         self._old, self._traced = old, traced
@@ -175,7 +175,7 @@ class _GraphWriter:
         self._values: dict[fx.Node, Any] = {}
 
     def write(self, keys: Mapping[fx.Node, str]) -> fx.GraphModule:
-        """Copy the old graph, with the lowering in the place of each call that has one."""
+        """Copy the old graph, with the lowering in place of each call that has one."""
         for node in self._old.graph.nodes:
             lowering = self._traced.lowerings.get(keys.get(node, ""))
             if lowering is not None:
@@ -206,18 +206,18 @@ class _GraphWriter:
 
 
 def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
-    """Trace a step with its shapes alone, and leave out what nothing depends on.
+    """Trace a step with its shapes only, and remove what no result depends on.
 
     Args:
-        step: what to trace.
+        step: the step to trace.
         table: lowerings, by operator.
 
     Returns:
         A graph module whose nodes carry a fake tensor of their shape and type in `meta["val"]`.
 
     Raises:
-        ExportError: the step cannot be traced, for instance because a layer depends on values; or it does what no
-            program can.
+        ExportError: the step cannot be traced, for example because a layer depends on values; or it does something that
+            no program can.
     """
     graph = lower_graph(canonical_graph(step), table)
     _copy_shared_results(graph)
@@ -225,7 +225,7 @@ def trace(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule
 
 
 def canonical_graph(step: Step) -> fx.GraphModule:
-    """A step as a graph in the form that `subfleet.export.canonical_graph` describes.
+    """Return a step as a graph in the form that `subfleet.export.canonical` describes.
 
     Raises:
         ExportError: as `trace`.
@@ -242,7 +242,7 @@ def canonical_graph(step: Step) -> fx.GraphModule:
 
 
 def _copy_shared_results(graph: fx.GraphModule) -> None:
-    """Copy each input that is also a result, and each result given twice: a runtime may lay one over another."""
+    """Copy results that are also inputs, and results given twice: a runtime may reuse the memory of one for another."""
     output = graph.graph.output_node()
     given: set[fx.Node] = set()
     results = []
@@ -258,11 +258,11 @@ def _copy_shared_results(graph: fx.GraphModule) -> None:
 
 
 def inputs_of(graph: fx.GraphModule) -> list[fx.Node]:
-    """The nodes of a traced graph's inputs, in order."""
+    """Return the nodes of a traced graph's inputs, in order."""
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def results_of(graph: fx.GraphModule) -> list[fx.Node]:
-    """The nodes whose values a traced graph gives, in order."""
+    """Return the nodes of a traced graph's results, in order."""
     results: Any = graph.graph.output_node().args[0]
     return list(results)

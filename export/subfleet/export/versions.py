@@ -1,4 +1,4 @@
-"""Which tools write a program: part of its content id, because another tool may write other bytes."""
+"""The versions of the tools that write a program, which are part of its content id."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -10,15 +10,15 @@ from subfleet.protocol.errors import ExportError, MissingExtraError
 __all__ = ["FORMAT_VERSION", "TARGET_NAMES", "tool_versions"]
 
 FORMAT_VERSION = 7
-"""Raised with every change of ours that alters what is written, or what is planned, for the same request."""
+"""Increased with every change of ours that alters a program or its plan for the same request."""
 
 _TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"onnx": ("torch", "onnx"), "executorch": ("torch", "executorch"), "torch": ("torch",)}
 )
 
 TARGET_NAMES = ("onnx", "executorch")
-"""Every target that a graph is written for, known without importing any of their tools. The target "torch" is not among
-them: its programs are requests."""
+"""Every target that a graph is written for, known without importing its tools. The target "torch" is not among them:
+its programs are requests."""
 
 
 @cache
@@ -30,7 +30,7 @@ def installed_version(tool: str) -> str:
 
 
 def tool_versions(target: str) -> dict[str, str]:
-    """The versions of everything that takes part in writing a program for a target.
+    """Return the versions of every package that takes part in writing a program for a target.
 
     Raises:
         ExportError: the target is unknown.

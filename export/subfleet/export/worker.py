@@ -1,6 +1,6 @@
-"""A process that exports: jobs in on standard input, answers out on standard output, one JSON line each.
+"""A process that exports: jobs on standard input, answers on standard output, one JSON line each.
 
-It ends at once when its input does, so it never outlives the process that started it.
+It ends as soon as its input does, so it never outlives the process that started it.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ __all__ = ["main", "run_job"]
 
 
 def run_job(job: ExportJob) -> None:
-    """Export one program or model, or cost estimates, into its file, unless another process has done so meanwhile.
+    """Export one program, model or set of cost estimates into its file, unless another process has already done so.
 
     Raises:
-        SubfleetError: it cannot be written, or differs from PyTorch.
+        SubfleetError: it cannot be exported, or differs from PyTorch.
     """
     path = Path(job.result_path)
     with lock_result(path):
@@ -52,7 +52,7 @@ def _export(job: ExportJob, path: Path) -> None:
         content = _export_estimates(job.request)
     else:
         content, figures = _export_model(job, job.request)
-        # Written first: a model file that is there has its figures beside it.
+        # Written first: a model file always has its figures beside it.
         write_atomically(figure_path(path), canonical_json(figures))
     write_atomically(path, content)
 
@@ -65,7 +65,7 @@ def _export_estimates(request: EstimateRequest) -> bytes:
 
 
 def _export_model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, object]]:
-    """An inference model, and what is known of it."""
+    """Export an inference model; return it with its figures."""
     from safetensors.torch import load
 
     from subfleet.export.programs import export_inference_model
@@ -104,7 +104,7 @@ def _handle(line: str) -> Answer:
 
 
 def warm_up(is_idle: Callable[[], bool]) -> None:
-    """Import the tools and let them build their tables, target by target, while there is nothing else to do."""
+    """Import the tools and let them build their tables, target by target, while there are no jobs."""
     from subfleet.export.programs import export_training_program
 
     model = Mlp(input_shape=(4,), class_count=2, widths=(4,), depths=(1,))
@@ -126,14 +126,14 @@ def _read_jobs(lines: TextIO, answers: BinaryIO, jobs: "queue.SimpleQueue[str]")
     for line in lines:
         answers.write(TAKEN_LINE)
         jobs.put(line)
-    os._exit(0)  # whoever asked is gone, so nobody waits for what is being exported
+    os._exit(0)  # the pool is gone, so nobody waits for the export
 
 
 def main() -> None:
     """Serve jobs until the input ends."""
-    silence(os.environ)  # also where a program of somebody else has started us
+    silence(os.environ)  # also if another program has started this one
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what the tools print goes to the log, never between the answers
+    os.dup2(2, 1)  # output of the tools goes to the log, not between the answers
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read_jobs, args=(sys.stdin, answers, jobs), daemon=True).start()
     import torch
@@ -142,7 +142,7 @@ def main() -> None:
     try:
         warm_up(jobs.empty)
     except SubfleetError:
-        sys.stderr.write("warming up failed; the first request will say why\n")
+        sys.stderr.write("warming up failed; the first request will report the reason\n")
     while True:
         answer = _handle(jobs.get())
         answers.write(canonical_json(answer) + b"\n")

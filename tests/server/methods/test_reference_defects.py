@@ -6,18 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, random_state
 from export.step_rig import carried, example, run, step_of_module
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from server.methods.method_cases import OF_ONE_NETWORK
 from torch import Tensor
 
 from subfleet.aggregation.views import Views
-from subfleet.arrays.codecs import encode_changes
 from subfleet.elastic.building import build_module
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.families.records.residual import PreactResNet
@@ -30,7 +26,7 @@ from subfleet.export.steps import Student
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.anycostfl import AnycostFL
-from subfleet.methods.assigner import Draw, WrittenSize
+from subfleet.methods.assigner import Draw
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.federated_dropout import FederatedDropout
@@ -40,10 +36,8 @@ from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.techniques import NormPolicy, Techniques
-from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture, Roll
 from subfleet.rounds.context import RunContext
-from subfleet.search.queue import ProgramFacts
 from subfleet.testing.rounds import (
     MODEL,
     SEED,
@@ -81,65 +75,6 @@ def total_bytes(context: RunContext) -> tuple[int, int]:
     """Memory and weights of the largest size."""
     largest = context.estimate(context.network.full_architecture())
     return largest.training_memory_bytes["onnx"], largest.weight_bytes
-
-
-def sent_bytes(context: RunContext, architecture: Architecture, budget: Budget) -> int:
-    """What a client with this budget really sends for a submodel: a change, written by its codec."""
-    codec = context.update_codec(context.network, architecture, budget)
-    changes = {name: np.ones(shape, np.float32) for name, shape in context.network.shapes(architecture).items()}
-    exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
-    encoded = encode_changes(codec, changes, exact=exact, uniform=lambda name: np.zeros)
-    return sum(array.nbytes for array in encoded.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-@settings(deadline=None, max_examples=25)
-@given(data=st.data())
-def test_no_method_ever_gives_a_size_that_is_over_a_budget(name: str, data: st.DataObject) -> None:
-    """Plato's HeteroFL holds sizes against a limit of operations; its AnycostFL and FedRolex give what does not fit."""
-    context = small_context(name)
-    near = st.integers(-1, 1)
-    needs = st.sampled_from([one.training_memory_bytes["onnx"] for one in context.candidates])
-    moved = {one.weight_bytes for one in context.candidates} | {one.update_bytes for one in context.candidates}
-    links = st.none() | st.builds(int.__add__, st.sampled_from(sorted(moved)), near)
-    budget = Budget(
-        memory_bytes=data.draw(st.builds(int.__add__, needs, near)),
-        downlink_bytes=data.draw(links),
-        uplink_bytes=data.draw(links),
-    )
-    space = context.candidates
-    some = data.draw(
-        st.lists(st.sampled_from(space), max_size=4, unique_by=lambda one: one.architecture.architecture_id)
-    )
-    excess = st.sampled_from([0, 1, 10**6])
-    written = {
-        one.architecture.architecture_id: WrittenSize(
-            size=one.architecture,
-            facts=ProgramFacts(planned_peak_bytes=one.training_memory_bytes["onnx"] + data.draw(excess)),
-        )
-        for one in some
-    }
-    below = data.draw(st.none() | st.sampled_from(space))
-    waiting = replace(
-        ask(context, data.draw(st.sampled_from("abc")), round_number=data.draw(st.integers(1, 5))),
-        budget=budget,
-        below=below,
-        written=written,
-        previous=data.draw(st.none() | st.sampled_from(context.space)),
-    )
-    found = context.roles.assigner.assign(waiting).candidate
-    if found is None:
-        return
-    size = context.estimate(found.architecture)
-    known = written.get(found.architecture.architecture_id)
-    assert size.training_memory_bytes["onnx"] <= budget.memory_bytes
-    assert known is None or (known.facts.planned_peak_bytes or 0) <= budget.memory_bytes
-    assert size.weight_bytes == 4 * context.network.parameter_count(found.architecture)
-    assert budget.downlink_bytes is None or size.weight_bytes <= budget.downlink_bytes
-    assert budget.uplink_bytes is None or sent_bytes(context, found.architecture, budget) <= budget.uplink_bytes
-    assert below is None or size.parameters <= below.parameters
-    assert below is None or found.architecture.architecture_id != below.architecture.architecture_id
 
 
 @pytest.mark.parametrize("method", [HeteroFL(), FedRolex(), FederatedDropout(), AnycostFL()], ids=lambda one: one.TYPE)

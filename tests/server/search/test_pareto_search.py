@@ -1,3 +1,5 @@
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.index import EstimateIndex
 from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSettings
-from subfleet.search.pareto import ParetoSettings
+from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import Query, fit_of
 
 MANY = list(enumerate(queries(40, seed=6)))
@@ -137,8 +139,13 @@ def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     assert len(unused) > 10
 
 
-HALF = pareto_search(SPACE, uniform=UNIFORM)
-run(HALF, queries(10, seed=7))
+@cache
+def half_known() -> ParetoSearch:
+    """A search that ten devices have taught."""
+    serving = pareto_search(SPACE, uniform=UNIFORM)
+    run(serving, queries(10, seed=7))
+    assert isinstance(serving.search, ParetoSearch)
+    return serving.search
 
 
 @pytest.mark.slow
@@ -149,7 +156,7 @@ def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_firs
 ) -> None:
     """As all look before any is answered, what one comes by serves the other."""
     search = pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=24))
-    search.learn(HALF.pool[:known])
+    search.learn(half_known().pool[:known])
     for query in reversed(queries) if richer_first else queries:
         search.learn(search.explore(query, stream(richer_first, known)).found)
     poorer, richer = (search.best(query) for query in queries)

@@ -9,12 +9,14 @@ not show is said beside it: tensors that start otherwise than their layers usual
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from subfleet.elastic.axes import Axis, Dim, Product, factors_of
 from subfleet.elastic.families.choice_block import ChoiceBlock
@@ -31,7 +33,7 @@ from subfleet.elastic.network import (
 )
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "fraction_of", "module_of"]
+__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "fraction_of", "module_of", "without_weights"]
 
 
 class TiedSize(int):
@@ -217,9 +219,33 @@ def _parts(blueprint: Blueprint) -> tuple[str, ...]:
     )
 
 
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Modules that are built in this context have no memory for their weights, and draw none.
+
+    PyTorch can draw shapes without memory too, but loads its compiler to draw normal ones, which takes seconds.
+    """
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+_DRAWING = frozenset({nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_})
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors as they are where a layer fills them with random numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What a function of PyTorch returns; see there."""
+        kwargs = kwargs or {}
+        if func in _DRAWING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
     """Every tensor of the full module, in the order of its state."""
-    with torch.device("meta"):
+    with without_weights():
         module = _build_full(blueprint, {})
     places, parts = _places(config, blueprint), _parts(blueprint)
     for path, layer in module.named_modules():
@@ -270,10 +296,11 @@ def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
 
     It has as many as any other. A run of the full one with shapes alone loads PyTorch's compiler, which takes seconds.
     """
-    with torch.random.fork_rng(devices=[]):  # its weights mean nothing, and leave the random state alone
+    with torch.random.fork_rng(devices=[]), _Undrawn():  # its weights mean nothing, and leave the random state alone
         module = _build_full(
             blueprint, {axis.name: axis.granularity for axis in blueprint.axes if axis.kind != "kernel"}
         )
+    module.eval()
     found: dict[str, int] = {}
 
     def record(path: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -296,7 +323,7 @@ def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
             for run in range(runs):  # so often that every operator of every choice is drawn
                 for choice in choices:
                     choice.drawn = choice.operators[run % len(choice.operators)]
-                module.eval()(torch.zeros(1, *config.input_shape, dtype=dtype))
+                module(torch.zeros(1, *config.input_shape, dtype=dtype))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"input_shape is {config.input_shape} and group_size is {blueprint.group_size}, but family "

@@ -1,8 +1,8 @@
-"""A step as a graph in one form, whatever the network was written like: the passes before lowerings, in their order.
+"""A step's graph in one form, independent of how the network was written: the passes before lowerings, in order.
 
-capture    autograd done, every change in place a new tensor: no operator changes what it is given
-cleaning   what only matters to memory is gone: detached and cloned tensors are the tensors, a copy is what it copies,
-           a view has all its sizes; so is what no result depends on
-constants  what follows from constants alone is a constant; equal ones are one
-checks     nothing is left that no program can do: randomness of its own, another type, a constant that changes
+capture    autograd is done, and every change in place is a new tensor: no operator changes its inputs
+cleaning   operators that only affect memory are gone: a detached or cloned tensor is the tensor, a copy is its source,
+           a view has all its sizes; so is everything that no result depends on. What depends on constants only is a
+           constant; equal ones are one
+checks     nothing remains that no program can do: its own randomness, another type, a constant that changes
 """

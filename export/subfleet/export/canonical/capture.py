@@ -1,4 +1,4 @@
-"""A step as a graph of PyTorch's basic operators, none of which changes a tensor."""
+"""Captures a step as a graph of PyTorch's basic operators, none of which changes a tensor."""
 
 import torch
 from torch import fx
@@ -16,15 +16,15 @@ _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def capture_step(step: Step) -> fx.GraphModule:
-    """Trace a step with its shapes alone. Nodes carry a fake tensor of their shape and type in `meta["val"]`.
+    """Trace a step with its shapes only. Nodes carry a fake tensor of their shape and type in `meta["val"]`.
 
-    A change in place becomes a new tensor, and so does every view of what was changed. Tensors that the network holds
-    are attributes of the graph. It is traced twice: what chance, or something that nobody sees, makes of it in one run
-    must not become the program.
+    A change in place becomes a new tensor, and so does every view of the changed tensor. Tensors that the network holds
+    are attributes of the graph. The step is traced twice: what differs by chance, or by unknown state, must not become
+    a program.
 
     Raises:
-        ExportError: the step cannot be traced, for instance because a layer depends on values; or it does not do the
-            same twice.
+        ExportError: the step cannot be traced, for example because a layer depends on values; or it differs between
+            runs.
     """
     with SeededRandomness(0):
         first = _trace_step(step)

@@ -1,4 +1,4 @@
-"""What a captured graph may not hold, whatever the target."""
+"""Checks that a captured graph contains nothing that no target can do."""
 
 from collections.abc import Mapping
 
@@ -15,22 +15,22 @@ _TYPES = frozenset({torch.float32, torch.int64, torch.int32, torch.bool})
 
 
 def is_functional(graph: fx.GraphModule) -> bool:
-    """Whether no operator changes the numbers that it is given."""
+    """Return whether no operator changes the numbers of its inputs."""
     called = {node.target for node in graph.graph.nodes if node.op == "call_function"}
-    called.discard(torch.ops.aten.detach_.default)  # it changes what autograd knows
+    called.discard(torch.ops.aten.detach_.default)  # it only affects autograd
     return not any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in called)  # noqa: SLF001
 
 
 def check_constants(graph: fx.GraphModule, carried: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
-    """Make sure that what a graph holds stays as it is from step to step.
+    """Check that what a graph contains stays the same from step to step.
 
     Args:
-        graph: nothing in it is left that no result depends on.
-        carried: what steps change, by name.
-        held: names of constants.
+        graph: without dead code.
+        carried: tensors that steps change, by name.
+        held: constants, by name.
 
     Raises:
-        ExportError: a constant lies in the memory of something that is carried, or is left from an earlier run.
+        ExportError: a constant shares the memory of a carried tensor, or is left from an earlier run.
     """
     owners = {_memory(tensor): name for name, tensor in carried.items() if tensor.numel()}
     names = {id(tensor): name for name, tensor in held.items()}
@@ -58,10 +58,10 @@ def _memory(tensor: Tensor) -> int:
 
 
 def check_operators(graph: fx.GraphModule) -> None:
-    """Make sure that what a graph does can be repeated, in single precision.
+    """Check that what a graph does can be repeated, in single precision.
 
     Raises:
-        ExportError: an operator draws random numbers, or gives a floating type other than float32.
+        ExportError: an operator draws random numbers, or returns a floating-point type other than float32.
     """
     for node in graph.graph.nodes:
         if node.op != "call_function":

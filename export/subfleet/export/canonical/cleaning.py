@@ -1,4 +1,4 @@
-"""Takes out of a functional graph what only matters to memory, and what nothing depends on."""
+"""Removes operators that only affect memory and dead code from a functional graph, and folds constants."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +19,12 @@ _SAME = frozenset(
         aten.lift_fresh_copy.default,
     }
 )
-"""Operators that give the numbers they are given: of another memory, or unknown to autograd."""
+"""Operators that return their input's numbers, in other memory or without autograd."""
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})  # noqa: SLF001 - the operator's name
 
 
 def clean(graph: fx.GraphModule) -> None:
-    """Clean a graph in which no operator changes a tensor; what it computes stays the same."""
+    """Clean a graph in which no operator changes a tensor; its results stay the same."""
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
             continue
@@ -36,14 +36,14 @@ def clean(graph: fx.GraphModule) -> None:
                 node.replace_all_uses_with(_copy_value(graph, node))
             graph.graph.erase_node(node)
         elif node.target in _VIEWS:
-            # Of a tensor of any order in memory, as copies that made it contiguous are gone; no size is left open.
+            # The tensor may have any order in memory, as copies that made it contiguous are gone; all sizes are given.
             node.target = aten.reshape.default
             node.args = (node.args[0], [int(size) for size in node.meta["val"].shape])
     drop_dead_code(graph)
 
 
 def drop_dead_code(graph: fx.GraphModule) -> None:
-    """Take out what no result depends on, also where it would draw random numbers."""
+    """Remove everything that no result depends on, even if it draws random numbers."""
     for node in reversed(graph.graph.nodes):
         if not node.users and node.op not in {"placeholder", "output"}:
             graph.graph.erase_node(node)
@@ -51,7 +51,7 @@ def drop_dead_code(graph: fx.GraphModule) -> None:
 
 
 def _copy_value(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
-    """What a copy writes, in the type and shape of what it writes to."""
+    """Return what a copy writes, in the type and shape of its destination."""
     value: Any = node.args[1]
     target = node.meta["val"]
     if value.meta["val"].dtype != target.dtype:
@@ -78,15 +78,15 @@ _FILLS = frozenset(
         aten.expand.default,
     }
 )
-"""Operators that repeat a few numbers: as constants these would only make a program larger."""
+"""Operators that repeat a few numbers: as constants they would only make a program larger."""
 _UNKNOWN = frozenset({aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default})
-"""Operators that give whatever is in memory."""
+"""Operators that return uninitialised memory."""
 
 
 def fold_constants(graph: fx.GraphModule) -> None:
-    """Put each value that follows from constants alone into the graph, where something else reads it.
+    """Replace values that depend on constants only by constants, if anything else reads them.
 
-    A repetition of a constant is left for the runtime to make. Equal constants become one.
+    Repetitions of a constant are left to the runtime. Equal constants become one.
     """
     constant: dict[fx.Node, Tensor] = {}
     for node in graph.graph.nodes:
@@ -115,7 +115,7 @@ def _value(node: fx.Node, constant: Mapping[fx.Node, Tensor]) -> Any:
 
 
 class _ConstantHolder:
-    """The constants that a graph holds, each once."""
+    """The constants in a graph, each once."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         self._graph = graph
@@ -123,7 +123,7 @@ class _ConstantHolder:
         self._first = next(iter(graph.graph.nodes))
 
     def hold(self, constant: Mapping[fx.Node, Tensor]) -> None:
-        """Replace each constant value that something else, or a repetition, reads."""
+        """Replace each constant value that a repetition, or something that is not constant, reads."""
         for node, value in constant.items():
             if node.op != "get_attr" and node.target in _FILLS:
                 continue
@@ -145,7 +145,7 @@ class _ConstantHolder:
         return self._nodes[key]
 
     def _make_node(self, value: Tensor) -> fx.Node:
-        """A node that gives a constant; one number repeated is made by the runtime."""
+        """Return a node with a constant; the runtime creates repetitions of one number."""
         if value.numel() and bool((value == value.view(-1)[0]).all()):
             number = value.view(-1)[0].item()
             return self._graph.graph.call_function(

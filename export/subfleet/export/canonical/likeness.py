@@ -1,4 +1,4 @@
-"""Whether graphs compute the same, whatever their nodes are called."""
+"""Compares what graphs compute, independent of the names of their nodes."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["are_alike", "number_results"]
 
 
 def are_alike(first: fx.GraphModule, second: fx.GraphModule) -> bool:
-    """Whether two graphs compute the same of inputs at the same places."""
+    """Return whether two graphs compute the same from their inputs."""
     known: dict[Hashable, int] = {}
     numbers = []
     for graph in (first, second):
@@ -23,13 +23,13 @@ def are_alike(first: fx.GraphModule, second: fx.GraphModule) -> bool:
 def number_results(
     graph: fx.GraphModule, own: Sequence[fx.Node], results: Sequence[fx.Node], known: dict[Hashable, int]
 ) -> list[int]:
-    """For each result a number that stands for how it is computed: equal ones are computed alike.
+    """Return a number for each result that identifies how it is computed: equal ones are computed in the same way.
 
     Args:
-        graph: in which no operator changes a tensor.
-        own: nodes of the run's own tensors: alike where they have the same place.
+        graph: without operators that change a tensor.
+        own: nodes of the run's own tensors, which are identified by their position.
         results: its results.
-        known: the numbers given so far.
+        known: numbers assigned so far.
     """
     positions = {node: position for position, node in enumerate(own)}
     number_of: dict[fx.Node, int] = {}
@@ -47,7 +47,7 @@ def number_results(
 
 
 def _value(tensor: Any) -> Hashable:
-    """A tensor made anew in each run is the same if its numbers are."""
+    """Identify a tensor that each run creates anew by its numbers."""
     if type(tensor) not in {Tensor, nn.Parameter}:
         return id(tensor)
     bits = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

@@ -1,8 +1,8 @@
-"""Masks of gradients that may be infinite, chosen and not multiplied.
+"""Finds masks of gradients that may be infinite, so that these are selected instead of multiplied.
 
-An activation's backward takes the gradient where the activation lets it pass, and 0 elsewhere. Lowerings multiply it by
-1 and 0, which is fast, and the same for every finite gradient. Behind a division by what may be 0, as that of a root's
-backward, a gradient may be infinite where the mask takes it away: 0 times infinity is no number.
+The backward of an activation passes the gradient in some places and is 0 elsewhere. Lowerings multiply by 1 and 0,
+which is fast, and the same for every finite gradient. After a division by what may be 0, as in the backward of a root,
+a gradient may be infinite where the mask is 0, and 0 times infinity is NaN.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ CHOSEN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         )
     }
 )
-"""By operator: PyTorch's own decompositions choose, so that the gradient may be anything where it does not count."""
+"""By operator: PyTorch's own decompositions select, so the gradient may be anything where it does not count."""
 
 _DIVISIONS = frozenset({aten.div.Tensor, aten.reciprocal.default, aten.rsqrt.default})
 _CARRYING = frozenset(
@@ -48,11 +48,11 @@ _CARRYING = frozenset(
         aten.mul.Tensor,
     }
 )
-"""Operators whose result is above 0 where all that they are given is."""
+"""Operators with a result above 0 if all inputs are."""
 
 
 def find_unbounded(graph: fx.GraphModule) -> frozenset[fx.Node]:
-    """The nodes that follow from a division by what may be 0."""
+    """Return the nodes that depend on a division by what may be 0."""
     positive: set[fx.Node] = set()
     unbounded: set[fx.Node] = set()
     for node in graph.graph.nodes:
@@ -64,7 +64,7 @@ def find_unbounded(graph: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def _is_positive(node: fx.Node, positive: set[fx.Node]) -> bool:
-    """Whether all of its numbers are above 0 as far as its operator tells; a number that is added is taken for one."""
+    """Return whether an operator only gives numbers above 0; an added positive number counts as enough."""
     if node.op != "call_function":
         return False
     if node.target in {aten.clamp.default, aten.clamp_min.default}:

@@ -1,1 +1,1 @@
-"""Supernets' programs: chains of pieces that a device runs one behind another along the path that it draws."""
+"""Programs of supernets: chains of pieces that a device runs one after the other along the path that it draws."""

@@ -23,10 +23,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkValues:
-    """What a module that computes a link reads and gives, and its weights.
+    """The inputs, outputs and weights of a module that computes a link.
 
     Attributes:
-        reads: of role "input" in the first link, else "features".
+        reads: of role "input" in the first link, otherwise "features".
         gives: features, or logits in the last link.
         weights: parameters and buffers.
     """
@@ -37,28 +37,28 @@ class LinkValues:
 
     @property
     def mask(self) -> ValueInfo:
-        """Which samples are real."""
+        """The mask of real samples."""
         return mask_of(self.reads.shape[0])
 
     @property
     def output_gradient(self) -> ValueInfo:
-        """The gradient that comes back by what the link gives."""
+        """The incoming gradient of the link's output."""
         return replace(self.gives, name="given_gradient", role="features_gradient")
 
     @property
     def forward_outputs(self) -> tuple[ValueInfo, ...]:
-        """Of a forward program in training."""
+        """The outputs of a forward program in training."""
         return (self.gives, *self._new_buffers)
 
     @property
     def gradients(self) -> tuple[ValueInfo, ...]:
-        """Of a backward program: by what the link reads, where a link is before it, and by each parameter."""
+        """The outputs of a backward program: gradients of the input, unless it is the first link, and of parameters."""
         before = [replace(self.reads, name="read_gradient", role="features_gradient")]
         own = (replace(value, name=f"gradient.{value.tensor}", role="gradient") for value in self.parameters)
         return (*(before if self.reads.role == "features" else ()), *own)
 
     def loss_outputs(self, objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
-        """Of the last link's program in training."""
+        """Return the outputs of the last link's program in training."""
         return (*metric_values(objective), *self.gradients, *self._new_buffers)
 
     @property
@@ -72,18 +72,18 @@ class LinkValues:
 
 
 def of_role(values: Iterable[ValueInfo], role: Role) -> tuple[ValueInfo, ...]:
-    """Those of a role."""
+    """Return the values of a role."""
     return tuple(value for value in values if value.role == role)
 
 
 def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
-    """What is read after a training step."""
+    """Return the metrics of a training step."""
     names: tuple[Role, ...] = ("loss", "correct", "count")
     return tuple(scalar(name, name) for name in (*names, *(("squares",) if objective.squares else ())))
 
 
 def update_inputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> tuple[ValueInfo, ...]:
-    """Of the program that changes a piece's parameters."""
+    """Return the inputs of the program that updates a piece's parameters."""
     gradients = (replace(value, name=f"gradient.{value.tensor}", role="gradient") for value in parameters)
     scalars = (scalar(kind, "optimiser_state") for kind in OPTIMISERS[optimiser.name].scalars(optimiser))
     fed = (scalar("learning_rate", "learning_rate"), scalar("gradient_scale", "gradient_scale"))
@@ -91,7 +91,7 @@ def update_inputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings)
 
 
 def update_outputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> tuple[ValueInfo, ...]:
-    """Likewise."""
+    """Return the outputs of the program that updates a piece's parameters."""
     inputs = update_inputs(parameters, optimiser)
     return tuple(_new(value) for value in inputs if value.role in ("parameter", "optimiser_state"))
 
@@ -104,15 +104,15 @@ def chain_training(
     objective: ObjectiveSettings,
     optimiser: OptimiserSettings,
 ) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
-    """Inputs and outputs of a whole chain, as those of a program that sums gradients, which the device does here.
+    """Return inputs and outputs of a whole chain, as of a program that sums gradients, which here the device does.
 
     Args:
         module: the supernet's.
         sample: of a batch.
         logits: of a batch.
-        parts: names of the parts that have parameters: each has scalar states of its own, as it steps when it is drawn.
-        objective: what is minimised.
-        optimiser: its settings.
+        parts: names of the parts with parameters: each has its own scalar states, as it only steps when it is drawn.
+        objective: the objective to minimise.
+        optimiser: the optimiser's settings.
     """
     weights = weights_of(module)
     scalars = (
@@ -129,7 +129,7 @@ def chain_training(
 def chain_evaluation(
     module: nn.Module, sample: ValueInfo, logits: ValueInfo, objective: ObjectiveSettings
 ) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
-    """Inputs and outputs of a whole chain, as those of an evaluation program."""
+    """Return inputs and outputs of a whole chain, as of an evaluation program."""
     inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *weights_of(module))
     return inputs, (*metric_values(objective), replace(logits, name="logits", role="logits"))
 

@@ -1,13 +1,15 @@
-"""The memory that a chain takes on a device, told link by link: see `subfleet.protocol.chains`.
+"""The manifest of a chain: its links, its programs, its values, and the memory that it takes on a device.
 
-    whatever is drawn    the runtime, what the manifest says, and one batch
-    of each piece        the runtime's objects for its programs, and these programs
-    of each operator     its weights and states, once: an update gives new ones in the place of the old
-    of a path            what each link reads, until its gradient is told, and the gradients of all parameters
-    at any moment        one program: all share the runtime's memory for a program's own tensors
+The memory is planned link by link (see `subfleet.protocol.chains`):
 
-While a program on the way back runs, links behind it keep what they read no more; so what a program reads and gives
-counts as far as it is more than that.
+   always           the runtime, the manifest, and one batch
+   for each piece   the runtime's objects for its programs, and these programs
+   each operator    its weights and states, once: an update replaces the old ones
+   on a path        what each link reads, until its gradient is known, and the gradients of all parameters
+   at any moment    one program: all share the runtime's memory for a program's own tensors
+
+While a program of the backward pass runs, later links no longer keep what they read; so the inputs and outputs of a
+program only count as far as they exceed that.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,42 +56,42 @@ _BASE_BYTES: Mapping[str, int] = MappingProxyType(
 _READ_BYTES = 4.5
 """For each byte of a manifest: its text, its objects, and what reading it leaves behind. Measured: 4.0 to 5.0."""
 _CHAINED_BYTES = 2_500_000
-"""What chaining takes beside: the file as it was read, draws, and the values of each program. Measured: 2 to 4 MB."""
+"""What chaining takes besides: the file as read, draws, and the values of each program. Measured: 2 to 4 MB."""
 
 
 _GAPS = 1.12
-"""Features and gradients of links are blocks of the C library's heap, which fits other ones into what becomes free.
-Measured: 1.00 (CNN-S) to 1.11 (CNN-L), and more with ExecuTorch, whose own tensors are there, too."""
+"""Features and gradients of links are blocks of the C library's heap, which leaves gaps between them. Measured: 1.00
+(CNN-S) to 1.11 (CNN-L), and more with ExecuTorch, which keeps its own tensors there too."""
 
 
 def reading_bytes(manifest_bytes: int) -> int:
-    """What a device takes to read a manifest of this length, and to chain what it says."""
+    """Return what a device takes to read a manifest of this length, and to chain its programs."""
     return _CHAINED_BYTES + round(_READ_BYTES * manifest_bytes)
 
 
 def add_gaps(size_bytes: int) -> int:
-    """What blocks of so many bytes in all take, where others of other sizes come and go between them."""
+    """Return the size of blocks of so many bytes in total, with the gaps that others leave between them."""
     return round(_GAPS * size_bytes)
 
 
 def base_bytes(target: str) -> int:
-    """What a device takes whatever the program."""
+    """Return what a device takes for any program."""
     return _BASE_BYTES[target]
 
 
 def runtime_bytes(target: str, written: Sequence[WrittenStep]) -> int:
-    """What the runtime takes for a piece's programs."""
+    """Return what the runtime takes for a piece's programs."""
     return sum(step.program.memory.runtime_bytes - _BASE_BYTES[target] for step in written)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkBytes:
-    """What lies around a link.
+    """The surroundings of a link.
 
     Attributes:
-        trains: whether anything is kept for the way back.
-        later_links: that links behind it keep at least of what they read.
-        all_links: that all links do.
+        trains: whether anything is kept for the backward pass.
+        later_links: the least that later links keep of what they read.
+        all_links: the same of all links.
         summed: whether gradients are summed over micro-batches.
     """
 
@@ -100,7 +102,7 @@ class LinkBytes:
 
 
 def peak_bytes(written: Mapping[str, WrittenStep], around: LinkBytes) -> int:
-    """The most that one program of a link takes beside what its path keeps."""
+    """Return the most that one program of a link takes besides what its path keeps."""
     return max((_program_bytes(kind, step, around) for kind, step in written.items()), default=0)
 
 
@@ -111,17 +113,17 @@ def _program_bytes(kind: str, step: WrittenStep, around: LinkBytes) -> int:
 
 
 def _transient_values(step: Step, around: LinkBytes) -> list[ValueInfo]:
-    """What is there only as long as a program runs."""
+    """Return the values that only exist while a program runs."""
     if not around.trains:
         return [*(value for value in step.inputs if value.role == "features"), *step.outputs]
-    # What a link reads is kept, what it gives the next one keeps; so are gradients, where they are not added to others.
+    # A link keeps its input, the next one its output; gradients are kept too, unless they are added to others.
     kept_roles = {"features"} if around.summed else {"features", "gradient"}
     back = (value for value in step.inputs if value.role == "features_gradient")
     return [*back, *(value for value in step.outputs if value.role not in kept_roles)]
 
 
 def memory_of(chain: Chain, batch: Sequence[ValueInfo], packings: Sequence[Packing]) -> MemoryPlan:
-    """The plan of the largest path with all operators held; its peak is what `ChainRoom.largest_peak_bytes` tells."""
+    """Return the plan of the largest path with all operators held; its peak is `ChainRoom.largest_peak_bytes`."""
     operators = [operator for link in chain.links for operator in link.operators]
     weights, states = (
         sum(operator.weight_bytes for operator in operators),
@@ -154,18 +156,18 @@ _Steps = Mapping[str, WrittenStep]
 
 
 def manifest_of(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest) -> ProgramManifest:
-    """The manifest of a chain.
+    """Return the manifest of a chain.
 
     Args:
         cut: the supernet.
         written: the programs of each piece that the target can run.
-        request: what is asked for.
+        request: the request.
 
     Raises:
         ExportError: the target can run no operator of a choice.
     """
     chain = _ChainBuilder(cut=cut, written=written, request=request).chain()
-    # A manifest is read as a whole, and tells thousands of values.
+    # A manifest is read as a whole, and has thousands of values.
     read_bytes = reading_bytes(len(canonical_json(_manifest(cut, written, request, chain))))
     return _manifest(cut, written, request, replace(chain, fixed_bytes=chain.fixed_bytes + read_bytes))
 
@@ -195,7 +197,7 @@ def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, 
 
 
 def _values(cut: Cut, request: ProgramRequest) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
-    """Inputs and outputs of all programs together."""
+    """Return inputs and outputs of all programs together."""
     if not isinstance(request, TrainRequest):
         return chain_evaluation(cut.module, cut.sample, cut.pieces.gives, request.objective)
     parts = [
@@ -213,7 +215,7 @@ def _batch(inputs: Iterable[ValueInfo]) -> tuple[ValueInfo, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ChainBuilder:
-    """Tells what the links of a supernet are to a device."""
+    """Describes the links of a supernet for a device."""
 
     cut: Cut
     written: Mapping[str, _Steps]
@@ -247,7 +249,7 @@ class _ChainBuilder:
         return isinstance(self.request, TrainRequest)
 
     def _read_bytes(self, index: int) -> int:
-        """Of what a link keeps for the way back."""
+        """Return the bytes that a link keeps for the backward pass."""
         return value_bytes([self.cut.pieces.reads[index]]) if self._trains else 0
 
     def _always_reads(self, link: LinkModule) -> bool:

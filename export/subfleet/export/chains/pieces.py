@@ -1,4 +1,7 @@
-"""A supernet's module cut into links: its choices, and what lies between them."""
+"""Cuts a supernet into links, which are its choices and what lies between them, and finds the pieces that compute them.
+
+Each piece is written once, for all links with equal structure and shapes.
+"""
 
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -22,12 +25,12 @@ __all__ = ["LinkModule", "OperatorModule", "Piece", "Pieces", "links_of", "piece
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorModule:
-    """One way to compute a link.
+    """An operator of a link.
 
     Attributes:
         name: of the operator; empty in a link without a choice.
-        prefix: what comes before the module's own names of tensors in the supernet.
-        module: the supernet's own, or a row of them.
+        prefix: of the module's tensor names in the supernet.
+        module: a module of the supernet, or a sequence of them.
     """
 
     name: str
@@ -36,20 +39,20 @@ class OperatorModule:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it passes on what it reads."""
+        """Whether the operator returns its input."""
         return type(self.module) is nn.Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModule:
-    """One link: the operators of a choice, or all modules between two choices."""
+    """A link: the operators of a choice, or all modules between two choices."""
 
     name: str
     operators: tuple[OperatorModule, ...]
 
     @property
     def is_choice(self) -> bool:
-        """Whether it is a choice."""
+        """Whether the link is a choice."""
         return bool(self.operators[0].name)
 
 
@@ -57,7 +60,7 @@ def links_of(module: nn.Module, choices: Collection[str]) -> tuple[LinkModule, .
     """Cut a supernet into links, from the input to the logits.
 
     Args:
-        module: choices lie in it by themselves or in `nn.Sequential`, however deep.
+        module: its choices are nested in `nn.Sequential` only.
         choices: their names, which are the paths of their modules.
 
     Raises:
@@ -78,7 +81,7 @@ def links_of(module: nn.Module, choices: Collection[str]) -> tuple[LinkModule, .
 
 
 def _flatten(module: nn.Module, path: str, choices: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that run one behind another, a choice by itself, and as much as goes between two of them in one."""
+    """Yield the modules that run one after the other: each choice, and as much as possible between choices."""
     inside = any(name.startswith(f"{path}." if path else "") for name in choices)
     if path in choices or not inside:
         yield path, module
@@ -103,7 +106,7 @@ def _choice(path: str, module: nn.Module) -> LinkModule:
 
 
 def _sequence(parts: Sequence[tuple[Sequence[str], nn.Module]]) -> nn.Sequential:
-    """Modules one behind another, each at its own path."""
+    """Nest modules that run one after the other, each at its own path."""
     children = OrderedDict[str, nn.Module]()
     for name, group in groupby(parts, key=lambda part: part[0][0]):
         below = [(path[1:], module) for path, module in group]
@@ -127,7 +130,7 @@ def _check_own_tensors(links: Sequence[LinkModule]) -> None:
 
 _PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.layout)
 _NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
-"""What stands for itself: two places that call the same function do the same."""
+"""Values that stand for themselves: two modules that call the same function do the same."""
 _OF_STATES = frozenset(
     {
         "_state_dict_hooks",
@@ -137,15 +140,16 @@ _OF_STATES = frozenset(
         "_is_full_backward_hook",
     }
 )
-"""Attributes of PyTorch's that say how weights are read and written."""
+"""PyTorch's attributes that define how weights are read and written."""
 _OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
-"""Of its recurrent layers, lists of their own parameters."""
+"""PyTorch's lists of parameters in recurrent layers."""
 
 
 def structure_of(module: nn.Module) -> Hashable:
-    """Equal for modules that compute the same of the same weights; of what is not known to be equal, never.
+    """Return a value that is equal for modules that compute the same from the same weights.
 
-    It is told from the classes of all layers, their attributes, their parameters' shapes, and constants.
+    Unknown values are never equal. It consists of the classes of all layers, their attributes, their parameters'
+    shapes, and constants.
     """
     carried = set(module.state_dict(keep_vars=True))
     return tuple((path, _layer(layer, path, carried)) for path, layer in module.named_modules(remove_duplicate=False))
@@ -163,7 +167,7 @@ def _layer(layer: nn.Module, path: str, carried: set[str]) -> Hashable:
 
 
 def _describe_buffer(buffer: Tensor | None) -> Any:
-    """A buffer that travels with the weights where it holds numbers; one of another type is a constant."""
+    """Describe a floating-point buffer, which is part of the weights; a buffer of another type is a constant."""
     if buffer is None or not buffer.is_floating_point():
         return buffer
     return ("buffer", tuple(buffer.shape), buffer.dtype)
@@ -191,7 +195,7 @@ def _describe_leaf(value: Any) -> Hashable:
 
 
 class _UniqueValue:
-    """Something of which it is not known what it does: it is equal to itself alone."""
+    """A value with unknown behaviour: it is only equal to itself."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -205,12 +209,12 @@ class _UniqueValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A module that computes links.
+    """A module that computes one or more links.
 
     Attributes:
-        name: of the first place that it computes.
-        module: of that place.
-        values: that it reads and gives.
+        name: of the first operator that it computes.
+        module: of that operator.
+        values: its inputs and outputs.
         last: whether the loss follows.
     """
 
@@ -225,10 +229,10 @@ class Pieces:
     """All pieces of a chain.
 
     Attributes:
-        pieces: in the order of their first places.
-        names: the piece of each place, by link and operator; empty where an operator passes on what it reads.
-        reads: what each link reads.
-        gives: what the last link gives.
+        pieces: in the order of the operators that they compute first.
+        names: the piece of each link and operator; empty if an operator returns its input.
+        reads: the input of each link.
+        gives: the output of the last link.
     """
 
     pieces: tuple[Piece, ...]
@@ -238,17 +242,17 @@ class Pieces:
 
 
 def pieces_of(links: Sequence[LinkModule], sample: ValueInfo, *, training: bool, in_parts: bool) -> Pieces:
-    """Find out what a supernet's links read and give, and which of their places are alike.
+    """Determine the inputs and outputs of a supernet's links, and which operators share a piece.
 
     Args:
         links: from the input to the logits.
-        sample: what the first one reads.
+        sample: the input of the first link.
         training: whether they are to be trained.
         in_parts: whether their batch is one of several micro-batches.
 
     Raises:
-        ExportError: a module cannot be run so, draws random numbers or has a parameter that is not trained; or the
-            operators of a choice give different shapes.
+        ExportError: a module cannot be run, draws random numbers or has a frozen parameter; or the operators of a
+            choice have different output shapes.
     """
     every: dict[Hashable, Piece] = {}
     names: dict[tuple[str, str], str] = {}

@@ -1,4 +1,4 @@
-"""A request for a supernet's program to the chain that is written for it."""
+"""Exports the chain of programs for a supernet."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -22,17 +22,17 @@ __all__ = ["write_chain"]
 
 logger = logging.getLogger(__name__)
 _Written = Mapping[str, Mapping[str, WrittenStep]]
-"""Programs by the name of their piece and that of their step."""
+"""Programs by the names of their piece and their step."""
 
 
 def write_chain(request: ProgramRequest) -> Program:
-    """Write the training or the evaluation program of a supernet, and verify each piece of it.
+    """Export the training or evaluation program of a supernet, and verify each of its pieces.
 
     An operator that the target cannot run is left out of its link.
 
     Raises:
         ConfigError: the network or the submodel is not valid.
-        ExportError: the target cannot compute a link by any operator, or the request asks for what a chain has not.
+        ExportError: the target cannot compute a link by any operator, or a chain does not support the request.
     """
     program_id = request.program_id
     cut = cut_of(request)
@@ -41,7 +41,7 @@ def write_chain(request: ProgramRequest) -> Program:
 
 
 def _body(request: ProgramRequest, written: _Written) -> bytes:
-    """Programs in a container; of PyTorch's, which has none, the request."""
+    """Return the programs in a container; for PyTorch, which has none, the request."""
     if request.target == TORCH:
         return canonical_json(remove_names(request))
     bodies = {
@@ -55,7 +55,7 @@ def _body(request: ProgramRequest, written: _Written) -> bytes:
 def _write_pieces(
     cut: Cut, request: ProgramRequest, program_id: str
 ) -> Iterator[tuple[str, Mapping[str, WrittenStep]]]:
-    """The programs of each piece that the target can run; of fixed links it must."""
+    """Write the programs of each piece that the target can run; fixed links must be among them."""
     fixed = {cut.pieces.names[link.name, ""] for link in cut.links if not link.is_choice}
     for piece in cut.pieces.pieces:
         try:

@@ -1,6 +1,6 @@
-"""What the programs of a chain's piece must compute: the untouched module, PyTorch's own losses and optimisers.
+"""What the programs of a piece must compute: the original module, with PyTorch's own losses and optimisers.
 
-As `subfleet.export.steps.reference`, it takes the real samples alone; what a link gives of padding is 0 here.
+As in `subfleet.export.steps.reference`, it only takes the real samples; a link's output for padding is 0 here.
 """
 
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ __all__ = ["LinkReference", "UpdateReference"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReference:
-    """A link forward, and back from a given gradient or from the loss, in plain PyTorch.
+    """A link's forward pass, and its backward pass from a given gradient or from the loss, in plain PyTorch.
 
     Attributes:
-        module: that computes the link.
-        reads: role of what it reads.
-        inputs: of the step.
-        outputs: of the step.
+        module: computes the link.
+        reads: role of its input.
+        inputs: the step's inputs.
+        outputs: the step's outputs.
         objective: of the last link; None in others.
     """
 
@@ -42,10 +42,10 @@ class LinkReference:
     objective: ObjectiveSettings | None
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The results, in order, in the precision of the tensors.
+        """Return the results in order, in the precision of the tensors.
 
         Raises:
-            ExportError: the untouched module cannot be copied, or not be run in this precision.
+            ExportError: the original module cannot be copied, or not run in this precision.
         """
         given = StepInputs(self.inputs, tensors)
         real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
@@ -82,7 +82,7 @@ class LinkReference:
 
 
 def _fill_rows(rows: Tensor, real_B: Tensor) -> Tensor:  # noqa: N803 - shapes in names
-    """Rows of the real samples among rows of zeros."""
+    """Insert rows of zeros between the rows of real samples."""
     filled = rows.new_zeros((real_B.shape[0], *rows.shape[1:]))
     filled[real_B] = rows.detach()
     return filled
@@ -97,7 +97,7 @@ class UpdateReference:
     outputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The results, in order, in the precision of the tensors."""
+        """Return the results in order, in the precision of the tensors."""
         given = StepInputs(self.inputs, tensors)
         parameters = {name: nn.Parameter(tensor.clone()) for name, tensor in given.by_tensor("parameter").items()}
         for name, gradient in given.by_tensor("gradient").items():

@@ -1,4 +1,4 @@
-"""What the programs of a chain's piece compute, as steps: forward, backward, loss, update, and evaluation."""
+"""The steps of a chain's piece: forward, backward, loss, update, and evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,13 +33,13 @@ def training_steps(
     last: bool,
     in_parts: bool,
 ) -> Mapping[str, Step]:
-    """The steps of a piece by their names in `subfleet.protocol.chains`; none that would give nothing.
+    """Return the steps of a piece by their names in `subfleet.protocol.chains`, without steps that have no output.
 
     Args:
-        module: that computes the link; it is left as it is.
-        values: that it reads and gives.
-        objective: what is minimised.
-        optimiser: its settings.
+        module: computes the link; it is not changed.
+        values: its inputs and outputs.
+        objective: the objective to minimise.
+        optimiser: the optimiser's settings.
         last: whether the loss follows.
         in_parts: whether a batch is one of several micro-batches.
 
@@ -57,7 +57,7 @@ def training_steps(
 def evaluation_steps(
     module: nn.Module, values: LinkValues, *, objective: ObjectiveSettings, last: bool
 ) -> Mapping[str, Step]:
-    """Likewise of an evaluation, in which every layer has its evaluation mode."""
+    """Return the steps of an evaluation, in which every layer is in evaluation mode."""
     reads = values.reads
     sample = SampleSpec(shape=reads.shape[1:], dtype="I64" if reads.dtype == "I64" else "F32", limit=reads.limit)
     if last:
@@ -110,12 +110,12 @@ def _step(  # noqa: PLR0913, PLR0917 - each says one thing of the step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LinkResult:
-    """A link that has run.
+    """A link that has run forward.
 
     Attributes:
-        given: to its step.
-        output: what it gives.
-        leaves: what gradients are wanted by: what it read, where a link is before it, then its parameters.
+        given: the step's inputs.
+        output: the link's output.
+        leaves: tensors that need gradients: the input if there is a previous link, then the parameters.
         buffers: after the run, in order.
         context: of its layers.
         objective: of the last link.
@@ -129,7 +129,7 @@ class _LinkResult:
     objective: ObjectiveSettings | None
 
     def gradients(self, differentiated: Tensor, by: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Of what was made of the link's output, by its leaves."""
+        """Return the gradients of a tensor made from the link's output, by its leaves."""
         if not self.leaves:
             return ()
         with self.context.backward_pass():

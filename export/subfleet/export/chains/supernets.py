@@ -1,4 +1,4 @@
-"""From a request to the links and pieces of its supernet, and the steps of these."""
+"""From a request to the links and pieces of its supernet, and to their steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ __all__ = ["Cut", "cut_of", "is_chained", "read_torch_pieces", "steps_of"]
 
 
 def is_chained(request: ProgramRequest) -> bool:
-    """Whether a request asks for the program of a supernet: its submodel keeps several operators of a choice."""
+    """Return whether a request is for a supernet: its submodel keeps several operators of a choice."""
     return not network_of(request.model).is_path(request.architecture)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A supernet in links and pieces."""
+    """A supernet cut into links and pieces."""
 
     network: Network
     module: nn.Module
@@ -41,7 +41,7 @@ def cut_of(request: ProgramRequest) -> Cut:
 
     Raises:
         ConfigError: the network or the submodel is not valid.
-        ExportError: it cannot be cut, or the request asks for what a chain has not.
+        ExportError: it cannot be cut, or a chain does not support the request.
     """
     _check_asked(request)
     network = network_of(request.model)
@@ -72,7 +72,7 @@ def _check_asked(request: ProgramRequest) -> None:
 
 
 def steps_of(piece: Piece, request: ProgramRequest) -> Mapping[str, Step]:
-    """The steps of a piece for a request, by name."""
+    """Return the steps of a piece for a request, by name."""
     if isinstance(request, TrainRequest):
         return training_steps(
             piece.module,
@@ -86,7 +86,7 @@ def steps_of(piece: Piece, request: ProgramRequest) -> Mapping[str, Step]:
 
 
 def read_torch_pieces(program: Program) -> Mapping[str, Step]:
-    """The steps of a chain's pieces, by their names in the manifest; raises as `read_torch_step`."""
+    """Return the steps of a chain's pieces for PyTorch, by name in the manifest; errors as in `read_torch_step`."""
     request = read_torch_request(program)
     steps = {
         program_name(piece.name, kind): step

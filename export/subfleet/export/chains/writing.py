@@ -1,4 +1,4 @@
-"""The programs of pieces: written for a target, and verified."""
+"""Writes the programs of pieces for a target, and verifies them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenStep:
-    """One program of a piece, with what is known of it.
+    """A program of a piece.
 
     Attributes:
-        step: that it computes.
-        program: its bytes, none for PyTorch, and what it takes alone.
+        step: the step that it computes.
+        program: its bytes, empty for PyTorch, and its own memory.
         max_abs_diff: as in `subfleet.export.verification.Verified`.
     """
 
@@ -42,10 +42,10 @@ def write_step(step: Step, kind: str, *, target: str, seed: str) -> WrittenStep:
     """Write one program of a piece, and verify it.
 
     Args:
-        step: to write.
+        step: the step to write.
         kind: of step; see `subfleet.protocol.chains`.
         target: "onnx", "executorch" or "torch".
-        seed: of the numbers that it is verified on.
+        seed: of the numbers of the verification.
 
     Raises:
         ExportError: an operator cannot be written, or the program differs from PyTorch.
@@ -70,7 +70,7 @@ def _write(step: Step, kind: str, target: str) -> tuple[WrittenProgram, _Run]:
 
 
 def _difference(run: _Run, step: Step, kind: str, seed: str) -> float:
-    """From the untouched module in double precision; raises ExportError where it is too large."""
+    """Return the difference from the original module in double precision; raise ExportError if it is too large."""
     generator = seeded_generator(seed)
     if kind == "evaluate":
         return verify_evaluation(run, step, generator)
@@ -86,7 +86,7 @@ def _difference(run: _Run, step: Step, kind: str, seed: str) -> float:
 
 
 def _mask_padding_gradient(step: Step, example: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """No loss depends on padding, so that the gradient by it is 0."""
+    """Set the gradients of padding to 0, since no loss depends on padding."""
     real_B = _real(step, example)  # noqa: N806 - shapes in names
     return tuple(
         _zero_padding(tensor, real_B) if value.role == "features_gradient" else tensor
@@ -95,7 +95,7 @@ def _mask_padding_gradient(step: Step, example: Sequence[Tensor]) -> tuple[Tenso
 
 
 def _mask_padding(step: Step, example: Sequence[Tensor], results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What a link makes of padding nobody reads."""
+    """Set a link's outputs for padding to 0, since they are not read."""
     real_B = _real(step, example)  # noqa: N806 - shapes in names
     return tuple(
         _zero_padding(tensor, real_B) if value.role == "features" else tensor

@@ -1,1 +1,1 @@
-"""What a submodel's training program would take of a device's memory, from programs that were planned before."""
+"""Estimates the memory of a submodel's training program without writing it."""

@@ -1,7 +1,7 @@
-"""A network whose axes have prime sizes, so that each size in its program tells the axes that it is the product of.
+"""Gives a network axes of prime sizes, so that each size in its program shows the axes that it is the product of.
 
-A traced value of 2 * 3 * 3 * 29 * 43 numbers runs over the two axes that have 29 and 43 groups: in a submodel that
-keeps 4 and 7 of these it has 2 * 3 * 3 * 4 * 7. Axes of layers that are far from each other share a prime.
+A traced value of 2 * 3 * 3 * 29 * 43 numbers runs over the two axes with 29 and 43 groups: in a submodel that keeps 4
+and 7 of these it has 2 * 3 * 3 * 4 * 7. Axes of layers that are far apart share a prime.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ from subfleet.elastic.network import LocalShapes, Network, TensorDecl
 __all__ = ["Coding", "axes_of", "code_axes"]
 
 _LEAST_PRIME, _FAR, _BORDER = 11, 16, 9
-"""How many tensors lie between layers that share a prime; by how much borders and kernels make inputs larger."""
+"""The number of tensors between layers that share a prime; the most by which borders and kernels enlarge inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """What stands for what.
+    """The primes of axes.
 
     Attributes:
-        primes: of the axes that submodels cut: so many groups they have.
-        tensors: places in the network of those that run over each axis.
+        primes: the number of groups of each axis that submodels cut.
+        tensors: positions in the network of the tensors that run over each axis.
     """
 
     network: Network
@@ -35,7 +35,7 @@ class Coding:
 
     @property
     def local_shapes(self) -> LocalShapes:
-        """The network in these sizes."""
+        """The shapes of the network in these sizes."""
         sizes = {
             name: axis.granularity * self.primes[name] if name in self.primes else axis.size
             for name, axis in self.network.axes.items()
@@ -47,13 +47,13 @@ class Coding:
         return LocalShapes(sizes=sizes, tensors=shapes, parts=frozenset(self.network.parts))
 
     def build_module(self) -> nn.Module:
-        """The network in these sizes; its weights are whatever was in memory, which is never touched."""
+        """Build the network in these sizes; its weights are uninitialised, and never read."""
         return sized_module(self.network.config, self.local_shapes).to_empty(device="cpu")
 
     def decode(self, size: int, tensor: int) -> tuple[float, dict[str, int]]:
-        """What a size in the coded program is in a submodel's: a number times powers of how much it keeps of axes.
+        """Decode a size of the coded program for submodels: a number times powers of what they keep of axes.
 
-        It occurs in the layer of a tensor, which is told by its place in the network.
+        The size occurs in the layer of a tensor, given by its position in the network.
         """
         number, powers = float(size), dict[str, int]()
         for prime in dict.fromkeys(self.primes.values()):
@@ -67,7 +67,7 @@ class Coding:
 
 
 def code_axes(network: Network, batch_size: int) -> Coding:
-    """Give each axis a prime that no other size of the program has as a factor."""
+    """Give each axis a prime that divides no other size of the program."""
     config = network.config
     tensors: dict[str, tuple[int, ...]] = {}
     for index, decl in enumerate(network.tensors.values()):
@@ -86,6 +86,6 @@ def code_axes(network: Network, batch_size: int) -> Coding:
 
 
 def axes_of(decl: TensorDecl) -> set[str]:
-    """The axes that a tensor runs over."""
+    """Return the axes that a tensor runs over."""
     factors = (factor for dim, size in zip(decl.axes, decl.shape, strict=True) for factor in factors_of(dim, size))
     return {factor for factor in factors if isinstance(factor, str)}

@@ -1,4 +1,4 @@
-"""A program as it runs, and whose layer each of its kernels belongs to."""
+"""A traced program with the layer of each of its kernels."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +14,19 @@ _NONE = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedProgram:
-    """All of them, in order.
+    """The kernels of a program, in order.
 
     Attributes:
+        calls: of the kernels.
         names: of the step's values among those of the calls.
-        base_bytes: of the runtime, whatever the program; value_bytes: for each of the step's values.
-        passing_factor: planned bytes over the most that blocks come to; filled: what the allocator takes instead.
-        held_factors: by role, planned bytes over those of the step's values, where that is not 1.
-        unrolls: whether a convolution is a product for each place of its kernel.
+        base_bytes: of the runtime, for any program.
+        value_bytes: for each of the step's values.
+        passing_factor: planned bytes divided by the most bytes of blocks in use.
+        measure_arena: returns what the allocator takes instead.
+        held_factors: by role, planned bytes divided by those of the step's values, if that is not 1.
+        unrolls: whether a convolution is a product for each position of its kernel.
         narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer than `narrow_channels`.
+        narrow_channels: see `narrow_bytes`.
     """
 
     calls: tuple[KernelCall, ...]
@@ -38,17 +42,17 @@ class TracedProgram:
 
 
 def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[int]:
-    """For each call the tensor in whose layer it runs, by its place in the network; -1 for none.
+    """Return for each call the position of the tensor that identifies its layer; -1 for none.
 
-    On the way to the loss that is the last tensor that was read. On the way back it is the tensor whose gradient is
-    all that follows, else the first one that was read again.
+    In the forward pass it is the last tensor that was read. In the backward pass it is the only tensor with a gradient
+    that depends on the call, or else the first one that was read again.
     """
     positions, names = {name: position for position, name in enumerate(order)}, program.names
     read_values = (value for value in step.inputs if value.role in {"parameter", "frozen", "buffer"})
     held = {names[value.name]: positions[value.tensor] for value in read_values if value.tensor in positions}
     given = {names[value.name]: positions[value.tensor] for value in step.outputs if value.tensor in positions}
     follows = _outcomes(program.calls, given, names["loss"])
-    layer_of, backward, layers = dict[str, int](), set[str](), list[int]()  # by value, of those that are computed
+    layer_of, backward, layers = dict[str, int](), set[str](), list[int]()  # by computed value
     for call, (forward, first, last) in zip(program.calls, follows, strict=True):
         read = {held[name] for name in call.inputs if name in held}
         seen = [layer_of[name] for name in call.inputs if name in layer_of]
@@ -66,7 +70,7 @@ def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[
 
 
 def _outcomes(calls: Sequence[KernelCall], given: Mapping[str, int], loss: str) -> list[tuple[bool, int, int]]:
-    """Of each call whether the loss follows from it, and the first and the last tensor whose new value does."""
+    """Return whether the loss depends on each call, and the first and the last tensor with a new value that does."""
     follows = [
         (loss in call.outputs, min(own, default=_NONE), max(own, default=-1))
         for call in calls

@@ -1,4 +1,4 @@
-"""Estimates of the planned memory of thousands of submodels' training programs, from one look at the network."""
+"""Estimates the planned memory of the training programs of thousands of submodels from a single traced program."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -30,24 +30,24 @@ _PROGRAMS: Mapping[str, Callable[[Step], TracedProgram]] = MappingProxyType(
     {"onnx": onnx_program, "executorch": executorch_program, "torch": torch_program}
 )
 _SAMPLES, _FILLED = 512, 12
-"""Random submodels that decide which moments of a step may be its peak, and for how many of them the allocator is
-run."""
+"""Number of random submodels that determine the possible peaks of a step, and of those for which the allocator is
+simulated."""
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
-"""Of a layer without a kernel."""
+"""For a layer without a kernel."""
 _BlockEvents = list[tuple[str, tuple[int, int], int]]
-"""Blocks in order: the name, its size with the layer's tensor, and 1 where it is taken or -1 where it is given back."""
+"""Blocks in order: the name, its size with the layer's tensor, and 1 when it is taken or -1 when it is freed."""
 
 
 class EstimateModel:
     """Makes the cost estimates of a network's submodels under fixed settings, for one target, in seconds.
 
-    The whole network's step is traced once, with sizes that tell their axes (`coding`). What a runtime makes of it is
-    the same for its submodels but for the sizes, and for blocks that are left out. So memory is a sum of products of
-    axes at each moment, and the peak is that of the largest moment. `estimates` are these sums.
+    The step of the whole network is traced once, with sizes that identify their axes (`coding`). The program of a
+    submodel only differs in sizes and missing blocks. So memory is a sum of products of axes at each moment, and the
+    peak is the largest moment. `estimates` are these sums.
 
     Args:
         network: the declaration.
-        request: what would be asked of the exporter; its submodel does not matter.
+        request: a request for one of the submodels; its submodel does not matter.
 
     Raises:
         ExportError: the target is unknown, or cannot train the network.
@@ -99,10 +99,10 @@ class EstimateModel:
             self.estimates = replace(estimates, factor=float(factor), base_bytes=base_bytes)
 
     def _column(self, size: int, tensor: int, *, places: Mapping[str, int] = _NOWHERE, least: int = 0) -> int:
-        """The column of a size of the coded program in the layer of a tensor, by its place; -1 for none.
+        """Return the column of a size of the coded program in the layer of a tensor; -1 for none.
 
-        It occurs for each of a kernel's `places`, and in convolutions of `least` channels or more. What is as large
-        as the tensor itself is that, laid out anew, or its gradient: it has the places of its kernel.
+        The size occurs for each of a kernel's `places`, and in convolutions of `least` channels or more. A size as
+        large as the tensor itself is a copy of it or its gradient, and has the positions of its kernel.
         """
         decl = self._decls[tensor] if tensor >= 0 else None
         if decl is not None and size == self._coded_bytes[tensor]:
@@ -114,7 +114,7 @@ class EstimateModel:
         return self._sizes.column(number, {**powers, **places}, block, channels=cut, least=least)
 
     def _held(self, network: Network, step: Step, program: TracedProgram) -> Counter[int]:
-        """What the caller holds: weights and states, what is fed and given; and the runtime for each of these."""
+        """Return what the caller holds: weights, states, inputs and outputs, and the runtime's objects for each."""
         positions = {name: position for position, name in enumerate(network.tensors)}
         held: Counter[int] = Counter()
         for value in (*step.inputs, *step.outputs):
@@ -124,7 +124,7 @@ class EstimateModel:
         return held
 
     def _objects(self, program: TracedProgram, layers: Sequence[int]) -> Counter[int]:
-        """What the runtime holds for its kernels, layer by layer, and of constants."""
+        """Return what the runtime holds for its kernels, by layer, and for constants."""
         of_layer, objects = Counter[int](), Counter[int]()
         for call, layer in zip(program.calls, layers, strict=True):
             of_layer[layer] += call.object_bytes
@@ -144,7 +144,7 @@ class EstimateModel:
         return objects
 
     def _kernel_of(self, layer: int) -> tuple[Mapping[str, int], int]:
-        """The axis of a layer's kernel with how many of its dimensions that is, and how many places it has."""
+        """Return the kernel axis of a layer with the number of its dimensions, and the number of kernel positions."""
         if layer < 0:
             return _NOWHERE, 1
         axes = self._coding.network.axes
@@ -154,9 +154,9 @@ class EstimateModel:
         return sides, prod(axes[axis].size ** power for axis, power in sides.items())
 
     def _blocks_in_use(self, events: _BlockEvents, *, unrolls: bool) -> list[tuple[int, Floats]]:
-        """How many blocks are in use, wherever what happens next is that one is given back: by columns of sizes.
+        """Return how many blocks are in use before each block is freed, by columns of sizes.
 
-        As many as an unrolled kernel has places, or a multiple of these, are one for each place.
+        If their number is a multiple of an unrolled kernel's positions, there is one for each position.
         """
         kinds = {kind: at for at, kind in enumerate(dict.fromkeys(kind for _, kind, _ in events))}
         steps = np.zeros((len(events) + 1, len(kinds)))
@@ -174,7 +174,7 @@ class EstimateModel:
 
 
 def _by_column(in_use: Sequence[tuple[int, Floats]], length: int) -> Floats:
-    """Moments with the blocks of each column: (moments, columns)."""
+    """Return moments with the blocks of each column: (moments, columns)."""
     table = np.zeros((len(in_use[0][1]), length))
     for column, counts in in_use:
         table[:, column] += counts
@@ -182,7 +182,7 @@ def _by_column(in_use: Sequence[tuple[int, Floats]], length: int) -> Floats:
 
 
 def block_events(program: TracedProgram, layers: Sequence[int]) -> list[_BlockEvents]:
-    """What happens to the blocks of the memory, and to those that outlive a part of the program."""
+    """Return the events of the blocks in memory, and of the blocks that outlive a part of the program."""
     blocks = blocks_of(program.calls, set(program.names.values()))
     kinds, parts, lasting = dict[str, tuple[int, int]](), dict[str, int](), set[str]()
     for call, layer, requests in zip(program.calls, layers, blocks, strict=True):

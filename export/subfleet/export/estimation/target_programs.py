@@ -1,4 +1,4 @@
-"""What ExecuTorch and eager PyTorch make of a step: the kernels of its traced graph."""
+"""The kernels that each target runs for a step, from a traced graph or from the runtime's own graph, without a run."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -38,18 +38,18 @@ _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, product_by_transposed}
 _SUMS = frozenset({aten.sum.dim_IntList, aten.mean.dim})
 _PRODUCT_KINDS, _JOIN = ("BatchMatrixMultiply", "FullyConnected"), "Concatenate"
 _PRODUCT_BYTES, _NODE_BYTES, _PART_BYTES, _INSTRUCTION_BYTES = 2_700, 1_570, 760, 10_000
-"""Of the runtime's structures, and of all copies of the program: for a product of XNNPACK's, for another of its nodes,
-for each tensor that one joins, and for a kernel of the runtime's own."""
+"""Bytes of the runtime's structures and of all copies of the program: for a product of XNNPACK's, for another of its
+nodes, for each tensor that a node concatenates, and for a kernel of the runtime's own."""
 _PLAIN_BYTES = 250_000
-"""Of the calls of a 3x3 convolution with too few channels for Winograd's algorithm. Measured: 130 to 255 kB."""
+"""For the calls of a 3x3 convolution with too few channels for Winograd's algorithm. Measured: 130 to 255 kB."""
 _HOLES, _KEPT_BYTES = 1.08, 2**15
-"""What buffers take over the blocks that are in use at once, and what the first step keeps beside them."""
+"""The factor of buffers over the blocks that are in use at once, and what the first step keeps besides."""
 
 
 def executorch_program(step: Step) -> TracedProgram:
     """Trace the step for ExecuTorch.
 
-    What outlives a region of XNNPACK's lies in the program's own buffer, all else in XNNPACK's workspace.
+    Tensors that outlive a region of XNNPACK's are in the program's own buffer, all others in XNNPACK's workspace.
     """
     graph = settle_layouts(trace(step, ExecutorchTarget.lowerings))
     prepare(graph)
@@ -76,7 +76,7 @@ def executorch_program(step: Step) -> TracedProgram:
 
 
 def torch_program(step: Step) -> TracedProgram:
-    """Trace the step for PyTorch, whose plan counts tensors alone."""
+    """Trace the step for PyTorch, where plans only count tensors."""
     graph = trace(step, {})
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     return TracedProgram(
@@ -88,7 +88,7 @@ def torch_program(step: Step) -> TracedProgram:
         base_bytes=eager.BASE_BYTES,
         passing_factor=1 + eager.ACTIVATION_FRACTION,
         held_factors={
-            "parameter": 1 + eager.PARAMETER_FRACTION / 2,  # read and given; the share is of one of them
+            "parameter": 1 + eager.PARAMETER_FRACTION / 2,  # read and returned; the fraction is of one of them
             "optimiser_state": 1 + eager.OPTIMISER_FRACTION,
             "gradient": 1 + eager.OPTIMISER_FRACTION,
         },
@@ -96,19 +96,19 @@ def torch_program(step: Step) -> TracedProgram:
 
 
 def _overwritable_inputs(node: fx.Node) -> tuple[str, ...]:
-    """Inputs that nothing but a node reads, where it goes number by number."""
+    """Return the inputs of an elementwise node that nothing else reads."""
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     return tuple(input_node.name for input_node in node.all_input_nodes if pointwise and len(input_node.users) == 1)
 
 
 def _packed_bytes(node: fx.Node) -> tuple[int, ...]:
-    """Of a product's second factor, which is laid out anew where it was computed."""
+    """Return the size of a product's second factor, which is copied in another layout if it was computed."""
     factor = node.args[1] if node.target in _PRODUCTS else None
     return (size_bytes_of(factor),) if isinstance(factor, fx.Node) and factor.op == "call_function" else ()
 
 
 def sum_bytes(node: fx.Node) -> int:
-    """Of a short sum over last dimensions, which is a product with a column of ones, in a stripe of the usual width."""
+    """Return the bytes of a short sum over last dimensions: a product with a padded column of ones."""
     dims, count = argument(node, 1) if node.target in _SUMS else (), 1
     sizes = shape_of(node.all_input_nodes[0]) if dims else ()
     for index, size in reversed(list(enumerate(sizes))):
@@ -119,7 +119,7 @@ def sum_bytes(node: fx.Node) -> int:
 
 
 def _bytes_in_region(region: DelegateRegion) -> list[int]:
-    """Of each node: a fraction of what the region takes, by what its kind usually takes."""
+    """Return the bytes of each node: its part of the region's, by the usual size of its kind."""
     usual_bytes = [
         (_PRODUCT_BYTES if node.target in _PRODUCTS else _NODE_BYTES)
         + _PART_BYTES * (len(node.all_input_nodes) if node.target is aten.cat.default else 0)
@@ -130,7 +130,7 @@ def _bytes_in_region(region: DelegateRegion) -> list[int]:
 
 
 def _written_bytes(region: DelegateRegion) -> int:
-    """Of the nodes that XNNPACK is given for a region, and of its constants."""
+    """Return the bytes of a region's nodes in XNNPACK, and of its constants."""
     graph = region_graph(region)
     kinds = Counter(kind for kind, _, _ in graph.calls())
     joined = sum(int(kind.removeprefix(_JOIN)) * count for kind, count in kinds.items() if kind.startswith(_JOIN))
@@ -146,10 +146,10 @@ def _names(graph: fx.GraphModule, step: Step) -> Mapping[str, str]:
 
 
 _SESSION_NODE_BYTES, _WRITTEN_NODE_BYTES = 2_500, 1_930
-"""Of a session's objects, for a node that runs and for one of the program, which leaves something though it be fused
-away. Of 23 networks, constants included, they tell 0.96 to 1.06 of what was counted."""
+"""Bytes of a session's objects for a node that runs, and for a node of the program, which leaves something even if it
+is fused. Over 23 networks, with constants, they give 0.96 to 1.06 of what was counted."""
 _PACKING = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"})
-"""Kernels that hold a constant second input once more, in an order of their own."""
+"""Kernels that keep another copy of a constant second input, in a layout of their own."""
 
 
 def onnx_program(step: Step) -> TracedProgram:
@@ -167,12 +167,12 @@ def onnx_program(step: Step) -> TracedProgram:
         replace(
             call, object_bytes=node_bytes, constant_bytes=sum(constant_bytes.pop(name, 0) for name in set(call.inputs))
         )
-        for call in reversed([*executed_calls(graph)])  # on the way back blocks that may be left out come first
+        for call in reversed([*executed_calls(graph)])  # reversed, blocks that may be left out come first
     )
     return TracedProgram(
         calls=tuple(calls)[::-1],
         names={value.name: value.name for value in (*step.inputs, *step.outputs)},
-        base_bytes=FIRST_SESSION_BYTES + TRAINING_BYTES + 2**15,  # half of the step in which plans count objects
+        base_bytes=FIRST_SESSION_BYTES + TRAINING_BYTES + 2**15,  # half of the rounding of counted objects
         value_bytes=VALUE_BYTES,
         measure_arena=lambda requests: simulate_arena(requests).resident_bytes,
     )

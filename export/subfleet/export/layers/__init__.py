@@ -1,4 +1,4 @@
-"""Layers that a step computes in its own way, by the PyTorch function that a module calls for them."""
+"""Layers that a step computes in its own way, by the PyTorch function that a module calls."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

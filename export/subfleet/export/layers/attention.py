@@ -1,6 +1,6 @@
-"""Attention with its backward written out, and dropout that can be replayed.
+"""Attention with its own backward, and dropout that can be replayed.
 
-Shapes: B samples, H heads, L queries, S keys, D features of a head, E features in all.
+Shapes: B samples, H heads, L queries, S keys, D features of a head, E features in total.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - PyTorch's signatures
@@ -20,14 +20,14 @@ from subfleet.protocol.errors import ExportError
 __all__ = ["ATTENTIONS"]
 
 _NEVER = -1e30
-"""Added to the score of a pair that is masked out; finite, so that no runtime meets an infinity minus an infinity."""
+"""Added to the scores of masked pairs; finite, so that no runtime subtracts infinity from infinity."""
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(scale * q k' + mask) v, by (B, H, L, D) queries, (B, H, S, D) keys and values.
+    """softmax(scale * q k' + mask) v of (B, H, L, D) queries and (B, H, S, D) keys and values.
 
     The softmax's backward needs the sum of each row of gradient times weight. It equals the sum of output times
-    gradient (Dao et al., FlashAttention, appendix B.2), which is over D elements and not over S.
+    gradient (Dao et al., FlashAttention, appendix B.2), which is over D elements instead of S.
     """
 
     @staticmethod
@@ -58,27 +58,27 @@ class _Attention(torch.autograd.Function):
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix products over the last two dimensions."""
+    """Multiply matrices over the last two dimensions."""
     *lead, rows, inner = left.shape
     product = torch.bmm(left.reshape(-1, rows, inner), right.reshape(-1, inner, right.shape[-1]))
     return product.reshape(*lead, rows, right.shape[-1])
 
 
 def _causal(rows: int, columns: int, like: Tensor) -> Tensor:
-    """0 up to the diagonal, and never after it, (L, S)."""
+    """Return a mask (L, S) with 0 up to the diagonal and `_NEVER` after it."""
     scores = [[0.0 if column <= row else _NEVER for column in range(columns)] for row in range(rows)]
     return torch.tensor(scores, dtype=like.dtype)
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask that is added: of a boolean one, False is never."""
+    """Convert a mask to one that is added; False in a boolean mask becomes `_NEVER`."""
     if mask.dtype != torch.bool:
         return mask
     return (1.0 - mask.to(like.dtype)) * _NEVER
 
 
 def _dropout_factor(context: LayerContext, shape: tuple[int, ...], p: float, like: Tensor) -> Tensor | None:
-    """Factor of each attention weight: 0 where it is dropped."""
+    """Return the factor of each attention weight: 0 if it is dropped."""
     if p == 0:
         return None
     threshold = float(torch.tensor(p, dtype=torch.float32, device="cpu"))
@@ -109,7 +109,7 @@ def _scaled_dot_product(
 
 
 def _project(inputs_ble: Tensor, weight: Tensor, bias: Tensor | None, count: int, heads: int) -> tuple[Tensor, ...]:
-    """`count` projections in one product, each (B, H, L, D). Their gradients are laid side by side again at once."""
+    """Return `count` projections from one product, each (B, H, L, D); their gradients are concatenated at once too."""
     samples, length, _ = inputs_ble.shape
     together = functional.linear(inputs_ble, weight, bias)
     split = together.reshape(samples, length, count, heads, -1).permute(2, 0, 3, 1, 4)
@@ -119,7 +119,7 @@ def _project(inputs_ble: Tensor, weight: Tensor, bias: Tensor | None, count: int
 def _merge_masks(
     attn_mask: Tensor | None, padding: Tensor | None, is_causal: bool, query: Tensor, shape: tuple[int, int, int, int]
 ) -> Tensor | None:
-    """One mask that is added, of a shape that (B, H, L, S) scores take, or None."""
+    """Return a single additive mask for (B, H, L, S) scores, or None."""
     samples, heads, length, keys = shape
     mask = None
     if attn_mask is not None:
@@ -128,7 +128,7 @@ def _merge_masks(
     elif is_causal:
         mask = _causal(length, keys, query)
     if padding is not None:
-        # True, or minus infinity, is a key that is left out: the other way round than in an attention mask.
+        # True, or minus infinity, excludes a key: the opposite of an attention mask.
         left_out = padding.to(query.dtype) * _NEVER if padding.dtype == torch.bool else padding.clamp(min=_NEVER)
         left_out = left_out.reshape(samples, 1, 1, keys)
         mask = left_out if mask is None else mask + left_out
@@ -169,7 +169,7 @@ def _multi_head(
             f"layer {context.layer!r} attends to added keys, or to a sequence without a batch, which cannot be "
             "exported; leave out add_bias_kv and add_zero_attn, and keep the batch"
         )
-    # This function takes (L, B, E), whatever the module was given.
+    # This function always takes (L, B, E).
     query_b, key_b, value_b = (inputs.transpose(0, 1) for inputs in (query, key, value))
     length, samples, _ = query.shape
     if in_proj_weight is not None and query is key and key is value:
@@ -194,7 +194,7 @@ def _multi_head(
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dropout: Tensor | None, average: bool) -> Tensor:
-    """The weights once more, for a module that wants them; what nothing depends on leaves no trace in a program."""
+    """Compute the weights again for a module that reads them; dead code leaves no trace in a program."""
     scores = _product(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
     weights = torch.softmax(scores if mask is None else scores + mask, -1)
     weights = weights if dropout is None else weights * dropout

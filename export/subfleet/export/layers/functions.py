@@ -62,7 +62,7 @@ PADDINGS: Mapping[Any, Replacement] = MappingProxyType({functional.pad: _pad})
 
 
 _MOST_FACTORS = 64
-"""Of a product, as many operators."""
+"""The longest product, which becomes as many operators."""
 
 
 def _embedding_bag(  # noqa: PLR0913, PLR0917 - PyTorch's arguments
@@ -79,7 +79,7 @@ def _embedding_bag(  # noqa: PLR0913, PLR0917 - PyTorch's arguments
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Bags of one length each: the embeddings, summed or averaged."""
+    """Sum or average the embeddings of bags of one length."""
     if offsets is not None or max_norm is not None or scale_grad_by_freq or mode == "max" or input.dim() != 2:
         raise ExportError(
             f"layer {context.layer!r} is an embedding bag with offsets, max_norm, scale_grad_by_freq or the mode "
@@ -105,7 +105,7 @@ def _local_response_norm(
     beta: float = 0.75,
     k: float = 1.0,
 ) -> Tensor:
-    """The mean of squares over neighbouring channels, as a sum of shifted ones."""
+    """Compute the mean of squares over neighbouring channels as a sum of shifted tensors."""
     squares = input * input
     before, behind = size // 2, (size - 1) // 2
     padded = functional.pad(squares, (*[0, 0] * (input.dim() - 2), before, behind))
@@ -141,7 +141,7 @@ def _products(_context: LayerContext, input: Tensor, dim: int, **options: Any) -
 
 
 def _cumulative_products(factors: Tensor, dim: int) -> list[Tensor]:
-    """The first factor, the product of the first two, of the first three, and so on."""
+    """Return the first factor, the product of the first two, of the first three, and so on."""
     products: list[Tensor] = []
     for factor in factors.unbind(dim):
         products.append(factor if not products else products[-1] * factor)

@@ -1,4 +1,4 @@
-"""Batch normalisation whose statistics are those of the real samples alone.
+"""Batch normalisation by the statistics of the real samples only, and RMS normalisation with its own backward.
 
 Shapes: B samples, C channels, P positions.
 """
@@ -22,23 +22,23 @@ __all__ = ["BATCH_NORMS", "RMS_NORMS"]
 
 
 class _BatchNorm(torch.autograd.Function):
-    """Normalise by the statistics of the real samples: (outputs_BCP, mean_C, variance_C).
+    """Normalises by the statistics of the real samples: (outputs_BCP, mean_C, variance_C).
 
-    The backward is written out, since what autograd makes of the forward passes over the activations three times as
-    often. The gradient of a padded sample's output is 0, as nothing that counts depends on it; so is then its input's.
+    The backward is written out, since autograd's passes over the activations three times as often. The gradient of a
+    padded sample's output is 0, as no result depends on it, and so is its input's.
     """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         inputs_BCP, weight_C, bias_C, mask_B1, count, epsilon = arguments
-        # Sums over positions first: the mask then meets (B, C) numbers and not every activation.
+        # Sum over positions first: the mask then multiplies (B, C) numbers instead of all activations.
         mean_C = (inputs_BCP.sum(2) * mask_B1).sum(0) / count
         centred = inputs_BCP - mean_C.reshape(1, -1, 1)
         variance_C = ((centred * centred).sum(2) * mask_B1).sum(0) / count
         rstd_C = torch.rsqrt(variance_C + epsilon)
         scale_1C1 = (rstd_C if weight_C is None else rstd_C * weight_C).reshape(1, -1, 1)
         mask_B11 = mask_B1.unsqueeze(2)
-        # Padding leaves as the bias: normalised by others it would grow from norm to norm, until it is no number.
+        # Padding becomes the bias: normalised by other samples it would grow from norm to norm until it is NaN.
         outputs = centred * (scale_1C1 * mask_B11)
         if bias_C is not None:
             outputs = outputs + bias_C.reshape(1, -1, 1)
@@ -52,7 +52,7 @@ class _BatchNorm(torch.autograd.Function):
         g = gradients[0]
         centred, rstd_C, scale_1C1, mask_B11, count = ctx.saved_tensors
         has_weight, has_bias = ctx.has
-        # Positions first, then samples: runtimes add up neighbours faster than two dimensions at once.
+        # Positions first, then samples: runtimes sum neighbours faster than two dimensions at once.
         sum_C = g.sum(2).sum(0)
         product_C = (g * centred).sum(2).sum(0)
         d_inputs = d_weight = d_bias = None
@@ -60,7 +60,7 @@ class _BatchNorm(torch.autograd.Function):
             scaled_BC1 = scale_1C1 / count * mask_B11
             slope = (product_C * rstd_C * rstd_C).reshape(1, -1, 1) * scaled_BC1
             offset = sum_C.reshape(1, -1, 1) * scaled_BC1
-            # Scaling and offset of one tensor together are a single pass where a runtime has an operator for them.
+            # Scale and offset of one tensor are a single pass if the runtime has an operator for both.
             d_inputs = (g * scale_1C1 - offset) - centred * slope
         if has_weight and ctx.needs_input_grad[1]:
             d_weight = product_C * rstd_C
@@ -102,12 +102,13 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counts:
-    """What layers with as many positions share.
+    """Values that layers with the same number of positions share.
 
     Attributes:
         mask_B1: 1 for real samples.
-        count: of their values in a channel, at least one; unbiased: what makes the variance of these unbiased.
-        rates: how much of the running mean stays, and how much of the batch's is taken; likewise of the variance.
+        count: number of real values in a channel, at least one.
+        unbiased: the factor that makes their variance unbiased.
+        rates: for mean and variance, the fractions of the running value that stays and of the batch's value.
     """
 
     mask_B1: Tensor
@@ -119,8 +120,8 @@ class _Counts:
 def _counts(mask_B: Tensor, positions: int, momentum: float) -> _Counts:
     real = mask_B.sum(0) * positions
     rates = [momentum * known.clamp(min=0.0, max=1.0) for known in (real, real - 1.0)]
-    # PyTorch's running variance is the unbiased one. No sample teaches nothing of the mean, and one value alone nothing
-    # of the variance: PyTorch refuses such a batch, here the running variance stays as it is.
+    # PyTorch's running variance is unbiased. Without a sample the running mean stays as it is, and with a single value
+    # the running variance does; PyTorch refuses such a batch.
     return _Counts(
         mask_B1=mask_B.reshape(-1, 1),
         count=real.clamp(min=1.0),

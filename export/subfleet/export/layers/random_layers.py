@@ -23,8 +23,8 @@ def drop_elements(context: LayerContext, inputs: Tensor, p: float, random_shape:
     Args:
         context: gives the random input.
         inputs: any shape.
-        p: share that is dropped, 0 to 1.
-        random_shape: as `inputs`, with 1 where a whole line is dropped at once.
+        p: fraction that is dropped, 0 to 1.
+        random_shape: as `inputs`, with 1 for dimensions that are dropped as a whole.
 
     Raises:
         ExportError: `p` is out of range.
@@ -35,14 +35,14 @@ def drop_elements(context: LayerContext, inputs: Tensor, p: float, random_shape:
         return inputs
     if p == 1:
         return inputs * 0.0
-    # In the random input's own precision, so that a comparison in double precision decides every element alike.
+    # In the random input's precision, so that a comparison in double precision gives the same results.
     threshold = float(torch.tensor(p, dtype=torch.float32, device="cpu"))
     mask = (context.next_random(random_shape) >= threshold).to(inputs.dtype)
     return inputs * (mask * (1 / (1 - p)))
 
 
 def _dropout(dimensions: int) -> Replacement:
-    """Of single elements, or of channels with so many dimensions."""
+    """Drop single elements, or channels with this many dimensions."""
 
     def drop(
         context: LayerContext,
@@ -98,13 +98,13 @@ Uniform = Callable[[Sequence[int]], Tensor]
 
 
 def _sizes(given: Sequence[Any]) -> tuple[int, ...]:
-    """The sizes that a factory such as `torch.rand` was given: one by one, or as one sequence."""
+    """Return the sizes given to a factory such as `torch.rand`: one by one, or as one sequence."""
     sizes = given[0] if len(given) == 1 and not isinstance(given[0], int) else given
     return tuple(int(size) for size in sizes)
 
 
 def _cast(drawn: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Single precision, which is PyTorch's default, stays that of the step, which may be double."""
+    """Convert to a type; single precision, PyTorch's default, stays the step's precision, which may be double."""
     return drawn if dtype in {None, torch.float32} else drawn.to(dtype)
 
 
@@ -117,7 +117,7 @@ def _rand_like(uniform: Uniform, input: Tensor, *, dtype: torch.dtype | None = N
 
 
 def _normal(uniform: Uniform, shape: Sequence[int]) -> Tensor:
-    """Normal numbers of two uniform ones each (Box and Muller 1958)."""
+    """Draw normal numbers from two uniform ones each (Box and Muller 1958)."""
     radius = torch.sqrt(-2.0 * torch.log(1.0 - uniform(shape)))
     return radius * torch.cos(uniform(shape) * (2.0 * math.pi))
 
@@ -133,7 +133,7 @@ def _randn_like(uniform: Uniform, input: Tensor, *, dtype: torch.dtype | None = 
 
 
 def _draw_below(uniform: Uniform, shape: Sequence[int], p: Any) -> Tensor:
-    """True with probability `p`, which is rounded to the single precision in which the numbers were drawn."""
+    """True with probability `p`, which is rounded to the single precision of the drawn numbers."""
     return uniform(shape) < (p if isinstance(p, Tensor) else float(torch.tensor(p, dtype=torch.float32, device="cpu")))
 
 
@@ -172,11 +172,11 @@ DRAWS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
         Tensor.exponential_: _set_exponential,
     }
 )
-"""By function: what takes uniform numbers, and the function's own arguments."""
+"""By function: a function of uniform numbers and the function's own arguments."""
 
 
 def _numbers(context: LayerContext, shape: Sequence[int]) -> Tensor:
-    """The step's next random input, where it may take one."""
+    """Return the step's next random input, if the layer may take one."""
     if context.sample_mask_B is None:
         raise ExportError(
             f"layer {context.layer!r} draws at random in evaluation mode, but an inference model takes no randomness; "

@@ -1,8 +1,8 @@
-"""LSTM, GRU and plain recurrent layers, unrolled, with their backwards written out.
+"""LSTM, GRU and plain recurrent layers, unrolled, with their own backwards.
 
-Everything is held features first, (F, N) for one time step and (F, T*N) for all, so that gates lie one after the other
-in memory. Inputs meet their weights in one product for all time steps, and so do the weights' gradients; what is left
-for a time step is one product and a few elementwise operators.
+All tensors have features first, (F, N) for one time step and (F, T*N) for all, so that gates are contiguous in memory.
+All time steps' inputs are multiplied by the weights in a single product, and so are the weights' gradients; each time
+step only needs one product and a few elementwise operators.
 
 Shapes: B samples or N columns, T time steps, I inputs, H hidden features, G gates.
 """
@@ -55,9 +55,9 @@ def _refuse_unusual(context: LayerContext, inputs: Any, parameters: Any, stack: 
 def _run(
     context: LayerContext, inputs: Tensor, states: Sequence[Tensor], parameters: Sequence[Tensor], stack: _Stack
 ) -> tuple[Tensor, list[list[Tensor]]]:
-    """All layers; the last layer's output, and for each kind of state its last value in every layer and direction."""
+    """Run all layers; return the last layer's output, and each state's last value in every layer and direction."""
     samples, steps = inputs.shape[:2] if stack.batch_first else inputs.shape[1::-1]
-    # Two plain transpositions: runtimes are slow at reversing three dimensions at once, and the second one often melts
+    # Two plain transpositions: runtimes are slow at reversing three dimensions at once, and the second often merges
     # into a product.
     in_time = inputs.transpose(0, 1) if stack.batch_first else inputs
     flow = in_time.reshape(steps * samples, inputs.shape[2]).t()
@@ -95,7 +95,7 @@ class _Unrolled(torch.autograd.Function):
         state = tuple(states)
         for time in _order(steps, reverse):
             state, saved_steps[time] = cell.forward(tuple(part[time] for part in chunks), w_hidden, state)
-        # One time step after the other: a runtime joins and splits them there as blocks of memory.
+        # Time steps come first: a runtime joins and splits them there as blocks of memory.
         saved = [torch.cat(list(parts)).reshape(steps, -1, samples) for parts in zip(*saved_steps, strict=True)]
         hidden = _features_first(saved[0])
         ctx.save_for_backward(inputs, w_input, w_hidden, *states, *saved)
@@ -142,25 +142,25 @@ def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 
 
 def _features_first(values_tfn: Tensor) -> Tensor:
-    """(T, F, N) to (F, T*N)."""
+    """Convert (T, F, N) to (F, T*N)."""
     return values_tfn.transpose(0, 1).reshape(values_tfn.shape[1], -1)
 
 
 def _steps_of(values_tfn: Tensor) -> tuple[Tensor, ...]:
-    """(T, F, N) to T times (F, N)."""
+    """Convert (T, F, N) to T times (F, N)."""
     steps, features, samples = values_tfn.shape
     return torch.split(values_tfn.reshape(steps * features, samples), features)
 
 
 def _previous_states(values_tfn: Tensor, first: Tensor, *, reverse: bool) -> Tensor:
-    """The state before each time step."""
+    """Return the state before each time step."""
     others = values_tfn[1:] if reverse else values_tfn[:-1]
     start = first.unsqueeze(0)
     return torch.cat([others, start] if reverse else [start, others])
 
 
 def _layers(cell: RecurrentCell) -> Replacement:
-    """The function of PyTorch's that runs layers of a kind. A list of states is given where there are several."""
+    """Return the replacement of PyTorch's function for a kind of layers; several states come as a list."""
 
     def run(
         context: LayerContext,

@@ -1,7 +1,7 @@
 """One time step of each recurrent cell, and of its backward.
 
-A backward's step is linear in the gradients that reach it. What they are multiplied with depends on the forward alone,
-so it is computed for all time steps at once, as factors.
+A backward step is linear in the incoming gradients. Their factors only depend on the forward, so they are computed for
+all time steps at once.
 
 Shapes: N columns (samples), H hidden features, G*H gates; of all time steps (T, .., N), or T*N columns.
 """
@@ -25,18 +25,16 @@ class RecurrentCell:
     """A kind of recurrent layer.
 
     Attributes:
-        states: how many tensors a time step hands to the next; the first is the output.
-        prepare: (projected inputs, bias of the inputs or None, bias of the hidden state or None) to what a time step
-            takes; all (.., T*N).
-        forward: (its part of the prepared, recurrent weights, states) to the states, and what the backward is to find;
-            of that the first are the states.
-        factors: (everything that was kept, the states before each time step), (T, .., N), to the factors of the
-            backward.
+        states: number of tensors that a time step passes to the next; the first is the output.
+        prepare: (projected inputs, input bias or None, hidden bias or None) to what a time step takes; all (.., T*N).
+        forward: (its part of the prepared tensors, recurrent weights, states) to the states, and to the tensors saved
+            for the backward, which start with the states.
+        factors: (saved tensors, states before each time step), (T, .., N), to the factors of the backward.
         backward: (gradient of the output, of the other states, its part of the factors, transposed recurrent weights)
-            to the gradients of the states before, and what `projected_gradient` is to find: first the gradient of
-            what the recurrent weights gave.
-        projected_gradient: (gradient of what the recurrent weights gave (.., T*N), all that the backward collected and
-            everything that was kept (T, .., N)) to the gradient of the projected inputs, (.., T*N).
+            to the gradients of the previous states, and to what `projected_gradient` needs: first the gradient of the
+            recurrent product.
+        projected_gradient: (gradient of the recurrent product (.., T*N), what the backward collected, saved tensors (T,
+            .., N)) to the gradient of the projected inputs, (.., T*N).
     """
 
     states: int
@@ -91,7 +89,7 @@ def _lstm_backward(
 
 
 def _gru_prepare(projected: Tensor, bias_input: Tensor | None, bias_hidden: Tensor | None) -> tuple[Tensor, ...]:
-    """What the recurrent product starts from, and the input's part of the new gate, which is added behind the reset."""
+    """Return the start of the recurrent product, and the input's part of the new gate, added after the reset."""
     size = projected.shape[0] // 3
     if bias_input is not None:
         projected = projected + bias_input

@@ -1,8 +1,8 @@
-"""Layers as a training step needs them: calls of PyTorch's functions, replaced while a module runs.
+"""Replaces calls of PyTorch's functions while a module runs, as a step needs its layers.
 
-Modules stay plain PyTorch. While a step runs one, calls such as `torch.nn.functional.batch_norm` are looked up in a
-table and go to a function of ours that also knows the sample mask, takes its randomness from the step's inputs, and
-hands new running statistics to the step's outputs instead of changing a tensor in place.
+Modules stay plain PyTorch. While a step runs a module, calls such as `torch.nn.functional.batch_norm` are looked up in
+a table and go to a function of ours, which also knows the sample mask, takes its randomness from the step's inputs, and
+returns new running statistics as outputs of the step instead of changing a tensor in place.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ __all__ = ["LayerContext", "LayerReplacing", "Replacement"]
 
 
 class LayerContext:
-    """What one run of a module shares with the replacements of its layers.
+    """What the replaced layers of one run share.
 
     Args:
         sample_mask_B: 1 for a real sample and 0 for padding, (batch,); None in inference.
-        randoms: the step's random inputs, in the order of the calls that take them; None where the run is the first
-            one, which only finds out their shapes.
+        randoms: the step's random inputs, in the order of the calls that take them; None in the first run, which only
+            determines their shapes.
         in_parts: whether the step's batch is one of several micro-batches.
-        shapes_only: whether nothing follows from numbers, so that layers may leave them out.
+        shapes_only: whether numbers do not matter, so that layers may skip them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LayerContext:
         self._modes = torch._C._len_torch_dispatch_stack()  # noqa: SLF001 - PyTorch tells it nowhere else
 
     def share(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What layers have in common, made by the first; anew in a mode of the module's, which it may not leave."""
+        """Return a value that the first layer computes for all; computed anew inside a mode of the module."""
         if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack() != self._modes:  # noqa: SLF001
             return make()
         if key not in self._shared:
@@ -60,16 +60,16 @@ class LayerContext:
 
     @property
     def random_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of every random tensor taken so far."""
+        """Shapes of all random tensors taken so far."""
         return tuple(self._random_shapes)
 
     @property
     def random_count(self) -> int:
-        """How many random tensors were taken before."""
+        """Number of random tensors taken so far."""
         return self._random_count
 
     def next_random(self, shape: Sequence[int]) -> Tensor:
-        """The next random input of the step: float, uniform in [0, 1), of this shape.
+        """Return the next random input of the step: float, uniform in [0, 1), of this shape.
 
         Raises:
             ExportError: the module asks for another shape than in its first run, or more often.
@@ -88,11 +88,11 @@ class LayerContext:
 
     @property
     def is_run_again(self) -> bool:
-        """Whether layers that run now do so in the backward pass, by the network's own will."""
+        """Whether running layers do so in the backward pass because the network checkpoints them."""
         return self._going_back and not self._repeating
 
     def _next_index(self) -> int:
-        """The place of the next random tensor; of a layer that is run again in the backward pass, of its only one."""
+        """Return the index of the next random tensor; a layer that runs again reuses its only one."""
         if self.is_run_again:
             indices = self._places.get(self.layer, [])
             if len(indices) != 1:
@@ -108,13 +108,13 @@ class LayerContext:
         return index
 
     def buffer(self, tensor: Tensor) -> Tensor:
-        """The latest value of a buffer: what `update` left, or the buffer itself."""
+        """Return the latest value of a buffer: the one set by `update`, or the buffer itself."""
         return self._buffers.get(id(tensor), (tensor, tensor))[1]
 
     def update(self, tensor: Tensor, new: Tensor) -> None:
-        """Set a buffer's value after this step; a layer that is computed again sets nothing."""
+        """Set a buffer's value after this step; ignored if the layer is computed again."""
         if not (self._repeating or self._going_back):
-            self._buffers[id(tensor)] = (tensor, new)  # the first is kept, so that its id stays its own
+            self._buffers[id(tensor)] = (tensor, new)  # the first is kept alive, so that its id stays unique
 
     @contextmanager
     def repeat(self, index: int) -> Iterator[None]:
@@ -128,7 +128,7 @@ class LayerContext:
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
-        """The backward pass: a layer that `torch.utils.checkpoint` runs once more gets its random tensor again."""
+        """Mark the backward pass: a layer that `torch.utils.checkpoint` runs again gets the same random tensor."""
         self._going_back = True
         try:
             yield
@@ -137,13 +137,13 @@ class LayerContext:
 
 
 Replacement = Callable[..., Any]
-"""Stands in for a PyTorch function: takes the `LayerContext`, then the function's own arguments."""
+"""Replaces a PyTorch function: takes the `LayerContext`, then the function's own arguments."""
 
 
 class LayerReplacing(TorchFunctionMode):
-    """While it is entered, PyTorch functions with an entry in the table go to their replacements.
+    """Redirects calls of PyTorch functions with an entry in the table to their replacements.
 
-    A replacement runs outside of the mode: what it calls itself is plain PyTorch.
+    A replacement runs outside of the mode: the functions that it calls are plain PyTorch.
     """
 
     def __init__(self, table: Mapping[Any, Replacement], context: LayerContext) -> None:
@@ -154,7 +154,7 @@ class LayerReplacing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call the replacement, or the function itself where there is none."""
+        """Call the replacement, or the function itself if there is none."""
         if torch.is_autocast_enabled("cpu"):
             raise ExportError(
                 f"layer {self._context.layer!r} runs within torch.autocast, but a program computes only in "

@@ -1,4 +1,4 @@
-"""Order of dimensions in memory: a graph's transpositions, kept only where an operator needs them."""
+"""The order of dimensions in memory: a graph's transpositions, kept only where an operator needs them."""
 
 from torch import fx
 
@@ -9,5 +9,5 @@ __all__ = ["settle_layouts"]
 
 
 def settle_layouts(graph: fx.GraphModule) -> fx.GraphModule:
-    """A graph that computes the same with as few transpositions as its operators allow."""
+    """Return a graph that computes the same with as few transpositions as its operators allow."""
     return remove_transpositions(graph, RULES)

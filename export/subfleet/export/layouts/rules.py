@@ -1,4 +1,7 @@
-"""Matrix products of tensors as they lie: the second factor, or the whole product, may be transposed for free."""
+"""How each operator takes tensors with another order in memory than their shapes say.
+
+In matrix products, the second factor or the whole product may be transposed at no cost.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +29,7 @@ aten = torch.ops.aten
 
 
 def _rows_last(held: HeldTensor) -> bool | None:
-    """True: held as (..., rows, columns); False: as (..., columns, rows); None: in another order, or expanded."""
+    """True: stored as (..., rows, columns); False: as (..., columns, rows); None: in another order, or expanded."""
     rank = len(held.shape)
     batch = tuple(range(rank - 2))
     if held.own_shape != held.shape:
@@ -39,12 +42,12 @@ def _rows_last(held: HeldTensor) -> bool | None:
 
 
 def _matrix(rewriting: GraphRewriter, argument: fx.Node) -> tuple[fx.Node, bool]:
-    """A factor's node, and whether it is held transposed."""
+    """Return a factor's node, and whether it is transposed in memory."""
     held = rewriting.expand(rewriting.tensor_of(argument))
     straight = _rows_last(held)
     if straight is None:
         rank = len(held.shape)
-        # Of the two orders, the one that is a mere view.
+        # Choose the order that is only a view.
         swapped = (*range(rank - 2), rank - 1, rank - 2)
         node = rewriting.in_order(held, swapped)
         if node.target is aten.view.default or node is held.node:
@@ -54,7 +57,7 @@ def _matrix(rewriting: GraphRewriter, argument: fx.Node) -> tuple[fx.Node, bool]
 
 
 def _product(rewriting: GraphRewriter, node: fx.Node) -> None:
-    """A B, where A must be held straight; or else the transposed product of the transposed factors."""
+    """Multiply A B with A as it is in memory, or compute the transposed product of the transposed factors."""
     first, second = argument(node, 0), argument(node, 1)
     a, a_transposed = _matrix(rewriting, first)
     b, b_transposed = _matrix(rewriting, second)
@@ -70,7 +73,7 @@ def _product(rewriting: GraphRewriter, node: fx.Node) -> None:
     if a_transposed:
         a = rewriting.permute(a, swap)
     if b_transposed:
-        # Written as a transposition, which the product takes up.
+        # Written as a transposition, which the product absorbs.
         b = rewriting.permute(b, swap)
     rewriting.bind_plain(node, rewriting.add(node.target, (a, b), shape, dtype))
 
@@ -122,7 +125,7 @@ def _reshape(rewriting: GraphRewriter, node: fx.Node) -> None:
     held = rewriting.tensor_of(argument(node, 0))
     old = held.own_shape
     if old != held.shape:
-        # Dimensions of size 1 that come or go leave an expansion as it is.
+        # Dimensions of size 1 may be added or dropped without changing an expansion.
         expanded = _reshape_expanded(held, new)
         if expanded is not None:
             own, order = expanded
@@ -142,7 +145,7 @@ def _reshape(rewriting: GraphRewriter, node: fx.Node) -> None:
 
 
 def _reshape_expanded(held: HeldTensor, new: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Own shape and order after a reshape that only adds or drops dimensions of size 1; else None."""
+    """Return own shape and order after a reshape that only adds or drops dimensions of size 1; otherwise None."""
     solid = [dim for dim, size in enumerate(held.shape) if size != 1]
     targets = [dim for dim, size in enumerate(new) if size != 1]
     if [held.shape[dim] for dim in solid] != [new[dim] for dim in targets]:
@@ -171,7 +174,7 @@ def _same(rewriting: GraphRewriter, node: fx.Node) -> None:
 
 
 def _common_order(operands: Sequence[HeldTensor], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The order of a result: that of its largest operand; where they differ, a weight's or another input's stays."""
+    """Return the order of a result: that of its largest operand; if they differ, that of a weight or another input."""
     plain = tuple(range(len(shape)))
     full = [operand for operand in operands if len(operand.shape) == len(shape)]
     if not full:
@@ -233,7 +236,7 @@ def _slice(rewriting: GraphRewriter, node: fx.Node) -> None:
     end, step = argument(node, 3, "end"), argument(node, 4, "step", 1)
     dim = _dim(dim, len(held.shape))
     shape = shape_of(node)
-    if held.own_shape[dim] == 1 and held.shape[dim] != 1:  # a part of what is expanded
+    if held.own_shape[dim] == 1 and held.shape[dim] != 1:  # a part of an expanded dimension
         rewriting.bind(node, HeldTensor(node=held.node, shape=shape, order=held.order))
         return
     own = (*held.own_shape[:dim], shape[dim], *held.own_shape[dim + 1 :])

@@ -1,7 +1,10 @@
-"""Shapes under a permutation: which reshapes of a permuted tensor need no copy.
+"""Removes transpositions: each tensor keeps the order in which it was computed until an operator needs another.
 
-A tensor is held in some order of its dimensions: `order[i]` is the logical dimension that lies at place `i`. Dimensions
-of size 1 may lie anywhere.
+Lowerings may then write every step in the order that suits it, such as channels last around a convolution, and nothing
+is moved between two of them. Elementwise operators, reductions, slices, padding and products take tensors in any order.
+
+A tensor is stored in some order of its dimensions: `order[i]` is the logical dimension at position `i`. Dimensions of
+size 1 may be anywhere.
 """
 
 import math
@@ -32,7 +35,7 @@ __all__ = [
 
 
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
-    """Where each logical dimension lies."""
+    """Return the position of each logical dimension."""
     positions = [0] * len(order)
     for position, dim in enumerate(order):
         positions[dim] = position
@@ -40,17 +43,17 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def held_shape(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """The shape in memory of a tensor with a logical shape."""
+    """Return the shape in memory of a tensor with a logical shape."""
     return tuple(shape[dim] for dim in order)
 
 
 def same_memory(shape: Sequence[int], order: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether a tensor held in `order` is, as memory, also one held in `other`: sizes of 1 set aside."""
+    """Return whether a tensor in `order` has the same memory in `other`, ignoring sizes of 1."""
     return [dim for dim in order if shape[dim] != 1] == [dim for dim in other if shape[dim] != 1]
 
 
 def _segments(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Cut both shapes into the shortest runs of dimensions, one after the other, with equal products."""
+    """Cut both shapes into the shortest sequences of dimensions with equal products."""
     runs: list[tuple[list[int], list[int]]] = []
     at_old = at_new = 0
     while at_old < len(old) or at_new < len(new):
@@ -78,18 +81,18 @@ def _segments(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], l
 
 
 def reshape_order(old: Sequence[int], order: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
-    """The order in which the reshaped tensor is held, if the memory can stay as it is; else None.
+    """Return the order of a reshaped tensor if its memory can stay as it is; otherwise None.
 
     Args:
         old: logical shape before.
-        order: in which it is held.
+        order: in memory.
         new: logical shape after.
     """
     if math.prod(old) == 0:
         return None
     parts: list[tuple[int, list[int]]] = []
     positions = inverse(order)
-    # A run of several dimensions can be cut anew only where they lie side by side and in order.
+    # Several dimensions can only be cut differently if they are adjacent and in order.
     solid = [dim for dim in order if old[dim] != 1]
     ranks = {dim: rank for rank, dim in enumerate(solid)}
     ones: list[int] = []
@@ -110,12 +113,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, kw_only=True)
 class HeldTensor:
-    """A tensor of the old graph as the new graph has it.
+    """A tensor of the old graph in the new graph.
 
     Attributes:
-        node: in the new graph; its shape may have 1 where the logical shape has more, for an expanded tensor.
+        node: in the new graph; if the tensor is expanded, its shape has 1 where the logical shape has more.
         shape: the logical shape.
-        order: `order[i]` is the logical dimension at place `i` of the node.
+        order: `order[i]` is the logical dimension at position `i` of the node.
     """
 
     node: fx.Node
@@ -130,19 +133,19 @@ class HeldTensor:
 
     @property
     def plain(self) -> bool:
-        """Whether the node is held in the logical order."""
+        """Whether the node is in the logical order."""
         return self.order == tuple(range(len(self.order)))
 
 
 def _view_source(node: fx.Node) -> fx.Node:
-    """What a view is a view of; any other node itself."""
+    """Return the source of a view, or any other node itself."""
     while node.op == "call_function" and node.target is aten.view.default:
         node = argument(node, 0)
     return node
 
 
 class GraphRewriter:
-    """The new graph in the making."""
+    """Writes the new graph."""
 
     def __init__(self, mode: Any) -> None:
         self.graph = fx.Graph()
@@ -152,17 +155,17 @@ class GraphRewriter:
         self._fakes: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
     def tensor_of(self, node: fx.Node) -> HeldTensor:
-        """How the new graph has a tensor of the old one."""
+        """Return a tensor of the old graph in the new one."""
         return self._held[node]
 
     def bind(self, old: fx.Node, new: HeldTensor) -> None:
-        """Say how the new graph has a tensor of the old one."""
+        """Set a tensor of the old graph in the new one."""
         self._held[old] = new
 
     def add(
         self, target: Any, arguments: tuple[Any, ...], shape: Sequence[int], result: torch.dtype, **options: Any
     ) -> fx.Node:
-        """Append a node whose result has a shape and a type."""
+        """Append a node with a shape and a type of its result."""
         node = append_call(self.graph, target, arguments, options)
         key = (tuple(shape), result)
         if key not in self._fakes:
@@ -172,7 +175,7 @@ class GraphRewriter:
         return node
 
     def view(self, node: fx.Node, shape: Sequence[int]) -> fx.Node:
-        """The same memory under another shape; a view of a view is one of what that one views."""
+        """View a node in another shape; a view of a view becomes a view of its source."""
         node = _view_source(node)
         value: Tensor = node.meta["val"]
         if tuple(value.shape) == tuple(shape):
@@ -183,7 +186,7 @@ class GraphRewriter:
         return self._copies[key]
 
     def permute(self, node: fx.Node, dims: Sequence[int]) -> fx.Node:
-        """A copy with its dimensions in another order; made once for all who need it."""
+        """Copy a node with its dimensions in another order; done once for all uses."""
         value: Tensor = node.meta["val"]
         key = (node, "permute", tuple(dims))
         if key not in self._copies:
@@ -192,7 +195,7 @@ class GraphRewriter:
         return self._copies[key]
 
     def in_order(self, held: HeldTensor, order: Sequence[int]) -> fx.Node:
-        """A tensor held in an order; expanded dimensions stay 1."""
+        """Return a tensor in a given order; expanded dimensions stay 1."""
         if tuple(order) == held.order:
             return held.node
         own = held.own_shape
@@ -202,7 +205,7 @@ class GraphRewriter:
         return self.permute(held.node, [inverse_order[dim] for dim in order])
 
     def expand(self, held: HeldTensor) -> HeldTensor:
-        """The tensor with nothing left expanded."""
+        """Return the tensor with no dimension left expanded."""
         if held.own_shape == held.shape:
             return held
         shape = held_shape(held.shape, held.order)
@@ -213,12 +216,12 @@ class GraphRewriter:
         return HeldTensor(node=self._copies[key], shape=held.shape, order=held.order)
 
     def plain(self, held: HeldTensor) -> fx.Node:
-        """The tensor as its logical shape says."""
+        """Return the tensor in its logical shape."""
         whole = self.expand(held)
         return self.in_order(whole, range(len(whole.shape)))
 
     def bind_plain(self, old: fx.Node, node: fx.Node) -> None:
-        """Keep a node that is held as the old one's shape says."""
+        """Set a node that has the old one's logical order."""
         shape = shape_of(node)
         self.bind(old, HeldTensor(node=node, shape=shape, order=tuple(range(len(shape)))))
 
@@ -232,7 +235,7 @@ def _operator(node: fx.Node) -> Callable[..., Any]:
 
 
 def rewrite_plain(rewriting: GraphRewriter, node: fx.Node) -> None:
-    """An operator that takes its tensors as their shapes say."""
+    """Rewrite an operator that takes its tensors in the logical order."""
     arguments = fx.map_arg((node.args, node.kwargs), lambda argument: rewriting.plain(rewriting.tensor_of(argument)))
     new = rewriting.graph.call_function(_operator(node), *arguments)
     new.meta["val"] = node.meta["val"]
@@ -250,7 +253,7 @@ def _item(rewriting: GraphRewriter, node: fx.Node) -> None:
 
 
 def _results(rewriting: GraphRewriter, results: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
-    """The graph's results as their shapes say, each with memory of its own: no input, and none twice."""
+    """Return the graph's results in the logical order, each with its own memory: no input, and none twice."""
     results_found: list[fx.Node] = []
     for result in results:
         node = rewriting.plain(rewriting.tensor_of(result))
@@ -262,11 +265,11 @@ def _results(rewriting: GraphRewriter, results: Sequence[fx.Node]) -> tuple[fx.N
 
 
 def remove_transpositions(graph: fx.GraphModule, rules: Mapping[Any, Rule]) -> fx.GraphModule:
-    """A graph that computes the same with fewer transpositions.
+    """Return a graph that computes the same with fewer transpositions.
 
     Args:
         graph: flat, of PyTorch's basic operators, with a fake tensor in each node's `meta["val"]`.
-        rules: how operators take tensors that are held in another order; others get them in the logical order.
+        rules: of operators that take tensors in another order; others get them in the logical order.
 
     Returns:
         The new graph, with the same inputs and outputs.

@@ -18,20 +18,20 @@ __all__ = ["ACTIVATIONS"]
 aten = torch.ops.aten
 
 _CUBIC = 0.044715
-"""Of GELU's approximation by tanh (Hendrycks and Gimpel, Gaussian error linear units, section 2)."""
+"""A constant of GELU's approximation by tanh (Hendrycks and Gimpel, Gaussian error linear units, section 2)."""
 
 
 _STEEPEST = 1e38
 """A slope that takes every normal float to 1 or more."""
 
 _STEEP = 2.0**22
-"""A slope so steep that neighbouring floats around a bound give 0 and 1; as a power of two it rounds nothing."""
+"""A slope so steep that neighbouring floats around a bound give 0 and 1; a power of two rounds nothing."""
 
 
 def _step(x: Tensor, bound: float = 0.0, *, sign: int = 1) -> Tensor:
-    """1 where x is above the bound, with sign -1 below, else 0.
+    """Return 1 where x is above the bound, or with sign -1 below it, and 0 elsewhere.
 
-    A ramp is one fast pass for a runtime, where its `sign` or `where` takes several, or 10 times as long (measured).
+    A ramp is one fast pass of a runtime; its `sign` or `where` takes several passes, or 10 times as long (measured).
     """
     if bound == 0.0:
         return torch.clamp(x * (sign * _STEEPEST), 0.0, 1.0)
@@ -49,7 +49,7 @@ def _hardtanh_backward(gradient: Tensor, x: Tensor, low: float, high: float) -> 
 
 
 def _inside(x: Tensor, reach: float) -> Tensor:
-    """1 where |x| is below `reach`, else 0."""
+    """Return 1 where |x| is below `reach`, and 0 elsewhere."""
     return _step(x, -reach) * _step(x, reach, sign=-1)
 
 
@@ -75,13 +75,13 @@ def _silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _normal_cdf(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Fraction of a standard normal distribution below x; and x over the root of 2."""
+    """Return the standard normal distribution function of x, and x divided by the root of 2."""
     scaled = x * (1 / math.sqrt(2.0))
     return torch.erf(scaled) * 0.5 + 0.5, scaled
 
 
 def _gelu_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The sigmoid that stands for the tanh, 0.5 + 0.5 * tanh(u) = sigmoid(2 u); and the square of x."""
+    """Return the sigmoid in place of the tanh, 0.5 + 0.5 * tanh(u) = sigmoid(2 u), and the square of x."""
     square = x * x
     factor = 2.0 * math.sqrt(2.0 / math.pi)
     return torch.sigmoid(x * (square * (factor * _CUBIC) + factor)), square
@@ -106,7 +106,7 @@ def _leaky_relu_backward(gradient: Tensor, x: Tensor, slope: float, _is_result: 
 
 
 def _shrink_backward(gradient: Tensor, x: Tensor, reach: float) -> Tensor:
-    """Of both shrinking functions: they let what is above `reach` pass, the soft one moved towards 0."""
+    """The backward of both shrinking functions: they pass what is above `reach`, the soft one moved towards 0."""
     return torch.where(torch.abs(x) > reach, gradient, torch.zeros((), dtype=gradient.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Powers, reductions and small compounds in terms that every target has."""
+"""Powers, reductions and small compound operators in terms that every target has."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _power(x: Tensor, exponent: float) -> Any:
-    """The usual exponents without a logarithm."""
+    """Compute the common exponents without a logarithm."""
     simple: Mapping[float, Callable[[Tensor], Tensor]] = {
         1: lambda x: x.clone(),
         2: lambda x: x * x,
@@ -86,7 +86,7 @@ def _add_batch_product(x: Tensor, left: Tensor, right: Tensor, *, beta: float = 
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """Exact near 0 as well: what x + 1 rounds away is put back as a factor (Kahan)."""
+    """Compute log(1 + x), exact near 0 too: what x + 1 rounds away is put back as a factor (Kahan)."""
     shifted = x + 1.0
     exact = shifted - 1.0
     safe = torch.where(exact == 0, torch.ones((), dtype=x.dtype), exact)
@@ -94,7 +94,7 @@ def _log1p(x: Tensor) -> Tensor:
 
 
 def _expm1(x: Tensor) -> Tensor:
-    """Exact near 0 as well: exp(x) - 1 = tanh(x / 2) * (exp(x) + 1)."""
+    """Compute exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), exact near 0 too."""
     return torch.tanh(x * 0.5) * (torch.exp(x) + 1.0)
 
 

@@ -1,4 +1,14 @@
-"""The gradient of a convolution's input.
+"""Convolutions and their backwards in terms of convolutions and products that a runtime computes fast.
+
+They cover 1-D and 2-D, with stride, padding, dilation, groups, depthwise, and transposed. Constants in the modules of
+the forms decide between them.
+
+The gradient of the weights is a convolution of the input with the output's gradient as the kernel, which contracts
+samples and positions. A runtime computes it as a product of matrices, as fast as the forward's if its columns are many
+and contiguous in memory. So samples take the place of channels, and channels become one more dimension, the last: the
+product has (K * C) columns, where swapping samples and channels would leave C products of K columns each (2 to 3 times
+slower with ONNX Runtime). In `benchmarks/results/train-step.md` it wins the rows "weight gradient 3x3, 64 channels
+32x32", "512 channels 4x4" and "16 channels 32x32".
 
 Shapes: as in `convolution_geometry`.
 """
@@ -29,7 +39,7 @@ __all__ = ["CONVOLUTIONS_AS_CONVOLUTIONS", "input_gradient", "weight_gradient"]
 
 aten = torch.ops.aten
 _FEW_CHANNELS = 32
-"""Up to here a runtime's transposed convolution is the faster one, as it copies no patches (measured)."""
+"""Up to this number a runtime's transposed convolution is faster, as it copies no patches (measured)."""
 
 
 def input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
@@ -52,7 +62,7 @@ def input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: G
 
 
 def _by_flipped_weights(gradient: Tensor, weight: Tensor, at: Geometry) -> Tensor:
-    """Where the stride is 1, the backward is itself a convolution."""
+    """With stride 1, the backward is itself a convolution."""
     outputs, depth, *kernel = weight.shape
     before = [reach - padding for reach, padding in zip(at.reach(kernel), at.padding, strict=True)]
     padding = [max(amount, 0) for amount in before]
@@ -63,9 +73,9 @@ def _by_flipped_weights(gradient: Tensor, weight: Tensor, at: Geometry) -> Tenso
 
 
 def _flip(w_gock: Tensor) -> Tensor:
-    """(G, O / G, C / G, *K) to (C, O / G, *K), with the places of the kernel in reverse order.
+    """Convert (G, O / G, C / G, *K) to (C, O / G, *K), with the kernel reversed.
 
-    In two transpositions around a copy of whole rows, which is faster than reversing K in place.
+    Two transpositions around a copy of whole rows are faster than reversing K in place.
     """
     groups, outputs, depth, *kernel = w_gock.shape
     flat = w_gock.reshape(groups, outputs, -1)
@@ -78,7 +88,7 @@ def _flip(w_gock: Tensor) -> Tensor:
 
 
 def _by_transposed_convolution(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
-    # What the forward left over at the far edge comes back as output padding.
+    # What the forward left out at the far edge becomes output padding.
     seen = at.seen(weight.shape[2:], gradient.shape[2:])
     rest = [size + 2 * padding - part for size, padding, part in zip(sizes, at.padding, seen, strict=True)]
     settings = (list(at.stride), list(at.padding), list(at.dilation), True, rest, at.groups)
@@ -110,23 +120,23 @@ def weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at:
         x_nsc = inputs.permute(0, *range(2, 2 + dims), 1)
     else:
         x_nsc = inputs.reshape(samples, at.groups, depth, *sizes).permute(1, 0, *range(3, 3 + dims), 2)
-    # At the far edge the forward may leave out some places, or the padding.
+    # At the far edge the forward may leave out some positions, or the padding.
     ends = zip(at.seen(kernel, places), sizes, at.padding, strict=True)
     after = [seen - size - padding for seen, size, padding in ends]
     x = pad_or_cut(x_nsc.reshape(1, at.groups * samples, *sizes, depth), [*at.padding, 0], [*after, 0])
     g_onp1 = gradient.transpose(0, 1).unsqueeze(-1)
-    # The forward's stride spreads the gradient, so it becomes the dilation, and the other way round.
+    # The forward's stride spreads the gradient, so it becomes the dilation, and vice versa.
     d_okc = convolve(x, g_onp1, stride=[*at.dilation, 1], dilation=[*at.stride, 1], groups=at.groups)
     return d_okc.squeeze(0).permute(0, dims + 1, *range(1, dims + 1)).reshape(outputs, depth, *kernel)
 
 
 def _pointwise_gradient(inputs: Tensor, gradient: Tensor) -> Tensor:
-    """Where the kernel is a single place: (O, C)."""
+    """Compute (O, C) for a kernel of size 1."""
     x_ncp, g_nop = inputs.flatten(2), gradient.flatten(2)
     samples, channels, places = x_ncp.shape
     outputs = g_nop.shape[1]
     if places * (channels + outputs) < _SLOWER_SUM * channels * outputs:
-        # Moving samples beside places costs less than adding up one product for each sample.
+        # Moving samples next to positions costs less than summing one product for each sample.
         x_cp, g_op = (part.transpose(0, 1).reshape(-1, samples * places) for part in (x_ncp, g_nop))
         return g_op @ x_cp.t()
     return (g_nop @ x_ncp.transpose(1, 2)).sum(0)
@@ -150,7 +160,7 @@ def _forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, *arguments: An
         output = few_places_forward(inputs, weight, places, at)
     if output is None:
         return NotImplemented
-    # Strides of another memory format would lead PyTorch's next layer another way.
+    # Strides of another memory format would lead PyTorch's next layer down another path.
     output = output.contiguous()
     return output if bias is None else output + bias.reshape(1, -1, *[1] * len(places))
 
@@ -169,7 +179,7 @@ def _backward(
 def _forms(
     sizes: Sequence[int], places: Sequence[int], weight: Tensor, at: Geometry
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """The functions of the input's and the weights' gradients that suit an ordinary convolution."""
+    """Choose the functions of the input's and the weights' gradients for an ordinary convolution."""
     if is_depthwise(weight, at.groups):
         small = is_small(weight.shape[2:], sizes, places)
         return depthwise_input_gradient if small else input_gradient, depthwise_weight_gradient
@@ -195,7 +205,7 @@ def _transposed_gradients(
     d_input = d_weight = None
     if output_mask[0]:
         full = convolve(gradient, weight, stride=at.stride, padding=at.padding, dilation=at.dilation, groups=at.groups)
-        # More output padding than the stride adds places that meet no input.
+        # Output padding larger than the stride adds positions that meet no input.
         for axis, size in enumerate(sizes, 2):
             full = full if full.shape[axis] == size else full.narrow(axis, 0, size)
         d_input = full

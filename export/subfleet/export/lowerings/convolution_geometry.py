@@ -1,6 +1,7 @@
-"""Where a convolution's kernel meets its input.
+"""The geometry of a convolution: where its kernel meets its input.
 
-Shapes: N samples, C channels in, O channels out, G groups, sizes S of the input, P of the output, K of the kernel.
+Shapes: N samples, C channels in, O channels out, G groups, sizes S of the input, P of the output, K of the kernel; in
+bands of ones, Q positions of the input and P of the output over all dimensions.
 """
 
 import math
@@ -21,9 +22,9 @@ class Geometry:
     """The settings of an ordinary convolution; one number for each dimension, first to last.
 
     Attributes:
-        stride: places of the input between two places of the output.
+        stride: input positions between two output positions.
         padding: zeros on both sides of the input.
-        dilation: places of the input between two places of the kernel.
+        dilation: input positions between two kernel positions.
         groups: of channels that do not meet.
     """
 
@@ -33,11 +34,11 @@ class Geometry:
     groups: int
 
     def reach(self, kernel: Sequence[int]) -> list[int]:
-        """How far a kernel's last place lies from its first."""
+        """Return the distance of a kernel's last position from its first, for each dimension."""
         return [step * (size - 1) for step, size in zip(self.dilation, kernel, strict=True)]
 
     def seen(self, kernel: Sequence[int], outputs: Sequence[int]) -> list[int]:
-        """How many places of the padded input an output of that size depends on, from the first to the last."""
+        """Return how many positions of the padded input such an output depends on, from the first to the last."""
         ends = zip(self.stride, outputs, self.reach(kernel), strict=True)
         return [step * (size - 1) + reach + 1 for step, size, reach in ends]
 
@@ -51,7 +52,7 @@ def convolve(
     dilation: Sequence[int] | None = None,
     groups: int = 1,
 ) -> Tensor:
-    """A convolution without bias."""
+    """Convolve without bias."""
     ones, zeros = [1] * (x_ncs.dim() - 2), [0] * (x_ncs.dim() - 2)
     settings = (list(stride or ones), list(padding or zeros), list(dilation or ones), False, zeros, groups)
     output: Tensor = aten.convolution.default(x_ncs, weight, None, *settings)
@@ -59,7 +60,7 @@ def convolve(
 
 
 def pad(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """Zeros around the last dimensions, as many dimensions as there are numbers."""
+    """Pad the last dimensions with zeros, as many dimensions as there are numbers."""
     if not any((*before, *after)):
         return x
     # PyTorch counts dimensions from the last.
@@ -69,7 +70,7 @@ def pad(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
 
 
 def pad_or_cut(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """Zeros around the last dimensions; a negative number cuts off as much."""
+    """Pad the last dimensions with zeros; a negative number cuts off as much."""
     first = x.dim() - len(before)
     for axis, (head, tail) in enumerate(zip(before, after, strict=True), first):
         if min(head, tail) < 0:
@@ -78,18 +79,18 @@ def pad_or_cut(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor
 
 
 def geometry_of(arguments: Sequence[Any]) -> Geometry:
-    """From the operator's arguments after its tensors."""
+    """Read the geometry from the operator's arguments after its tensors."""
     stride, padding, dilation, _transposed, _output_padding, groups = arguments
     return Geometry(stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups)
 
 
 def is_linear(kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int], at: Geometry) -> bool:
-    """Whether each place of the output depends on its own of the input alone, and each of the input has one."""
+    """Return whether each output position only depends on its own input position, and every input position has one."""
     return math.prod(kernel) == 1 and set(at.stride) == {1} and not any(at.padding) and list(sizes) == list(places)
 
 
 def axis_bands(axis: int, kernel: int, size: int, places: int, at: Geometry, dtype: torch.dtype) -> Tensor:
-    """(K, Q, P) along one dimension: 1 where a place of the kernel connects one of the input to one of the output."""
+    """Return (K, Q, P) along one dimension: 1 where a kernel position connects an input to an output position."""
     step = torch.arange(kernel).reshape(-1, 1, 1) * at.dilation[axis]
     output = torch.arange(places).reshape(1, 1, -1) * at.stride[axis]
     return (torch.arange(size).reshape(1, -1, 1) == step + output - at.padding[axis]).to(dtype)
@@ -98,7 +99,7 @@ def axis_bands(axis: int, kernel: int, size: int, places: int, at: Geometry, dty
 def bands(
     kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int], at: Geometry, dtype: torch.dtype
 ) -> Tensor:
-    """(K, Q, P) over all dimensions, each flattened."""
+    """Return (K, Q, P) over all dimensions, each flattened."""
     spans = zip(kernel, sizes, places, strict=True)
     first, *others = (axis_bands(axis, *span, at, dtype) for axis, span in enumerate(spans))
     for band in others:

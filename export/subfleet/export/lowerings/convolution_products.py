@@ -1,7 +1,7 @@
-"""Convolutions and their backwards as matrix products, for runtimes that have none with weights as inputs.
+"""Convolutions and their backwards as matrix products, for runtimes without convolutions with variable weights.
 
-One and two dimensions, with stride, padding, dilation and groups, depthwise, and transposed. Everything is computed
-with channels last; the transpositions around it fall away where convolutions follow one another.
+They cover one and two dimensions, with stride, padding, dilation and groups, depthwise, and transposed. Everything is
+computed with channels last; the transpositions around it cancel where convolutions follow one another.
 
 Shapes: N samples, C channels in, O channels out, H and W sizes, K and L kernel sizes.
 """
@@ -23,12 +23,12 @@ aten = torch.ops.aten
 
 
 def _pair(values: Sequence[int], only: int) -> tuple[int, int]:
-    """Of rows and columns; a one-dimensional convolution has a single row."""
+    """Return values for rows and columns; a one-dimensional convolution has a single row."""
     return (int(values[0]), int(values[1])) if len(values) == 2 else (only, int(values[0]))
 
 
 def _taps(weight: Tensor, settings: Sequence[Any]) -> tuple[Taps, bool, tuple[int, int]]:
-    """The geometry, whether the convolution is transposed, and its output's padding."""
+    """Return the geometry, whether the convolution is transposed, and its output padding."""
     stride, padding, dilation, transposed, output_padding, groups = settings
     if weight.dim() not in {3, 4}:
         raise ExportError(
@@ -45,18 +45,18 @@ def _taps(weight: Tensor, settings: Sequence[Any]) -> tuple[Taps, bool, tuple[in
 
 
 def _nhwc(x: Tensor) -> Tensor:
-    """(N, C, H, W) or (N, C, W) to (N, H, W, C)."""
+    """Convert (N, C, H, W) or (N, C, W) to (N, H, W, C)."""
     return (x if x.dim() == 4 else x.unsqueeze(2)).permute(0, 2, 3, 1)
 
 
 def _to_nchw(x_nhwc: Tensor, dims: int) -> Tensor:
-    """Back to (N, C, H, W) or (N, C, W), laid out so, as a module's own reshapes may expect of a convolution."""
+    """Convert back to (N, C, H, W) or (N, C, W), contiguous, as a module's own reshapes may expect."""
     x = x_nhwc.permute(0, 3, 1, 2)
     return (x if dims == 4 else x.squeeze(2)).contiguous()
 
 
 def _algorithm(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples: int) -> ModuleType:
-    """The module that computes the convolution whose output has some sizes."""
+    """Choose the module that computes the convolution with an output of these sizes."""
     return winograd if winograd.fits(at, depth_in, depth_out, sizes, samples) else taps
 
 
@@ -79,7 +79,7 @@ def _weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
 
 
 def _square(weight: Tensor) -> Tensor:
-    """Weights with two dimensions of the kernel."""
+    """Return weights with two kernel dimensions."""
     return weight if weight.dim() == 4 else weight.unsqueeze(2)
 
 

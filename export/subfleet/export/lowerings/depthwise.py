@@ -1,19 +1,19 @@
 """Depthwise convolutions in forms that a runtime without kernels for them computes fast.
 
-A runtime that makes a product of matrices of every group spends its time on copying patches: for each sample and
-channel the product has a single row. Here samples come together:
+A runtime that computes a matrix product for every group spends its time copying patches: for each sample and channel
+the product has a single row. Here samples are combined:
 
-- Over few places, a channel's convolution is one dense matrix from all places in to all places out, and a batch of
-  products, one for each channel, maps all samples. The matrix is made of the kernel by constant bands of ones.
-- Over some more places, the samples lie side by side along the last dimension, with the kernel's dilation as many times
-  as large: patches are then copied for each channel alone, and in long rows.
-- The weight gradient treats every row of the output as a filter over the columns, computes its meeting with every row
-  of the input, and adds up those that lie as far apart as two places of the kernel.
+- With few positions, a channel's convolution is one dense matrix from all input to all output positions, and a batch of
+products, one for each channel, maps all samples. Constant bands of ones turn the kernel into that matrix.
+- With some more positions, samples lie side by side along the last dimension, with the kernel's dilation multiplied by
+their number: patches are then copied for each channel only, in long rows.
+- The weight gradient uses every row of the output as a filter over the columns, convolves it with every row of the
+input, and adds up the rows that are as far apart as two kernel positions.
 
-Of `benchmarks/results/train-step.md`: the rows "depthwise 3x3" of the table of ONNX Runtime, one for each of these
-forms. MobileNetV2 has layers of all three, and DS-CNN such with samples side by side.
+In `benchmarks/results/train-step.md` each form wins rows "depthwise 3x3" of ONNX Runtime. MobileNetV2 has layers of all
+three kinds, and DS-CNN has layers for samples side by side.
 
-Shapes: as in `convolution_geometry`; M channels out for each channel in, Q places of the input, P of the output.
+Shapes: as in `convolution_geometry`; M channels out for each channel in, Q positions of the input, P of the output.
 """
 
 import math
@@ -28,14 +28,14 @@ __all__ = ["depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gr
 
 # Measured with ONNX Runtime.
 PLACES_PER_TAP = 4
-"""Up to so many places for each place of the kernel, dense matrices are the fastest (3 x 3: up to 6 x 6 places)."""
+"""Up to this many positions for each kernel position, dense matrices are fastest (3 x 3: up to 6 x 6 positions)."""
 FEW_PLACES = 128
-"""Up to here samples side by side are faster than patches of each; and dense matrices for the weight gradient."""
+"""Up to this number, samples side by side are faster than separate patches, and so are dense matrices for weights."""
 LEAST_SAMPLES = 8
 
 
 def is_depthwise(weight: Tensor, groups: int) -> bool:
-    """Whether each channel is convolved by itself."""
+    """Return whether each channel is convolved separately."""
     return groups > 1 and weight.shape[1] == 1
 
 
@@ -44,23 +44,23 @@ def _largest(sizes: Sequence[int], places: Sequence[int]) -> int:
 
 
 def is_small(kernel: Sequence[int], sizes: Sequence[int], places: Sequence[int]) -> bool:
-    """Whether an input and an output of these sizes are so small that dense matrices pay."""
+    """Return whether input and output are small enough for dense matrices to pay off."""
     return _largest(sizes, places) <= PLACES_PER_TAP * math.prod(kernel)
 
 
 def _channels_first(x_ncs: Tensor, channels: int) -> Tensor:
-    """(N, C * M, *S) to (C, N, M * S)."""
+    """Convert (N, C * M, *S) to (C, N, M * S)."""
     samples = x_ncs.shape[0]
     return x_ncs.reshape(samples, channels, -1).transpose(0, 1)
 
 
 def _samples_first(x_cns: Tensor, shape: Sequence[int]) -> Tensor:
-    """(C, N, M * S) to (N, C * M, *S)."""
+    """Convert (C, N, M * S) to (N, C * M, *S)."""
     return x_cns.transpose(0, 1).reshape(shape)
 
 
 def depthwise_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) -> Tensor | None:
-    """Convolve over few places: (N, C, *S) and (C * M, 1, *K) to (N, C * M, *P); None where there are too many."""
+    """Convolve over few positions: (N, C, *S) and (C * M, 1, *K) to (N, C * M, *P); None if there are too many."""
     sizes, kernel = inputs.shape[2:], weight.shape[2:]
     if is_small(kernel, sizes, places):
         return _dense(inputs, weight, places, at)
@@ -81,16 +81,16 @@ def _dense(inputs: Tensor, weight: Tensor, places: Sequence[int], at: Geometry) 
     bands_kqp = bands(kernel, sizes, places, at, weight.dtype)
     count, q, p = bands_kqp.shape
     dense_cmqp = (weight.reshape(outputs, count) @ bands_kqp.reshape(count, -1)).reshape(channels, -1, q, p)
-    # One output for each channel needs no transposition, and runtimes would copy nevertheless.
+    # One output for each channel needs no transposition, but runtimes would still copy.
     dense_cqp = (dense_cmqp if outputs == channels else dense_cmqp.transpose(1, 2)).reshape(channels, q, -1)
     return _samples_first(_channels_first(inputs, channels) @ dense_cqp, (samples, outputs, *places))
 
 
 def depthwise_input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
-    """The gradient of a small input: (N, C * M, *P) and (C * M, 1, *K) to (N, C, *S)."""
+    """Return the gradient of a small input: (N, C * M, *P) and (C * M, 1, *K) to (N, C, *S)."""
     (samples, outputs, *places), kernel = gradient.shape, weight.shape[2:]
     channels = at.groups
-    # Made anew instead of keeping the forward's matrices: they can be larger than the activations.
+    # Computed again, since the forward's matrices can be larger than the activations.
     bands_kpq = bands(kernel, sizes, places, at, weight.dtype).transpose(1, 2)
     count, _, q = bands_kpq.shape
     dense_cpq = (weight.reshape(outputs, count) @ bands_kpq.reshape(count, -1)).reshape(channels, -1, q)
@@ -112,7 +112,7 @@ def depthwise_weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence
 
 
 def _by_rows(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
-    """Every row of the gradient, as a filter, over every row of the input; 1-D has a single row."""
+    """Convolve every row of the input with every row of the gradient; 1-D has a single row."""
     (samples, channels, *sizes), (_, outputs, *places) = inputs.shape, gradient.shape
     multiple, rows, width = outputs // channels, sizes[0] if len(sizes) == 2 else 1, sizes[-1]
     out_rows, out_width = places[0] if len(sizes) == 2 else 1, places[-1]

@@ -1,12 +1,12 @@
-"""Convolutions over few places, as one product of matrices for the whole batch.
+"""Convolutions over few positions, as one matrix product for the whole batch.
 
-A runtime that makes a product for every sample would read all weights for each, and has columns for a few places only.
-Here every row is one place of one sample with all that its kernel sees. The weights stay as they are, in the forward
-and in both gradients; rows are small, and are made and taken apart by products with constant bands.
+A runtime that computes a product for every sample reads all weights each time, for only a few columns. Here every row
+is one position of one sample with everything that its kernel sees. The weights stay as they are in the forward and in
+both gradients; rows are small, and are built and split by products with constant bands.
 
-Of `benchmarks/results/train-step.md`: the row "512 channels on 2x2, forward", 1.95 ms instead of 10.8.
+In `benchmarks/results/train-step.md` it wins the row "512 channels on 2x2, forward": 1.95 ms instead of 10.8.
 
-Shapes: as in `convolution_geometry`; Q places of the input and P of the output; R = N * P rows.
+Shapes: as in `convolution_geometry`; Q positions of the input and P of the output; R = N * P rows.
 """
 
 import math
@@ -21,18 +21,18 @@ __all__ = ["few_places_forward", "few_places_input_gradient", "few_places_weight
 # Measured with ONNX Runtime: above, a product of each sample has columns enough.
 FEW_PLACES = 8
 FEW_PLACES_BACK = 16
-"""Of the input's gradient; its other forms must turn the weights around."""
+"""For the input's gradient; its other forms must transpose the weights."""
 FEW_INPUTS = 64
 
 
 def has_few_places(sizes: Sequence[int], places: Sequence[int], at: Geometry, *, back: bool = False) -> bool:
-    """Whether a convolution, or the gradient of its input, is over so few places that this form pays."""
+    """Return whether a convolution, or its input's gradient, has so few positions that this form is faster."""
     few = FEW_PLACES_BACK if back else FEW_PLACES
     return at.groups == 1 and math.prod(places) <= few and math.prod(sizes) <= FEW_INPUTS
 
 
 def _rows(inputs: Tensor, kernel: Sequence[int], places: Sequence[int], at: Geometry) -> Tensor:
-    """(N, C, *S) to (R, C * K)."""
+    """Convert (N, C, *S) to (R, C * K)."""
     (samples, channels, *sizes), count = inputs.shape, math.prod(places)
     if is_linear(kernel, sizes, places, at):
         return inputs.reshape(samples, channels, count).transpose(1, 2).reshape(-1, channels)
@@ -42,7 +42,7 @@ def _rows(inputs: Tensor, kernel: Sequence[int], places: Sequence[int], at: Geom
 
 
 def _output_rows(gradient: Tensor) -> Tensor:
-    """(N, O, *P) to (R, O)."""
+    """Convert (N, O, *P) to (R, O)."""
     return gradient.flatten(2).transpose(1, 2).reshape(-1, gradient.shape[1])
 
 
@@ -54,7 +54,7 @@ def few_places_forward(inputs: Tensor, weight: Tensor, places: Sequence[int], at
 
 
 def few_places_input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
-    """(N, O, *P) and (O, C, *K) to (N, C, *S)."""
+    """Map (N, O, *P) and (O, C, *K) to (N, C, *S)."""
     (outputs, channels, *kernel), places = weight.shape, gradient.shape[2:]
     samples, count = len(gradient), math.prod(places)
     seen_rck = _output_rows(gradient) @ weight.reshape(outputs, -1)
@@ -66,6 +66,6 @@ def few_places_input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[
 
 
 def few_places_weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
-    """(N, C, *S) and (N, O, *P) to (O, C, *K)."""
+    """Map (N, C, *S) and (N, O, *P) to (O, C, *K)."""
     rows = _rows(inputs, kernel, gradient.shape[2:], at)
     return (_output_rows(gradient).t() @ rows).reshape(gradient.shape[1], inputs.shape[1], *kernel)

@@ -1,6 +1,6 @@
-"""Reading and writing at places that tensors of indices name, as one flat index of one dimension.
+"""Reads and writes by tensors of indices, as one flat index of one dimension; and the backward of embeddings.
 
-Shapes: I of the indices, which are broadcast together.
+Shapes: I of the indices, which are broadcast together; V rows of an embedding table, D features of a row, T tokens.
 """
 
 import math
@@ -23,12 +23,12 @@ Indices = Sequence[Tensor | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _IndexedDims:
-    """What indices name in a tensor.
+    """The dimensions of a tensor that are indexed.
 
     Attributes:
-        order: of the tensor's dimensions, such that those with indices are neighbours.
-        first: the place of their first in that order.
-        count: how many they are.
+        order: of the tensor's dimensions, such that the indexed ones are neighbours.
+        first: position of the first indexed dimension in that order.
+        count: number of indexed dimensions.
         flat_I: an index of all of them as one dimension, 0 or more.
     """
 
@@ -38,27 +38,27 @@ class _IndexedDims:
     flat_I: Tensor  # noqa: N815 - shapes in names
 
     def flatten(self, x: Tensor) -> Tensor:
-        """The tensor in this order, with the dimensions that have indices as one."""
+        """Return the tensor in this order, with the indexed dimensions as one."""
         ordered = x if self.order == tuple(range(x.dim())) else x.permute(self.order).contiguous()
         sizes = tuple(ordered.shape)
         end = self.first + self.count
         return ordered.reshape(*sizes[: self.first], math.prod(sizes[self.first : end]), *sizes[end:])
 
     def restore(self, flat: Tensor, like: Tensor) -> Tensor:
-        """The inverse of `flatten`."""
+        """Invert `flatten`."""
         ordered = flat.reshape([like.shape[dim] for dim in self.order])
         if self.order == tuple(range(like.dim())):
             return ordered
         return ordered.permute([self.order.index(dim) for dim in range(like.dim())]).contiguous()
 
     def result_shape(self, x: Tensor) -> tuple[int, ...]:
-        """Of what is read."""
+        """Return the shape of what is read."""
         sizes = [x.shape[dim] for dim in self.order]
         return (*sizes[: self.first], *self.flat_I.shape, *sizes[self.first + self.count :])
 
 
 def _indexed_dims(x: Tensor, indices: Indices) -> _IndexedDims:
-    """Where indices point. Their dimensions stay in place in the result where they are neighbours, else come first.
+    """Resolve indices. Indexed dimensions stay in place in the result if they are neighbours, or else come first.
 
     Raises:
         ExportError: an index is a mask.
@@ -66,7 +66,7 @@ def _indexed_dims(x: Tensor, indices: Indices) -> _IndexedDims:
     by_dim = {dim: index for dim, index in enumerate(indices) if index is not None}
     if any(index.dtype in {torch.bool, torch.uint8} for index in by_dim.values()):
         raise ExportError(
-            "a tensor is indexed by a mask, so that the shape of the result depends on values; choose with "
+            "a tensor is indexed by a mask, so the shape of the result depends on values; choose with "
             "torch.where(mask, a, b), or multiply by the mask"
         )
     dims = list(by_dim)
@@ -83,7 +83,7 @@ def _indexed_dims(x: Tensor, indices: Indices) -> _IndexedDims:
 
 
 def _not_negative(index: Tensor, size: int) -> Tensor:
-    """An index below 0 counts from the end."""
+    """Convert an index below 0, which counts from the end."""
     return torch.where(index < 0, index + size, index)
 
 
@@ -94,7 +94,7 @@ def _index(x: Tensor, indices: Indices) -> Tensor:
 
 
 def _index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False, *_unsafe: object) -> Any:
-    """Rows at one index of the first dimension are what runtimes have: NotImplemented."""
+    """Lower all forms except rows at one index of the first dimension, which runtimes have: NotImplemented."""
     indexed = _indexed_dims(x, indices)
     shape = indexed.result_shape(x)
     if indexed.count == 1 and indexed.first == 0 and indexed.flat_I.dim() == 1 and tuple(values.shape) == shape:

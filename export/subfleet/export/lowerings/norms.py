@@ -41,7 +41,7 @@ def _scale(rstd_c: Tensor, weight: Tensor | None) -> Tensor:
 def _normalise_by_given(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, epsilon: float
 ) -> Tensor:
-    """One factor and one offset for each channel: two passes."""
+    """Apply one factor and one offset for each channel: two passes."""
     scale = _scale(torch.rsqrt(variance + epsilon), weight)
     offset = -mean * scale if bias is None else bias - mean * scale
     return x * _per_channel(scale, x) + _per_channel(offset, x)
@@ -133,7 +133,7 @@ BATCH_NORMS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 
 
 def _rows(x: Tensor, feature_dims: int) -> Tensor:
-    """(..., *features) to (R, F)."""
+    """Reshape (..., *features) to (R, F)."""
     return x.reshape(-1, math.prod(x.shape[x.dim() - feature_dims :]))
 
 
@@ -151,7 +151,7 @@ def _layer_norm(
 
 
 def _row_means(x_rf: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean over a row of what the weight scales, (R, 1): one product where there is a weight."""
+    """Return the mean of each weighted row, (R, 1): a single product if there is a weight."""
     if weight is None:
         return x_rf.mean(1, keepdim=True)
     return torch.mm(x_rf, (weight * (1 / x_rf.shape[1])).reshape(-1, 1))
@@ -187,12 +187,12 @@ def _layer_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
 
 
 def rms_norm(x: Tensor, feature_dims: int, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Each row divided by its root mean square (Zhang and Sennrich, Root mean square layer normalization, section 4).
+    """Divide each row by its root mean square (Zhang and Sennrich, Root mean square layer normalization, section 4).
 
     Args:
         x: (..., *features).
-        feature_dims: how many trailing dimensions make up a row.
-        weight: of the features' shape, or None.
+        feature_dims: number of trailing dimensions that make up a row.
+        weight: in the features' shape, or None.
         epsilon: added to the mean square.
 
     Returns:
@@ -207,7 +207,7 @@ def rms_norm(x: Tensor, feature_dims: int, weight: Tensor | None, epsilon: float
 def rms_norm_backward(
     gradient: Tensor, x: Tensor, feature_dims: int, weight: Tensor | None, rrms: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of `rms_norm` with respect to its input and its weight."""
+    """Return the gradients of `rms_norm` with respect to its input and its weight."""
     g_rf, rrms_r1 = _rows(gradient, feature_dims), rrms.reshape(-1, 1)
     normalised_rf = _rows(x, feature_dims) * rrms_r1
     products_rf = g_rf * normalised_rf
@@ -233,7 +233,7 @@ def _group_norm(
     mean = flat.mean(3, keepdim=True)
     centred = flat - mean
     rstd = torch.rsqrt((centred * centred).mean(3, keepdim=True) + epsilon)
-    # Weight and deviation join, so that every element is multiplied once; the bias comes last, or it would cancel.
+    # Weight and deviation are combined, so every element is multiplied once; the bias comes last, or it would cancel.
     scale = rstd if weight is None else rstd * weight.reshape(1, groups, depth, 1)
     normalised = centred.reshape(samples, groups, depth, positions) * scale
     if bias is not None:
@@ -273,7 +273,7 @@ NORMALISATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 
 
 def _sum_other_dims(x: Tensor, dim: int) -> Tensor:
-    """Over all dimensions but one."""
+    """Sum over all dimensions except one."""
     return x.sum([axis for axis in range(x.dim()) if axis != dim], keepdim=True)
 
 

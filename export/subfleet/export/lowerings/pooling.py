@@ -19,20 +19,20 @@ aten = torch.ops.aten
 
 
 def _per_axis(given: Sequence[int], default: Sequence[int] = (0, 0)) -> tuple[int, int]:
-    """One number for both dimensions, two, or none."""
+    """Return two numbers from one for both dimensions, two, or none."""
     values = [int(value) for value in given] or list(default)
     return (values[0], values[-1])
 
 
 def pooled_size(size: int, window: int, stride: int, padding: int, dilation: int, *, ceil_mode: bool) -> int:
-    """Windows in one dimension; none starts in the padding behind the input."""
+    """Return the number of windows in one dimension; none starts in the padding behind the input."""
     space = size + 2 * padding - dilation * (window - 1) - 1
     count = (-(-space // stride) if ceil_mode else space // stride) + 1
     return count - 1 if ceil_mode and (count - 1) * stride >= size + padding else count
 
 
 def _average_maps(sizes: Sequence[int], arguments: Sequence[Any]) -> tuple[list[AxisMap], float]:
-    """The maps of an average pool, and what remains to multiply with. Arguments as in `aten.avg_pool2d`."""
+    """Return the maps of an average pool, and the remaining factor. Arguments as in `aten.avg_pool2d`."""
     defaults: list[Any] = [[], [0], False, True, None]
     kernel, stride, padding, ceil_mode, count_padding, divisor = [*arguments, *defaults[len(arguments) - 1 :]]
     windows, paddings = _per_axis(kernel), _per_axis(padding)
@@ -62,7 +62,7 @@ def _average_pool_backward(gradient: Tensor, x: Tensor, *arguments: Any) -> Tens
 
 
 def _adaptive_bounds(size: int, parts: int) -> list[tuple[int, int]]:
-    """Start and end of each part, as PyTorch cuts them; parts overlap where the size does not divide."""
+    """Return start and end of each part, as PyTorch cuts them; parts overlap if the size is not a multiple."""
     return [(part * size // parts, -(-(part + 1) * size // parts)) for part in range(parts)]
 
 
@@ -84,9 +84,9 @@ def _adaptive_average_pool_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _adaptive_gather(sizes: Sequence[int], output_sizes: Sequence[int]) -> tuple[list[AxisMap], list[int]]:
-    """Maps that lay every window of an adaptive pool out side by side, and the windows' one size.
+    """Return maps that lay all windows of an adaptive pool side by side, and the common size of the windows.
 
-    A window that is shorter repeats its last element: no maximum changes, and the first of equal ones stays the first.
+    A shorter window repeats its last element: no maximum changes, and the first of equal elements stays the first.
     """
     maps, windows = [], []
     for size, parts in zip(sizes, output_sizes, strict=True):
@@ -99,7 +99,7 @@ def _adaptive_gather(sizes: Sequence[int], output_sizes: Sequence[int]) -> tuple
 
 
 def _adaptive_maximum_pool(x: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The indices are those within the windows laid out side by side, which the backward takes."""
+    """Return values, and indices within the windows laid side by side, which the backward takes."""
     maps, windows = _adaptive_gather(x.shape[-2:], output_sizes)
     for axis, axis_map in zip((x.dim() - 2, x.dim() - 1), maps, strict=True):
         x = x if axis_map.is_identity else gather_axis(x, axis, axis_map)
@@ -117,7 +117,7 @@ def _adaptive_maximum_pool_backward(gradient: Tensor, x: Tensor, indices: Tensor
 
 
 def _maximum_pool_backward(gradient: Tensor, x: Tensor, *arguments: Any) -> Tensor:
-    """Add each window's gradient at the place of its maximum."""
+    """Add each window's gradient at the position of its maximum."""
     indices = arguments[-1]
     planes, positions = math.prod(x.shape[:-2]), math.prod(x.shape[-2:])
     zeros = torch.zeros((planes, positions), dtype=gradient.dtype)

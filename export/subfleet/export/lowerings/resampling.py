@@ -1,4 +1,4 @@
-"""Upsampling and the paddings that repeat elements, and their backwards, as maps of each dimension.
+"""Upsampling, paddings that repeat elements, and their backwards, as maps of each dimension.
 
 Shapes: N samples, C channels, one or two spatial dimensions.
 """
@@ -23,7 +23,7 @@ def _nearest(size: int, output: int, scale: float | None) -> AxisMap:
 
 
 def _linear(size: int, output: int, scale: float | None, *, align_corners: bool) -> AxisMap:
-    """Weights of the two neighbours of each sampled place; between corners, or between the elements' middles."""
+    """Return the weights of the two neighbours of each sampled position, between corners or between element centres."""
     if align_corners:
         step = (size - 1) / (output - 1) if output > 1 else 0.0
     else:

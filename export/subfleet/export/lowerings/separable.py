@@ -1,10 +1,10 @@
-"""Linear maps that act on each spatial dimension by itself: average pooling, resampling, and all their backwards.
+"""Linear maps that act on each spatial dimension separately: average pooling, resampling, and their backwards.
 
-Such a map is one small constant matrix for each dimension, and its backward is the transposed matrices. Where windows
-are equal and adjoin, or each element is repeated, a reshape does the same without a product.
+Such a map is one small constant matrix for each dimension, and its backward is the transposed matrices. If windows are
+equal and adjacent, or each element is repeated, a reshape does the same without a product.
 
-Of pooling's and resampling's backwards no runtime has an operator, so that this form is no matter of speed: it is the
-only one, and has no row in `benchmarks/results/train-step.md`.
+No runtime has an operator for the backwards of pooling and resampling, so this form is the only one; it is not a matter
+of speed, and has no row in `benchmarks/results/train-step.md`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class AxisMap:
     """A linear map of one dimension.
 
     Attributes:
-        rows: for each element of the output, the elements of the input that it sums, with their weights.
+        rows: for each output element, the input elements that it sums, with their weights.
         size: of the input.
     """
 
@@ -30,11 +30,11 @@ class AxisMap:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it leaves everything as it is."""
+        """Whether the map changes nothing."""
         return self.rows == tuple(((index, 1.0),) for index in range(self.size))
 
     def even_window(self) -> tuple[int, float] | None:
-        """Length and weight of the windows, where they are equal, adjoin, and cover the input; else None."""
+        """Return length and weight of the windows if they are equal, adjacent, and cover the input; otherwise None."""
         window = len(self.rows[0])
         weight = self.rows[0][0][1] if window else 0.0
         even = tuple(
@@ -43,13 +43,13 @@ class AxisMap:
         return (window, weight) if window and window * len(self.rows) == self.size and self.rows == even else None
 
     def even_repeat(self) -> int | None:
-        """How often each element occurs, one after the other and unweighted, where that is so; else None."""
+        """Return how often each element is repeated in sequence, unweighted; None if the map is something else."""
         times = len(self.rows) // self.size
         even = tuple(((index // times, 1.0),) for index in range(len(self.rows))) if times else ()
         return times if times and times * self.size == len(self.rows) and self.rows == even else None
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """(output, input)."""
+        """Return the map as a matrix (output, input)."""
         dense = [[0.0] * self.size for _ in self.rows]
         for row, terms in zip(dense, self.rows, strict=True):
             for column, weight in terms:
@@ -63,13 +63,13 @@ def _split_axis(x: Tensor, axis: int, parts: int) -> Tensor:
 
 
 def _repeat_axis(x: Tensor, axis: int, times: int) -> Tensor:
-    """Each element `times` times, one after the other."""
+    """Repeat each element `times` times in sequence."""
     wide = x.unsqueeze(axis + 1).expand(*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
     return wide.reshape(*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :])
 
 
 def _product(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """Map the last dimension, or the one before it, with a matrix (output, input)."""
+    """Map the last dimension, or the one before it, by a matrix (output, input)."""
     out, size = matrix.shape
     if axis == x.dim() - 1:
         return torch.mm(x.reshape(-1, size), matrix.t()).reshape(*x.shape[:-1], out)
@@ -81,7 +81,7 @@ def _product(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
 def apply(x: Tensor, maps: Sequence[AxisMap]) -> Tensor:
     """Map the trailing dimensions of `x`, one or two, each by its own map."""
     weight = 1.0
-    # The last dimension first: its product needs no transposition, and what follows is already smaller.
+    # The last dimension first: its product needs no transposition, and the rest is then smaller.
     for axis in reversed(range(x.dim() - len(maps), x.dim())):
         axis_map = maps[axis - x.dim()]
         if axis_map.is_identity:
@@ -97,7 +97,7 @@ def apply(x: Tensor, maps: Sequence[AxisMap]) -> Tensor:
 
 
 def apply_transposed(gradient: Tensor, maps: Sequence[AxisMap]) -> Tensor:
-    """The backward of `apply`."""
+    """Compute the backward of `apply`."""
     weight = 1.0
     steps = []
     for axis in range(gradient.dim() - len(maps), gradient.dim()):
@@ -121,5 +121,5 @@ def apply_transposed(gradient: Tensor, maps: Sequence[AxisMap]) -> Tensor:
 
 
 def gather_axis(x: Tensor, axis: int, axis_map: AxisMap) -> Tensor:
-    """Apply a map whose rows take one element each, with weight 1: exactly, even where others are infinite."""
+    """Apply a map with rows of one element each, with weight 1: exactly, even if others are infinite."""
     return x.index_select(axis, torch.tensor([row[0][0] for row in axis_map.rows]))

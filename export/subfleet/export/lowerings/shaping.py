@@ -1,4 +1,4 @@
-"""Operators that move elements about, as reshapes, slices and pads; and their backwards."""
+"""Operators that move elements, as reshapes, slices and pads; and their backwards."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def _fill_like(number: float) -> Callable[..., Tensor]:
-    """Tensors like another one, of one repeated number."""
+    """Create tensors like another one, filled with a number."""
 
     def like(tensor: Tensor, *sizes: Any, dtype: torch.dtype | None = None, **_options: object) -> Tensor:
         shape = tuple(sizes[0]) if sizes else tuple(tensor.shape)
@@ -24,7 +24,7 @@ def _fill_like(number: float) -> Callable[..., Tensor]:
 
 
 def _empty(sizes: Sequence[int], *, dtype: torch.dtype | None = None, **_options: object) -> Tensor:
-    """Whatever is in it is written over, or no network could be trained twice alike."""
+    """Fill with zeros: otherwise two trainings of a network could differ."""
     return torch.full(tuple(sizes), 0, dtype=dtype or torch.get_default_dtype())
 
 
@@ -45,7 +45,7 @@ def _fill(x: Tensor, number: float | Tensor) -> Tensor:
 
 
 def _pad_dim(x: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Zeros before and after, in one dimension."""
+    """Pad one dimension with zeros."""
     if not (before or after):
         return x
     behind = [0, 0] * (x.dim() - 1 - dim)
@@ -54,7 +54,7 @@ def _pad_dim(x: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def _constant_pad(x: Tensor, pads: list[int], number: float = 0.0) -> Any:
-    """A negative padding is a slice, which every runtime has; NotImplemented where there is none."""
+    """Turn a negative padding into a slice, which every runtime has; NotImplemented if there is none."""
     positive = [max(amount, 0) for amount in pads]
     for index, amount in enumerate(pads):
         if amount < 0:
@@ -76,7 +76,7 @@ def _slice_backward(gradient: Tensor, sizes: Sequence[int], dim: int, start: int
     size, count = sizes[dim], gradient.shape[dim]
     start = min(start + size if start < 0 else start, size)
     if step > 1:
-        # Zeros after each element, in a dimension of their own; those after the last one are cut off.
+        # Zeros after each element, in a separate dimension; the zeros after the last one are cut off.
         apart = _pad_dim(gradient.unsqueeze(dim + 1), dim + 1, 0, step - 1)
         wide = apart.reshape(*gradient.shape[:dim], count * step, *gradient.shape[dim + 1 :])
         excess = start + count * step - size
@@ -87,7 +87,7 @@ def _slice_backward(gradient: Tensor, sizes: Sequence[int], dim: int, start: int
 def _slice_scatter(
     x: Tensor, part: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    """A tensor whose slice is another one: what a change of a slice in place leaves."""
+    """Return a tensor with a slice replaced by another one, as a change of a slice in place leaves it."""
     dim = dim % x.dim()
     size = x.shape[dim]
     first, last, step = slice(start, end, step).indices(size)
@@ -150,14 +150,14 @@ def _triangle(keep_lower: bool) -> Callable[..., Tensor]:
         ]
         if x.dtype == torch.bool:
             return torch.logical_and(x, torch.tensor(mask, dtype=torch.float32) > 0.5)
-        # Not a product: what is cut off may be infinite.
+        # Not a product: the elements that are cut off may be infinite.
         return torch.where(torch.tensor(mask, dtype=torch.float32) > 0.5, x, torch.zeros((), dtype=x.dtype))
 
     return cut
 
 
 def _concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    """Without parts that have nothing: PyTorch lets one of the shape (0,) stand beside any other."""
+    """Leave out empty parts: PyTorch accepts a part of the shape (0,) beside any other."""
     parts = [tensor for tensor in tensors if tensor.numel()]
     if len(parts) == len(tensors) or not parts:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Operators that few networks have, in simpler ones: those of PyTorch that no runtime has a kernel for."""
+"""The tables of lowerings that every target starts from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -26,7 +26,7 @@ _BY_PYTORCH = (
     aten.frac.default, aten.xlogy.Tensor, aten.logaddexp.default, aten.rot90.default, aten.index_add.default,
     aten.heaviside.default, aten.addcmul.default, aten.addcdiv.default,
 )  # fmt: skip
-"""PyTorch's own decompositions serve."""
+"""Rare operators with decompositions of PyTorch's own."""
 
 
 def _truncate(x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def _trilinear(  # noqa: PLR0913, PLR0917 - the operator's arguments
 
 
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Chosen out of the elements of both dimensions, laid in a row."""
+    """Select the diagonal from the elements of both dimensions, flattened."""
     rows, columns = x.shape[dim1], x.shape[dim2]
     moved = torch.movedim(x, (dim1, dim2), (-2, -1))
     flat = moved.reshape(*moved.shape[:-2], rows * columns)
@@ -77,7 +77,7 @@ def _diagonal_backward(gradient: Tensor, shape: Sequence[int], offset: int = 0, 
 
 
 def _diagonal_matrix(rows: int, columns: int, offset: int) -> Tensor:
-    """(places on the diagonal, rows * columns): 1 where each lies."""
+    """Return (positions on the diagonal, rows * columns), with 1 at each position."""
     first = max(-offset, 0), max(offset, 0)
     count = max(min(rows - first[0], columns - first[1]), 0)
     positions = [(first[0] + position) * columns + first[1] + position for position in range(count)]
@@ -86,13 +86,13 @@ def _diagonal_matrix(rows: int, columns: int, offset: int) -> Tensor:
 
 
 def _bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """How many bounds lie below each number."""
+    """Count the bounds below each number."""
     below = bounds <= x.unsqueeze(-1) if right else bounds < x.unsqueeze(-1)
     return below.to(torch.int32 if out_int32 else torch.int64).sum(-1)
 
 
 def _pytorch_decompositions() -> dict[Any, Callable[..., Any]]:
-    table = core_aten_decompositions()  # made anew with each call, which takes a while
+    table = core_aten_decompositions()  # each call builds it anew, which takes a while
     return {operator: table[operator] for operator in _BY_PYTORCH}
 
 
@@ -120,7 +120,7 @@ SELDOM: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.bucketize.Tensor: _bucketize,
     }
 )
-"""Of every target."""
+"""Rare operators, for every target."""
 
 
 def _clamp(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
@@ -133,7 +133,7 @@ _RARE = (
     aten.mish_backward, aten.glu, aten.glu_backward, aten.log_sigmoid_forward, aten.log_sigmoid_backward,
     aten.hardshrink, aten.softshrink, aten._prelu_kernel, aten._prelu_kernel_backward,  # noqa: SLF001
 )  # fmt: skip
-"""Activations that are seldom used: PyTorch's own decompositions serve."""
+"""Rare activations with decompositions of PyTorch's own."""
 
 COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
@@ -153,9 +153,9 @@ COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         **get_decompositions(_RARE),
     }
 )
-"""Of every target. A target adds its convolutions, and leaves out what its runtime has itself."""
+"""For every target. A target adds its convolutions, and leaves out operators that its runtime has."""
 
 
 def without(table: Mapping[Any, Callable[..., Any]], *operators: Any) -> Mapping[Any, Callable[..., Any]]:
-    """A table without the operators that a runtime has itself."""
+    """Return a table without some operators."""
     return MappingProxyType({operator: lowering for operator, lowering in table.items() if operator not in operators})

@@ -1,10 +1,11 @@
-"""Convolutions as sums of products, one for each place (tap) of the kernel, with channels last.
+"""Convolutions as sums of products, one for each kernel position (tap), with channels last.
 
-Nothing is laid out as columns: each tap multiplies a shifted part of the input with its own matrix. Strides become a
-split of both dimensions, so that a part is always dense.
+Nothing is copied to columns: each tap multiplies a shifted part of the input by its own matrix. Strides become a split
+of both dimensions, so that a part is always dense.
 
-ExecuTorch's convolutions go this way, since XNNPACK's own need constant weights. Of `benchmarks/results/train-step.md`:
-the column "nine products, summed" of "One 3x3 convolution forward in XNNPACK", 10.6 ms instead of 18.9 for 64 channels.
+ExecuTorch's convolutions take this form, since XNNPACK's own need constant weights. In
+`benchmarks/results/train-step.md` it wins the column "nine products, summed" of "One 3x3 convolution forward in
+XNNPACK": 10.6 ms instead of 18.9 for 64 channels.
 
 Shapes: N samples, C channels in and O channels out of a group, G groups, H and W sizes, K and L kernel sizes.
 """
@@ -21,9 +22,9 @@ __all__ = ["Taps", "gather", "make_contiguous", "products_over_positions", "spre
 aten = torch.ops.aten
 
 _MOST_COLUMNS = 48
-"""Up to this many numbers under a kernel, all taps are laid out side by side: products of a few channels are slow."""
+"""Up to this many numbers under a kernel, all taps are laid side by side: products of a few channels are slow."""
 _SUM_LENGTH = 2048
-"""Products over more positions are cut into groups of samples: more exact, and their parts stay in the cache."""
+"""Products over more positions are split into groups of samples: more exact, and the parts stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Taps:
     groups: int
 
     def output_size(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """Of an ordinary convolution."""
+        """Return the output size of an ordinary convolution."""
         first, second = (
             (sizes[i] + 2 * self.padding[i] - self.dilation[i] * (self.kernel[i] - 1) - 1) // self.stride[i] + 1
             for i in range(2)
@@ -45,12 +46,12 @@ class Taps:
         return first, second
 
     def places(self) -> list[tuple[int, int]]:
-        """Every tap's row and column in the kernel."""
+        """Return every tap's row and column in the kernel."""
         return [(row, column) for row in range(self.kernel[0]) for column in range(self.kernel[1])]
 
 
 def make_contiguous(x: Tensor) -> Tensor:
-    """The tensor in memory as its shape says, if it is not: once, and not again for every part of it."""
+    """Make a tensor contiguous in memory, once instead of for every part of it."""
     return x.reshape(-1).reshape(x.shape)
 
 
@@ -62,7 +63,7 @@ def _pad(x_nhwc: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Ten
 
 
 class _ShiftedInput:
-    """An input with its padding, split by the stride; gives the part under each tap."""
+    """A padded input, split by the stride; gives the part under each tap."""
 
     def __init__(self, x_nhwc: Tensor, at: Taps, sizes: Sequence[int]) -> None:
         self._at = at
@@ -70,7 +71,7 @@ class _ShiftedInput:
         around = []
         self._whole = []
         for i in range(2):
-            # As far as the last tap of the last place reaches, in whole strides.
+            # As far as the last tap of the last position reaches, in whole strides.
             strides = -(-(self._size[i] * at.stride[i] + at.dilation[i] * (at.kernel[i] - 1)) // at.stride[i])
             around.append((at.padding[i], strides * at.stride[i] - at.padding[i] - x_nhwc.shape[1 + i]))
             self._whole.append(strides)
@@ -80,7 +81,7 @@ class _ShiftedInput:
             self._x = self._x.reshape(samples, self._whole[0], at.stride[0], self._whole[1], at.stride[1], channels)
 
     def part(self, row: int, column: int) -> Tensor:
-        """(N, H out, W out, channels)."""
+        """Return the part under a tap: (N, H out, W out, channels)."""
         at, x = self._at, self._x
         offsets = (row * at.dilation[0], column * at.dilation[1])
         for i in range(2):
@@ -93,15 +94,15 @@ class _ShiftedInput:
 
 
 def _matrices(weight: Tensor, at: Taps) -> Tensor:
-    """(G * O, C, K, L) to (K * L, G, C, O), laid out so."""
+    """Convert (G * O, C, K, L) to (K * L, G, C, O), contiguous."""
     depth_out, depth_in = weight.shape[0] // at.groups, weight.shape[1]
     split = weight.reshape(at.groups, depth_out, depth_in, *at.kernel)
-    # By way of a flat tensor, or the taps would be picked out of the old order one number at a time.
+    # Through a flat tensor, or the taps would be read from the old order number by number.
     return split.permute(3, 4, 0, 2, 1).reshape(-1).reshape(-1, at.groups, depth_in, depth_out)
 
 
 def _multiply_groups(x_nhwc: Tensor, matrices_gco: Tensor) -> Tensor:
-    """Each position's channels times the group's matrix: (N, H, W, G * C) to (N, H, W, G * O)."""
+    """Multiply each position's channels by the group's matrix: (N, H, W, G * C) to (N, H, W, G * O)."""
     groups, depth_in, depth_out = matrices_gco.shape
     shape = (*x_nhwc.shape[:3], groups * depth_out)
     positions = math.prod(x_nhwc.shape[:3])
@@ -118,7 +119,7 @@ def _multiply_groups(x_nhwc: Tensor, matrices_gco: Tensor) -> Tensor:
 
 
 def _columns(x_nhwc: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    """Every tap's part side by side: (K * L * C, positions), of channels as planes."""
+    """Lay all taps' parts side by side: (K * L * C, positions), with channels as planes."""
     shifted = _ShiftedInput(x_nhwc, at, sizes)
     parts = [shifted.part(*tap).permute(3, 0, 1, 2) for tap in at.places()]
     return torch.cat(parts, 0).reshape(len(parts) * x_nhwc.shape[3], -1)
@@ -129,7 +130,7 @@ def _few_channels(at: Taps, depth_in: int) -> bool:
 
 
 def gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    """The ordinary convolution of an input with weights (G * O, C, K, L): (N, *sizes, G * O)."""
+    """Compute the ordinary convolution of an input with weights (G * O, C, K, L): (N, *sizes, G * O)."""
     matrices = _matrices(weight, at)
     if _few_channels(at, weight.shape[1]):
         planes = make_contiguous(x_nhwc.permute(3, 0, 1, 2)).permute(1, 2, 3, 0)
@@ -145,7 +146,7 @@ def gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
 
 
 def _phase(at: Taps, phase: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """The taps that reach the inputs `phase` strides apart from each other: row, column, and their outputs' offsets."""
+    """Return the taps that reach the inputs of a phase: row, column, and the offsets of their outputs."""
     reaching = []
     for row, column in at.places():
         ahead = [phase[i] + at.padding[i] - (row, column)[i] * at.dilation[i] for i in range(2)]
@@ -155,9 +156,9 @@ def _phase(at: Taps, phase: tuple[int, int]) -> list[tuple[int, int, int, int]]:
 
 
 def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    """The transposed convolution: what an ordinary one's output owes to each input, (N, *sizes, G * C).
+    """Compute the transposed convolution, (N, *sizes, G * C): each input's share of an ordinary convolution's output.
 
-    The inputs that lie a stride apart are reached by the same taps, so each such phase is a dense sum of its own.
+    Inputs that are a stride apart are reached by the same taps, so each such phase is a separate dense sum.
     """
     matrices = _matrices(weight, at)
     samples, height, width, _ = g_nhwc.shape
@@ -165,7 +166,7 @@ def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
     counts = [-(-sizes[i] // at.stride[i]) for i in range(2)]
     phases = [(row, column) for row in range(at.stride[0]) for column in range(at.stride[1])]
     reaching = [_phase(at, phase) for phase in phases]
-    # A map of less than a stride has phases without an input.
+    # A map smaller than a stride has phases without an input.
     offsets = [[tap[2 + i] for taps in reaching for tap in taps] or [0] for i in range(2)]
     before = [max(-min(offsets[i]), 0) for i in range(2)]
     after = [max(max(offsets[i]) + counts[i] - (height, width)[i], 0) for i in range(2)]
@@ -182,7 +183,7 @@ def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
 
 
 def _interleave(parts: Sequence[Tensor], stride: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """Put the phases' (N, H, W, C) in their places."""
+    """Interleave the phases' (N, H, W, C)."""
     if len(parts) == 1:
         return parts[0]
     samples, height, width, channels = parts[0].shape
@@ -195,13 +196,13 @@ def _interleave(parts: Sequence[Tensor], stride: Sequence[int], sizes: Sequence[
 
 
 def _sample_groups(samples: int, positions: int) -> int:
-    """Into how many groups samples are cut, so that each has few positions."""
+    """Return the number of groups of samples such that each has few positions."""
     fitting = (groups for groups in range(1, samples + 1) if samples % groups == 0)
     return next((groups for groups in fitting if samples // groups * positions <= _SUM_LENGTH), samples)
 
 
 def products_over_positions(a_pa: Tensor, b_pb: Tensor, samples: int) -> Tensor:
-    """(positions, A) and (positions, B) to (A, B), summed over the positions of all samples."""
+    """Multiply (positions, A) and (positions, B) to (A, B), summed over the positions of all samples."""
     groups = _sample_groups(samples, a_pa.shape[0] // samples)
     if groups == 1:
         return torch.mm(a_pa.t(), b_pb)
@@ -210,7 +211,7 @@ def products_over_positions(a_pa: Tensor, b_pb: Tensor, samples: int) -> Tensor:
 
 
 def weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
-    """Of an ordinary convolution's weights, (G * O, C, K, L)."""
+    """Return the gradient of an ordinary convolution's weights, (G * O, C, K, L)."""
     samples = x_nhwc.shape[0]
     depth_in, depth_out = x_nhwc.shape[3] // at.groups, g_nhwc.shape[3] // at.groups
     g_po = g_nhwc.reshape(-1, g_nhwc.shape[3])
@@ -228,7 +229,7 @@ def weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
 
 
 def _tap_gradient(x_pc: Tensor, g_po: Tensor, groups: int, samples: int) -> Tensor:
-    """One tap's (G, O, C)."""
+    """Return one tap's (G, O, C)."""
     depth_in, depth_out = x_pc.shape[1] // groups, g_po.shape[1] // groups
     if groups == 1:
         return products_over_positions(g_po, x_pc, samples).reshape(1, depth_out, depth_in)

@@ -1,10 +1,10 @@
 """3 x 3 convolutions with stride 1 by Winograd's minimal filtering F(2 x 2, 3 x 3): 16 products instead of 36.
 
-Lavin and Gray, Fast algorithms for convolutional neural networks (2016), section 4.1. Here the transforms of a whole
-batch are a few elementwise operations on its even and odd rows and columns, with channels last.
+Lavin and Gray, Fast algorithms for convolutional neural networks (2016), section 4.1. The transforms of a whole batch
+are a few elementwise operations on its even and odd rows and columns, with channels last.
 
-Of `benchmarks/results/train-step.md`: the column "Winograd" of "One 3x3 convolution forward in XNNPACK", 6.4 ms instead
-of 10.6 for 64 channels, and faster than sums of products in every row.
+In `benchmarks/results/train-step.md` it wins the column "Winograd" of "One 3x3 convolution forward in XNNPACK": 6.4 ms
+instead of 10.6 for 64 channels, and faster than sums of products in every row.
 
 Shapes: N samples, C channels in, O channels out, H and W sizes, T tiles of 2 x 2 outputs.
 """
@@ -26,7 +26,7 @@ _FEWEST_TILES = 200
 
 
 def fits(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples: int) -> bool:
-    """Whether a convolution is one that this is meant for, and faster."""
+    """Return whether a convolution has this form, and is faster by it."""
     if at.kernel != (3, 3) or at.stride != (1, 1) or at.dilation != (1, 1) or at.groups != 1 or max(at.padding) > 2:
         return False
     tiles = samples * -(-sizes[0] // 2) * -(-sizes[1] // 2)
@@ -34,7 +34,7 @@ def fits(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples:
 
 
 def _weights(weight: Tensor) -> list[Tensor]:
-    """(O, C, 3, 3) to 16 of (C, O)."""
+    """Transform (O, C, 3, 3) to 16 of (C, O)."""
     depth_out, depth_in = weight.shape[:2]
     g = weight.permute(2, 3, 1, 0).reshape(-1).reshape(3, 3 * depth_in, depth_out)
     rows = [part.reshape(3, depth_in, depth_out) for part in _three_to_four(g[0], g[1], g[2])]
@@ -53,7 +53,7 @@ def _four_to_three(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, 
 
 
 def _inputs(x_nhwc: Tensor, padding: Sequence[int], tiles: Sequence[int]) -> list[Tensor]:
-    """Every tile's 4 x 4 inputs, transformed: 16 of (T, C)."""
+    """Transform every tile's 4 x 4 inputs: 16 of (T, C)."""
     samples, height, width, channels = x_nhwc.shape
     down, across = tiles
     after = (2 * down + 2 - padding[0] - height, 2 * across + 2 - padding[1] - width)
@@ -75,7 +75,7 @@ def _tile(even: Tensor, odd: Tensor, next_even: Tensor, next_odd: Tensor) -> tup
 
 
 def _outputs(products: Sequence[Tensor], samples: int, tiles: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """16 products of (T, O) to (N, *sizes, O)."""
+    """Transform 16 products of (T, O) to (N, *sizes, O)."""
     channels = products[0].shape[1]
     pairs = [_four_to_two(*products[column::4]) for column in range(4)]
     rows = []
@@ -109,7 +109,7 @@ def _gradients(g_nhwc: Tensor, tiles: Sequence[int]) -> list[Tensor]:
 
 
 def _two_to_four(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The adjoint of `_four_to_two`, but for the sign of the last, which its user turns."""
+    """The adjoint of `_four_to_two`, except for the sign of the last, which the caller changes."""
     return a, a + b, a - b, b
 
 
@@ -124,13 +124,13 @@ def _convolve(x_nhwc: Tensor, weights: Sequence[Tensor], padding: Sequence[int],
 
 
 def gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    """The ordinary convolution of an input with weights (O, C, 3, 3): (N, *sizes, O)."""
+    """Compute the ordinary convolution of an input with weights (O, C, 3, 3): (N, *sizes, O)."""
     return _convolve(x_nhwc, _weights(weight), at.padding, sizes)
 
 
 def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    """The transposed convolution, (N, *sizes, C): the ordinary one with the kernel turned round."""
-    # Turned round, the transformed weights change places: the first and the last of each four.
+    """Compute the transposed convolution, (N, *sizes, C): the ordinary one with the kernel rotated."""
+    # Rotation swaps the first and the last of each four transformed weights.
     turned = [part.t() for part in _weights(weight)]
     swap = (3, 1, 2, 0)
     weights = [turned[4 * swap[row] + swap[column]] for row in range(4) for column in range(4)]
@@ -139,7 +139,7 @@ def spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Te
 
 
 def weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
-    """Of an ordinary convolution's weights, (O, C, 3, 3)."""
+    """Return the gradient of an ordinary convolution's weights, (O, C, 3, 3)."""
     samples, channels, depth_out = x_nhwc.shape[0], x_nhwc.shape[3], g_nhwc.shape[3]
     tiles = _tiles(g_nhwc.shape[1:3])
     inputs, gradients = _inputs(x_nhwc, at.padding, tiles), _gradients(g_nhwc, tiles)

@@ -1,1 +1,1 @@
-"""The memory that a program takes on a device, planned to within some percent before it is sent."""
+"""The memory that a program takes on a device, planned to within a few percent before it is sent."""

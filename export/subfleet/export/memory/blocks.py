@@ -1,4 +1,4 @@
-"""Which blocks of memory a program's kernels take, and when they are given back."""
+"""The blocks of memory that a program's kernels take, and when they are freed."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,20 +7,23 @@ from dataclasses import dataclass
 __all__ = ["BlockRequest", "KernelCall", "blocks_of", "peak_bytes"]
 
 BlockRequest = tuple[str, int | None]
-"""A block's name with its bytes where it is taken, and with None where it is given back."""
+"""A block's name with its size when it is taken, or with None when it is freed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:
-    """One kernel.
+    """A call of a kernel.
 
     Attributes:
-        inputs: names of values; outputs: and of what it gives, with their bytes.
-        shares: its first output is its first input under another shape.
-        overwrites: inputs in whose place its first output may lie, if it is as large and nothing else reads them.
-        before_bytes: taken while it runs, before its outputs; after_bytes: and after them.
-        constant_bytes: of what it is the last to read; object_bytes: of the runtime.
-        part: of the program; what outlives its part lies in a memory of its own.
+        inputs: names of values.
+        outputs: names of values, with their bytes.
+        shares: whether its first output is its first input with another shape.
+        overwrites: inputs that its first output may overwrite, if it is as large and nothing else reads them.
+        before_bytes: blocks taken while it runs, before its outputs.
+        after_bytes: blocks taken while it runs, after its outputs.
+        constant_bytes: of constants that it is the last to read.
+        object_bytes: of the runtime's objects.
+        part: of the program; blocks that outlive their part are in a memory of their own.
     """
 
     inputs: tuple[str, ...]
@@ -35,7 +38,7 @@ class KernelCall:
 
 
 def blocks_of(calls: Sequence[KernelCall], held: Collection[str]) -> list[list[BlockRequest]]:
-    """What each call takes, and what is given back after it.
+    """Return the blocks that each call takes, and those that are freed after it.
 
     Args:
         calls: in order.
@@ -55,7 +58,7 @@ def blocks_of(calls: Sequence[KernelCall], held: Collection[str]) -> list[list[B
 
 
 def peak_bytes(requests: Iterable[BlockRequest]) -> int:
-    """The most bytes that are taken at once."""
+    """Return the largest number of bytes that are taken at once."""
     sizes: dict[str, int] = {}
     alive = peak = 0
     for name, size in requests:
@@ -71,7 +74,7 @@ def _owners_of(call: KernelCall, owners: Mapping[str, str]) -> set[str]:
 
 
 def _owners(calls: Sequence[KernelCall], held: Collection[str]) -> Mapping[str, str]:
-    """The value whose block each value lies in, of those that the caller does not hold."""
+    """Return the value that owns the block of each value, without values that the caller holds."""
     uses = Counter(name for call in calls for name in (*call.inputs, *call.outputs))
     sizes = {name: size for call in calls for name, size in call.outputs.items()}
     owners: dict[str, str] = {}

@@ -1,7 +1,12 @@
-"""What ExecuTorch takes for a program beside the buffers that the program itself plans: counted, not guessed.
+"""The memory plan of a training program in ExecuTorch, from the program's own plan and a count of the rest.
 
-The runtime's structures, XNNPACK's packed operators and its workspace all come from the C library's heap, and stay
-there from step to step. So the program is loaded and run once, and the heap is counted before and after.
+weights and states   twice: a step reads one set and writes the other
+activations          the program's planned buffers, and what its first step keeps (XNNPACK's workspace)
+workspace            kernels' scratch memory
+runtime              structures and operators, counted in the C library's heap; the program; a constant
+
+The runtime's structures, XNNPACK's packed operators and its workspace come from the C library's heap, and stay there
+from step to step. So the program is loaded and run once, and the heap is counted before and after.
 """
 
 import importlib
@@ -33,8 +38,8 @@ class HeapGrowth:
 
     Attributes:
         load_bytes: structures and operators, once it is loaded.
-        step_bytes: what its first step takes and keeps: XNNPACK's workspace, in which delegated parts keep tensors.
-        scratch_bytes: the most that kernels took at once and gave back.
+        step_bytes: taken and kept by the first step: XNNPACK's workspace, in which delegated regions keep tensors.
+        scratch_bytes: the most that kernels took at once and freed.
     """
 
     load_bytes: int
@@ -48,13 +53,13 @@ def heap_growth(
     """Load a program, run it once on zeros, and count.
 
     Args:
-        body: of the program.
-        inputs: that it takes.
-        outputs: that it gives.
-        arena_bytes: of its planned buffers, as the program itself says.
+        body: the program.
+        inputs: its inputs.
+        outputs: its outputs.
+        arena_bytes: of its planned buffers, according to the program.
 
     Returns:
-        What it holds; None where the C library does not count its heap.
+        What it holds; None if the C library does not count its heap.
     """
     given = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in inputs]
     taken = [np.zeros(value.shape, _NUMPY[value.dtype]) for value in outputs]
@@ -81,7 +86,7 @@ def _native_growth(
 
 
 def _native() -> ModuleType | None:
-    """The runtime that devices use, where it is installed beside the exporter."""
+    """Return the runtime that devices use, if it is installed beside the exporter."""
     try:
         return importlib.import_module("subfleet_executorch")
     except ImportError:
@@ -91,13 +96,13 @@ def _native() -> ModuleType | None:
 def _python_growth(
     body: bytes, given: Sequence[_Array], taken: Sequence[_Array], arena_bytes: int
 ) -> HeapGrowth | None:
-    """The same with ExecuTorch's own bindings, which take planned buffers and outputs from the heap as well."""
+    """Count with ExecuTorch's own bindings, which also take planned buffers and outputs from the heap."""
     import torch
     from executorch.runtime import Runtime
 
     tensors = [torch.from_numpy(array) for array in given]
     before = heap_bytes()
-    program: Any = Runtime.get().load_program(body)  # it owns what its method reads
+    program: Any = Runtime.get().load_program(body)  # keeps alive what its method reads
     method = program.load_method(_METHOD)
     loaded = heap_bytes()
     # As the trainer does (`subfleet.trainers.executorch_bindings`), which has no copies of the outputs made.
@@ -114,24 +119,24 @@ def _python_growth(
 
 
 PROGRAM_COPIES = 3
-"""As it was read, moved to where the runtime may read it, and about as much that loading leaves between its blocks."""
+"""The program as it was read, its copy where the runtime may read it, and about as much in gaps that loading leaves."""
 _TRAINING_BYTES = 600_000
 """Python's objects of a training, the data set's next batch, and pages of libraries that the first step maps."""
 _KERNEL_PAGES_BYTES = 1_400_000
-"""Pages of the kernels' library, which trainers do not map beforehand, since most programs need little of it.
-Measured: 0.4 to 3.1 MB, by the program and the state of the system's page cache; 1.2 to 1.3 MB for small programs."""
+"""Pages of the kernels' library, which trainers do not map in advance, since most programs need little of it. Measured:
+0.4 to 3.1 MB, by the program and the state of the system's page cache; 1.2 to 1.3 MB for small programs."""
 BASE_BYTES = _KERNEL_PAGES_BYTES + _TRAINING_BYTES
-"""What a device takes whatever the program."""
+"""What a device takes for any program."""
 _STRUCTURE_BYTES_PER_PROGRAM_BYTE = 7
-"""Where the C library does not count its heap. Measured without delegates: 6.9 to 7.1."""
+"""For C libraries that do not count their heap. Measured without delegates: 6.9 to 7.1."""
 
 
 def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequence[tuple[int, int]]) -> MemoryPlan:
     """Plan a program by loading it and running it once.
 
     Args:
-        step: that was written.
-        body: of the written program.
+        step: the step that was written.
+        body: the written program.
         arena_bytes: of the program's planned buffers.
         packed: rows and columns of the constant factors of XNNPACK's products.
     """

@@ -1,4 +1,4 @@
-"""What the C library's allocator has given out in this process, to count what one call keeps."""
+"""Counts the memory that the C library's allocator has given out in this process."""
 
 import ctypes
 
@@ -13,9 +13,9 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_bytes() -> int | None:
-    """Bytes in use, in all threads' heaps and in blocks of their own; None where the C library does not count them.
+    """Return the bytes in use, in all heaps and in separate blocks; None if the C library does not count them.
 
-    Unlike the resident size it neither misses what comes from memory that was free already, nor rounds to pages.
+    Unlike the resident size, it includes memory that was free before, and is not rounded to pages.
     """
     count = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if count is None:

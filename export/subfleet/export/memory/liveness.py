@@ -1,4 +1,4 @@
-"""What a traced graph holds between its operators, where they run as they stand: PyTorch's own memory."""
+"""The memory of a traced graph in eager PyTorch, which runs its operators in order."""
 
 import operator
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ __all__ = ["activation_peak_bytes", "calls_of", "size_bytes_of"]
 aten = torch.ops.aten
 
 _SHARES = frozenset({aten.view.default, aten.unsqueeze.default, aten.squeeze.dims})
-"""Operators whose result is their input's memory under another shape."""
+"""Operators that return their input's memory with another shape."""
 
 
 def activation_peak_bytes(graph: fx.GraphModule) -> int:
-    """The most bytes of intermediate results alive at once, in the graph's own order.
+    """Return the most bytes of intermediate results alive at once, in the graph's own order.
 
-    Inputs and outputs are not counted: the caller holds them. A convolution also needs its patches of one sample.
+    Inputs and outputs are not counted, since the caller holds them. A convolution also needs the patches of one sample.
     """
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     blocks = blocks_of(calls_of(nodes), {node.name for node in results_of(graph)})
@@ -29,7 +29,7 @@ def activation_peak_bytes(graph: fx.GraphModule) -> int:
 
 
 def calls_of(nodes: Sequence[fx.Node]) -> tuple[KernelCall, ...]:
-    """Nodes of a traced graph as kernels."""
+    """Convert nodes of a traced graph to calls of kernels."""
     return tuple(
         KernelCall(
             inputs=tuple(given.name for given in node.all_input_nodes),
@@ -42,13 +42,13 @@ def calls_of(nodes: Sequence[fx.Node]) -> tuple[KernelCall, ...]:
 
 
 def size_bytes_of(node: fx.Node) -> int:
-    """Of its result; 0 for several."""
+    """Return the bytes of a node's result; 0 for several results."""
     value = node.meta.get("val")
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def _outputs(node: fx.Node) -> dict[str, int]:
-    """Results that come together are there at once, under the names of those that take them apart."""
+    """Return a node's results; several results are returned at once, named after the nodes that separate them."""
     if node.target is operator.getitem:
         return {}
     alone = isinstance(node.meta.get("val"), torch.Tensor)
@@ -56,7 +56,7 @@ def _outputs(node: fx.Node) -> dict[str, int]:
 
 
 def _workspace_bytes(node: fx.Node) -> int:
-    """The patches of one sample that a convolution lays out for its matrix product."""
+    """Return the size of the patches of one sample that a convolution copies for its matrix product."""
     if node.target is not aten.convolution.default:
         return 0
     inputs, weight = node.args[:2]

@@ -1,9 +1,9 @@
-"""ONNX Runtime's arena: where its blocks lie, and which pages of it a device's memory really holds.
+"""Simulates ONNX Runtime's arena: the positions of its blocks, and the pages that a device's memory really holds.
 
-The arena (`BFCArena` in ONNX Runtime's sources, after TensorFlow's allocator of the same name) takes regions from the
-system and cuts blocks from them: the smallest free block that fits, halved where it is twice as large, joined with its
-free neighbours when it is given back. A region is twice as large as the one before; the system holds only those of its
-pages that were written once. So the order of requests alone says how much memory the arena takes.
+The arena (`BFCArena` in ONNX Runtime's sources, after TensorFlow's allocator of that name) takes regions from the
+system and cuts blocks from them: the smallest free block that fits, split if it is twice as large, and merged with free
+neighbours when it is freed. A region is twice as large as the one before; the system only holds those of its pages that
+were written. So the order of requests determines the memory that the arena takes.
 """
 
 import bisect
@@ -19,14 +19,14 @@ _ROUND_BYTES = 256
 _FIRST_REGION_BYTES = 2**20
 _LARGEST_WASTE_BYTES = 128 * 2**20
 _ENTRY_BYTES = 8
-"""A region has a table, all written, with one entry for each place in it where a block may begin."""
+"""A region has a table with one entry for each position where a block may begin; all of it is written."""
 PAGE_BYTES = 4096
 _HEADER_BYTES = 64
-"""A region begins this far into its first page: after the C library's header, on the alignment that is asked for."""
+"""A region begins at this offset in its first page: after the C library's header, at the requested alignment."""
 
 
 class Arena:
-    """An arena without memory: it only keeps book. An address is a region's start plus an offset in it."""
+    """A simulated arena without memory. An address is a region's start plus an offset in it."""
 
     def __init__(self) -> None:
         self._next_region_bytes = _FIRST_REGION_BYTES
@@ -39,7 +39,7 @@ class Arena:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the pages that were written so far, and of the regions' tables; none goes back between steps."""
+        """Bytes of the pages that were written so far, and of the regions' tables; none are returned between steps."""
         return int(self._written.sum()) * PAGE_BYTES + sum(self._region_sizes) * _ENTRY_BYTES // _ROUND_BYTES
 
     @property
@@ -48,7 +48,7 @@ class Arena:
         return tuple(self._region_sizes)
 
     def allocate(self, size_bytes: int) -> int:
-        """Take a block and write all of it; its address."""
+        """Take a block, write all of it, and return its address."""
         rounded = max(-(-size_bytes // _ROUND_BYTES), 1) * _ROUND_BYTES
         if not self._free_by_size or self._free_by_size[-1][0] < rounded:
             self._extend(rounded)
@@ -63,7 +63,7 @@ class Arena:
         return address
 
     def free(self, address: int) -> None:
-        """Give a block back."""
+        """Free a block."""
         size_bytes = self._used.pop(address)
         if address + size_bytes in self._free:
             size_bytes += self._remove_free(address + size_bytes)
@@ -73,14 +73,14 @@ class Arena:
         self._add_free(address, size_bytes)
 
     def _extend(self, rounded: int) -> None:
-        # The region doubles until the block fits; where it fits at once, the next one doubles instead.
+        # The region doubles until the block fits; if it fits at once, the next region doubles instead.
         size_bytes = self._next_region_bytes
         while size_bytes < rounded:
             size_bytes *= 2
         self._next_region_bytes = size_bytes if size_bytes > self._next_region_bytes else 2 * size_bytes
         self._region_sizes.append(size_bytes)
         self._add_free(len(self._written) * PAGE_BYTES, size_bytes)
-        # A gap between regions, so that no page belongs to two, and no block is next to another region's.
+        # A gap between regions, so that they share no page and their blocks are never neighbours.
         page_count = -(-(size_bytes + _HEADER_BYTES) // PAGE_BYTES) + 1
         self._written = np.concatenate([self._written, np.zeros(page_count, np.bool_)])
 
@@ -97,7 +97,7 @@ class Arena:
 
 
 def simulate_arena(requests: Iterable[BlockRequest]) -> Arena:
-    """The arena after any number of runs: each leaves it as the first one did.
+    """Return the arena after any number of runs: each leaves it as the first one did.
 
     Args:
         requests: of one run.

@@ -1,8 +1,19 @@
-"""What ONNX Runtime's CPU kernels take for themselves while they run, from their shapes.
+"""The memory plan of a training program in ONNX Runtime, from the graph that the runtime makes of it.
 
-Each was found by recording what every operator requests, and agrees with the kernels' sources: `conv.cc`,
-`conv_transpose.cc`, `where_op.cc`, `softmax.cc`, `element_wise_ops.cc`, and `convolve.cpp` of MLAS. Kernels that are
-not named here, matrix products and reductions among them, work in their outputs and on the stack.
+    weights and states   twice: a step reads one set and writes the other
+    activations          most bytes of the step's own tensors alive at once, in the order in which the runtime runs them
+    workspace            kernels' scratch memory, and the gaps between blocks, from a simulation of the runtime's arena
+    runtime              the session's objects, counted in the C library's heap; the program; a constant
+
+With planned reuse off, as trainers set it, the runtime takes a block for every value when its kernel asks for it, and
+frees it after the last kernel that reads it. There is no block for a value that is its input with another shape, for
+one that may overwrite an input that nothing else reads, or for the program's outputs, which the trainer allocates.
+
+Scratch memory was found by recording what every operator requests, and agrees with the kernels' sources: `conv.cc`,
+`conv_transpose.cc`, `where_op.cc`, `softmax.cc`, `element_wise_ops.cc`, and `convolve.cpp` of MLAS. Other kernels, such
+as matrix products and reductions, work in their outputs and on the stack.
+
+`benchmarks/plan_memory.py` compares plans with the memory of fresh processes.
 """
 
 import math
@@ -33,16 +44,16 @@ __all__ = [
 
 _FLOAT_BYTES = 4
 _CONVOLUTION_BYTES = 65536
-"""What one thread lays out of a convolution's patches at a time."""
+"""The part of a convolution's patches that one thread copies at a time."""
 
 
 Scratch = tuple[tuple[int, ...], tuple[int, ...]]
-"""Sizes of what a kernel takes before its outputs and after them; it gives all of it back when it ends."""
+"""Sizes of the blocks that a kernel takes before its outputs and after them; it frees all of them when it ends."""
 _NONE: Scratch = (), ()
 
 
 def scratch_of(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> Scratch:
-    """The scratch memory of a node."""
+    """Return the scratch memory of a node."""
     rule = _RULES.get(node.op_type)
     if rule is None:
         return _NONE
@@ -115,7 +126,7 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any], Sequence[TensorType], TensorTy
 
 
 _ALIASES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-"""Kernels whose output is their first input's memory."""
+"""Kernels with their first input's memory as output."""
 _IN_PLACE = frozenset(
     {
         "Cast",
@@ -138,16 +149,16 @@ _IN_PLACE = frozenset(
         "Trilu",
     }
 )
-"""Kernels that may write over their first input, where it is as large. Recorded: arithmetic on two inputs may not."""
+"""Kernels that may overwrite their first input if it is as large. Recorded: arithmetic on two inputs may not."""
 
 
 def arena_requests(graph: ExecutedGraph) -> Iterator[BlockRequest]:
-    """The requests of one run."""
+    """Return the requests of one run."""
     return chain.from_iterable(blocks_of(list(executed_calls(graph)), {value.name for value in graph.graph.output}))
 
 
 def executed_calls(graph: ExecutedGraph) -> Iterator[KernelCall]:
-    """The nodes of a graph as kernels."""
+    """Convert the nodes of a graph to calls of kernels."""
     for node in graph.graph.node:
         before_bytes, after_bytes = scratch_of(node, graph.types)
         yield KernelCall(
@@ -161,10 +172,10 @@ def executed_calls(graph: ExecutedGraph) -> Iterator[KernelCall]:
 
 
 TRAINING_BYTES = 500_000
-"""Python's objects of a training, and pages of libraries that the first step maps. No second batch: what a step was fed
-is gone before the next is made."""
+"""Python's objects of a training, and pages of libraries that the first step maps. There is no second batch: a step's
+inputs are freed before the next ones are created."""
 FIRST_SESSION_BYTES = 45_000
-"""What a process takes with its first session for all later ones; a device has one only. Measured: 36 to 48 kB."""
+"""What a process takes with its first session for all later ones; a device has only one. Measured: 36 to 48 kB."""
 VALUE_BYTES = 1_800
 """Objects for each input and output. Measured, together with the above: 0.6 MB (31 values) to 1.4 MB (299 values)."""
 

@@ -1,8 +1,8 @@
-"""What ONNX Runtime really does with a program: the graph after its own rewriting, in the order in which it ran.
+"""Runs a program in ONNX Runtime to see the graph after the runtime's own rewriting, in the order of execution.
 
 The runtime fuses, drops and reorders nodes when it loads a program, so the written graph says little about memory. It
-can save the graph that it made of it, whose nodes stand in the order of execution, and report what ran, with every
-shape. Both come from one session with the device's settings, which runs the program once.
+can save its own graph, with nodes in the order of execution, and report what ran, with all shapes. Both come from one
+session with the device's settings, which runs the program once.
 """
 
 import json
@@ -28,12 +28,12 @@ _ERRORS_ONLY = 3
 _KERNEL = "_kernel_time"
 _NUMPY: Mapping[str, type[np.generic]] = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 _BYTES_PER_PROGRAM_BYTE = 65
-"""Of a session's objects, where the C library does not count them. Measured: 61 to 71."""
+"""Of a session's objects, for C libraries that do not count them. Measured: 61 to 71."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorType:
-    """Size of an item, and how many there are along each axis."""
+    """The size of an item, and the shape."""
 
     item_bytes: int
     shape: tuple[int, ...]
@@ -49,10 +49,9 @@ class ExecutedGraph:
     """A graph as it runs.
 
     Attributes:
-        graph: its nodes stand in the order of execution.
+        graph: with its nodes in the order of execution.
         types: of every value, by name.
-        session_bytes: what the session took from the heap when it was made, beside the tensors of a run; 0 where none
-            was counted.
+        session_bytes: taken from the heap for the session, besides the tensors of a run; 0 if it was not counted.
     """
 
     graph: onnx.GraphProto
@@ -61,7 +60,7 @@ class ExecutedGraph:
 
 
 def session_options() -> Any:
-    """The options that decide over memory, as a device's trainer sets them (`subfleet.trainers.onnx_sessions`)."""
+    """Return the options that affect memory, as a device's trainer sets them (`subfleet.trainers.onnx_sessions`)."""
     onnxruntime = imported("onnxruntime")
 
     options = onnxruntime.SessionOptions()
@@ -89,7 +88,7 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> ExecutedGraph:
         options.optimized_model_filepath = str(Path(folder) / "rewritten.onnx")
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "run")
-        # What the first session of a process takes for all later ones is no program's.
+        # The first session of a process takes memory for all later ones, which is not the program's.
         onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
         before = heap_bytes()
         session = onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
@@ -106,7 +105,7 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> ExecutedGraph:
 def read_onnx(body: bytes) -> ExecutedGraph:
     """Load a program as a device does, and infer its shapes without running it.
 
-    A value of which ONNX infers nothing is taken to be as its node's first input.
+    A value without an inferred shape is assumed to be like its node's first input.
     """
     onnxruntime = imported("onnxruntime")
 
@@ -134,7 +133,7 @@ def read_onnx(body: bytes) -> ExecutedGraph:
 
 
 def _inferred_values(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
-    """The values of a graph whose shapes are known."""
+    """Yield the values of a graph with known shapes."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     for value in (*graph.input, *graph.output, *graph.value_info):
         tensor = value.type.tensor_type
@@ -143,18 +142,18 @@ def _inferred_values(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _sort_by_execution(graph: onnx.GraphProto, events: Sequence[Mapping[str, Any]]) -> None:
-    """Put the nodes in the order of their run: what the runtime did not rewrite it saves in the order of our file."""
+    """Sort the nodes by execution: the runtime saves nodes that it did not rewrite in the order of our file."""
     ran = [event["name"].removesuffix(_KERNEL) for event in events if _is_run(event)]
     order = {name: index for index, name in enumerate(ran)}
     nodes = list(graph.node)
-    # A graph with loops, whose inner nodes ran more than once, was rewritten: it has its order.
+    # A graph with loops, where inner nodes ran more than once, was rewritten: it is already in order.
     if len(order) == len(ran) and all(node.name in order for node in nodes):
         del graph.node[:]
         graph.node.extend(sorted(nodes, key=lambda node: order[node.name]))
 
 
 def _is_run(event: Mapping[str, Any]) -> bool:
-    """Whether an event tells of a kernel that ran."""
+    """Return whether an event reports a kernel that ran."""
     return event.get("cat") == "Node" and str(event["name"]).endswith(_KERNEL)
 
 
@@ -177,7 +176,7 @@ def _tensor_type(element_type: int, shape: Iterable[int]) -> TensorType:
 def _pair_events(
     nodes: Sequence[onnx.NodeProto], events: Iterator[Mapping[str, Any]]
 ) -> Iterator[tuple[onnx.NodeProto, Mapping[str, Any]]]:
-    """Each node with the report of its run; reports of nodes inside other nodes' bodies lie between them."""
+    """Pair each node with the report of its run; reports of nodes inside other nodes lie in between."""
     for node in nodes:
         for event in events:
             name = event["name"].removesuffix(_KERNEL)

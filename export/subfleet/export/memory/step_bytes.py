@@ -1,4 +1,4 @@
-"""What a trainer holds of a step's inputs and outputs, whatever runs it."""
+"""The bytes that a trainer holds for a step's inputs and outputs, on any runtime."""
 
 import math
 from collections.abc import Iterable
@@ -14,31 +14,31 @@ _OPTIMISER: frozenset[Role] = frozenset({"optimiser_state", "gradient"})
 
 
 _COUNTED_STEP_BYTES = 2**16
-"""A runtime's objects take some kilobytes more or less from one load to the next."""
+"""A runtime's objects vary by some kilobytes from one load to the next."""
 
 
 def round_up_count(found_bytes: int) -> int:
-    """A figure that was counted, rounded up, so that a program's plan is nearly always the same."""
+    """Round a counted size up, so that a program's plan is nearly always the same."""
     return -(-found_bytes // _COUNTED_STEP_BYTES) * _COUNTED_STEP_BYTES
 
 
 def value_bytes(values: Iterable[ValueInfo]) -> int:
-    """Bytes of some values."""
+    """Return the bytes of some values."""
     return sum(math.prod(value.shape) * DTYPE_BYTES[value.dtype] for value in values)
 
 
 def weights_bytes(step: Step) -> int:
-    """Parameters and buffers before and after a step, and anchors."""
+    """Return the bytes of parameters and buffers before and after a step, and of anchors."""
     return _bytes_of(step, _WEIGHTS)
 
 
 def optimiser_bytes(step: Step) -> int:
-    """States and summed gradients before and after a step."""
+    """Return the bytes of states and summed gradients before and after a step."""
     return _bytes_of(step, _OPTIMISER)
 
 
 def fed_bytes(step: Step) -> int:
-    """Everything else that goes in and out."""
+    """Return the bytes of all other inputs and outputs."""
     return value_bytes((*step.inputs, *step.outputs)) - weights_bytes(step) - optimiser_bytes(step)
 
 

@@ -1,4 +1,4 @@
-"""The samples that a quantised model is made and judged with, and the judgement."""
+"""Exports 8-bit inference models, and compares them with their float32 originals."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ MOST_SAMPLES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QuantisationSamples:
-    """Samples such as the model will meet: one half sets the ranges of activations, the other judges the result.
+    """Samples like the model's future inputs: one half sets the ranges of activations, the other tests the result.
 
     Attributes:
         ranges: inputs (count, *sample shape) for the quantiser.
-        inputs: inputs for the judgement.
+        inputs: inputs of the test.
         labels: their classes.
         sha256: content id of all of them.
     """
@@ -42,10 +42,10 @@ class QuantisationSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisationReport:
-    """What 8-bit integers cost on samples that took no part in making the model.
+    """The accuracy of 8-bit integers on samples that were not used to make the model.
 
     Attributes:
-        sample_count: how many they were.
+        sample_count: number of samples.
         accuracy: of the quantised model.
         float_accuracy: of the same model in float32.
         agreement: fraction of samples for which both predict the same class.
@@ -58,10 +58,10 @@ class QuantisationReport:
 
 
 def samples_of(dataset: Dataset) -> QuantisationSamples:
-    """Every second of the first samples of a data set for the ranges, the others for the judgement.
+    """Split the first samples of a data set: every second one for the ranges, the others for the test.
 
     Raises:
-        ExportError: it holds fewer than two samples, or its labels are no classes.
+        ExportError: there are fewer than two samples, or the labels are not classes.
     """
     if len(dataset) < 2 or dataset.labels.ndim != 1 or not np.issubdtype(dataset.labels.dtype, np.integer):
         raise ExportError(
@@ -102,16 +102,16 @@ _INPUT = "input"
 def export_quantised_model(
     request: InferRequest, state: Mapping[str, Tensor], samples: QuantisationSamples
 ) -> tuple[bytes, QuantisationReport]:
-    """Write an inference model with its weights as 8-bit integers inside.
+    """Export an inference model with its weights as 8-bit integers.
 
     Args:
-        request: what to write; its `quantisation` is not "none".
+        request: what to export; its `quantisation` is not "none".
         state: the submodel's own tensors, by name.
         samples: the samples that the request names.
 
     Raises:
         ConfigError: the network or the submodel is not valid.
-        ExportError: the state or the samples do not fit, or a tool refuses the model.
+        ExportError: the state or the samples do not fit, or a tool rejects the model.
     """
     if samples.sha256 != request.samples_sha256:
         raise ExportError("the quantisation samples are not those of the request; name the data that it was made for")

@@ -1,4 +1,4 @@
-"""Eight-bit models for ONNX Runtime, by its own quantiser."""
+"""Writes inference models with 8-bit integer weights, by target."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,19 +19,20 @@ from subfleet.protocol.silence import imported
 __all__ = ["QUANTISERS", "Quantiser", "quantise_executorch", "quantise_onnx"]
 
 _PRODUCTS = ["Conv", "Gemm", "MatMul"]
-"""What is worth quantising. Norms and activations between them stay float32: that costs little and keeps accuracy."""
+"""Operators that are quantised. Norms and activations between them stay float32: that costs little and keeps
+accuracy."""
 _BATCH_SIZE = 16
 
 
 def quantise_onnx(
     body: bytes, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
 ) -> bytes:
-    """Quantise an .onnx model.
+    """Quantise an .onnx model, by ONNX Runtime's own quantiser.
 
     Args:
         body: the float32 model, with one input.
-        mode: "dynamic" finds the range of activations anew in every run; "static" fixes it from the samples.
-        samples: inputs (count, *sample shape) such as the model will meet; only "static" reads them.
+        mode: "dynamic" determines the range of activations in every run; "static" fixes it from the samples.
+        samples: inputs (count, *sample shape) like the model's future inputs; only "static" reads them.
         notes: texts that the model carries, by name.
 
     Returns:
@@ -60,7 +61,7 @@ def quantise_onnx(
 
 
 def _fold_constants(body: bytes, path: Path) -> None:
-    """Write the model with everything computed that depends on weights alone: the quantiser looks for constants."""
+    """Write the model with everything folded that only depends on weights: the quantiser looks for constants."""
     onnxruntime = imported("onnxruntime")
 
     options = onnxruntime.SessionOptions()
@@ -77,7 +78,7 @@ def _input_name(path: Path) -> str:
 
 
 def _reader(samples: npt.NDArray[np.generic], name: str) -> Any:
-    """The samples in the form that the quantiser asks for."""
+    """Wrap the samples as the quantiser needs them."""
     base: Any = imported("onnxruntime.quantization").CalibrationDataReader  # an untyped library's seam, to be inherited
 
     class Reader(base):  # type: ignore[misc]
@@ -98,11 +99,13 @@ def quantise_executorch(
 ) -> bytes:
     """Write a module as a .pte model with 8-bit weights, for one sample at a time.
 
+    It uses torchao's quantiser and XNNPACK's rules.
+
     Args:
         module: in evaluation mode, with its weights.
         mode: "dynamic" quantises the inputs of linear layers in every run; "static" also those of convolutions, with
             ranges from the samples.
-        samples: inputs (count, *sample shape) such as the model will meet.
+        samples: inputs (count, *sample shape) like the model's future inputs.
         notes: texts that the model carries, by name.
 
     Returns:
@@ -132,13 +135,13 @@ def quantise_executorch(
 
 
 def _observe(prepared: Any, inputs: Tensor) -> None:
-    """Let the quantiser see the ranges of the activations."""
+    """Show the quantiser the ranges of the activations."""
     for index in range(len(inputs)):
         prepared(inputs[index : index + 1])
 
 
 Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], Mapping[str, str]], bytes]
-"""A module with its weights, its float32 model file, "dynamic" or "static", samples, and notes, to the 8-bit file."""
+"""(module with its weights, its float32 model file, "dynamic" or "static", samples, notes) to the 8-bit file."""
 
 QUANTISERS: Mapping[str, Quantiser] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""A module as pure functions that can be traced: one step of training, evaluation, and inference."""
+"""A module as pure functions that can be traced: one step of training, evaluation and inference."""
 
 from subfleet.export.steps.forward import evaluation_step, inference_step
 from subfleet.export.steps.step import SampleSpec, Step, Student

@@ -22,21 +22,21 @@ __all__ = ["evaluation_step", "inference_step"]
 
 
 def evaluation_step(module: nn.Module, sample: SampleSpec, *, batch_size: int, objective: ObjectiveSettings) -> Step:
-    """Make the evaluation step of a module.
+    """Build the evaluation step of a module: (batch, parameters, buffers) -> (loss, correct, count, logits).
 
-    Every layer is in its evaluation mode: nothing is dropped, BatchNorm uses its running statistics, and nothing is
-    changed. Of a network with several exits the last one counts, as in inference. The loss is the mean over the labels
-    that count.
+    Every layer is in evaluation mode: nothing is dropped, BatchNorm uses its running statistics, and nothing changes.
+    If a network has several exits, the last one counts, as in inference. The loss is the mean over the labels that
+    count.
 
     Args:
-        module: as in `training_step`; it is left as it is.
+        module: as in `training_step`; it is not changed.
         sample: the input of one sample.
         batch_size: samples of one step; a smaller batch is padded, and masked by the step's sample mask.
-        objective: what is told; a plain one.
+        objective: a plain objective.
 
     Raises:
-        ExportError: the objective is not plain, the module cannot be run on such inputs, its logits do not
-            fit the objective, its state is of another type than float32, or a layer depends on the batch.
+        ExportError: the objective is not plain, the module cannot be run on such inputs, its logits do not fit the
+            objective, its state is not float32, or a layer depends on the batch.
     """
     if objective != objective.plain:
         raise ExportError(
@@ -80,7 +80,7 @@ class _EvaluationRun:
         given = StepInputs(self.inputs, tensors)
         state: Mapping[str, Tensor] = given.by_tensor("parameter") | {
             name: tensor.clone()
-            for name, tensor in given.by_tensor("buffer").items()  # the module may change them in place
+            for name, tensor in given.by_tensor("buffer").items()  # the module may change its buffers in place
         }
         with prepare_module(self.module, LayerContext(None), training=False), torch.no_grad():
             logits = call_with_state(self.module, state, lambda: run_exits(self.module, given.single("input")))[-1]
@@ -93,18 +93,17 @@ class _EvaluationRun:
 
 
 def inference_step(module: nn.Module, sample: SampleSpec, *, batch_size: int) -> Step:
-    """Make the inference step of a module: (inputs, parameters, buffers) to logits, of the last exit where it has many.
+    """Build the inference step of a module: (inputs, parameters, buffers) to the logits of its last exit.
 
-    Every layer is in its evaluation mode: nothing is dropped, BatchNorm uses its running statistics.
+    Every layer is in evaluation mode: nothing is dropped, BatchNorm uses its running statistics.
 
     Args:
-        module: as in `training_step`; it is left as it is.
+        module: as in `training_step`; it is not changed.
         sample: the input of one sample.
         batch_size: of the step that is traced.
 
     Raises:
-        ExportError: the module cannot be run on such inputs, its state is of another type than float32, or a layer
-            depends on the batch.
+        ExportError: the module cannot be run on such inputs, its state is not float32, or a layer depends on the batch.
     """
     given = sample.value(batch_size)
     shapes = run_on_shapes(module, given, training=False)

@@ -1,4 +1,4 @@
-"""The values of a training step, in the order in which it takes and gives them; and those that other steps share."""
+"""The inputs and outputs of a training step in order, and those that other steps share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ __all__ = ["StepShapes", "label_of", "mask_of", "scalar", "step_inputs", "step_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShapes:
-    """What the values of a step follow from.
+    """What determines the inputs and outputs of a step.
 
     Attributes:
         sample: the step's input.
         logits: shape of the prediction.
-        randoms: shapes of the randomness.
-        parameters: shapes of the trained ones, by tensor name.
-        frozen: shapes of the others, by tensor name.
+        randoms: shapes of the random inputs.
+        parameters: shapes of the trained parameters, by tensor name.
+        frozen: shapes of the other parameters, by tensor name.
         buffers: shapes by tensor name.
-        objective: what is minimised.
-        optimiser: its settings.
+        objective: the objective.
+        optimiser: the optimiser's settings.
         accumulate: whether gradients are summed over micro-batches.
     """
 
@@ -51,7 +51,7 @@ class StepShapes:
 
 
 def scalar(name: str, role: Role) -> ValueInfo:
-    """One number."""
+    """Describe a scalar value."""
     return ValueInfo(name=name, dtype="F32", shape=(), role=role)
 
 
@@ -63,7 +63,7 @@ def _tensor_values(
 
 
 def _carried_values(shapes: StepShapes, prefix: str) -> Iterator[ValueInfo]:
-    """What goes from step to step."""
+    """Yield the values that are carried from step to step."""
     rule = OPTIMISERS[shapes.optimiser.name]
     yield from _tensor_values(shapes.parameters, "parameter", "parameter", prefix)
     yield from _tensor_values(shapes.buffers, "buffer", "buffer", prefix)
@@ -76,10 +76,10 @@ def _carried_values(shapes: StepShapes, prefix: str) -> Iterator[ValueInfo]:
 
 
 def label_of(objective: ObjectiveSettings, logits: tuple[int, ...]) -> ValueInfo:
-    """The labels that an objective compares logits of this shape with.
+    """Describe the labels that an objective compares with logits of this shape.
 
     Raises:
-        ExportError: they do not fit the objective.
+        ExportError: the logits do not fit the objective.
     """
     rule = OBJECTIVES[objective.name]
     shape = rule.label_shape(logits)
@@ -88,19 +88,19 @@ def label_of(objective: ObjectiveSettings, logits: tuple[int, ...]) -> ValueInfo
 
 
 def mask_of(batch_size: int) -> ValueInfo:
-    """Which samples of a batch are real."""
+    """Describe the mask of real samples."""
     return ValueInfo(name="sample_mask", dtype="F32", shape=(batch_size,), role="sample_mask")
 
 
 def weights_of(module: nn.Module) -> tuple[ValueInfo, ...]:
-    """A module's parameters and buffers, as what a step is given."""
+    """Describe a module's parameters and buffers as inputs of a step."""
     parameters = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
     buffers = {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()}
     return (*_tensor_values(parameters, "parameter", "parameter"), *_tensor_values(buffers, "buffer", "buffer"))
 
 
 def step_inputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
-    """A step's inputs."""
+    """Return a training step's inputs."""
     batch_size = shapes.sample.shape[0]
     class_count = shapes.logits[-1]
     label = label_of(shapes.objective, shapes.logits)
@@ -125,7 +125,7 @@ def _random_values(shapes: Sequence[tuple[int, ...]]) -> list[ValueInfo]:
 
 
 def step_outputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
-    """A step's outputs."""
+    """Return a training step's outputs."""
     names: tuple[Role, ...] = ("loss", "correct", "count")
     read = (scalar(name, name) for name in (*names, *(("squares",) if shapes.objective.squares else ())))
     return (*read, *_carried_values(shapes, "new."))

@@ -1,4 +1,4 @@
-"""Whether a network computes each sample of a batch by itself, so that micro-batches come to what their batch does."""
+"""Checks that a network computes each sample of a batch separately, so that micro-batches add up to their batch."""
 
 from collections.abc import Sequence
 
@@ -12,23 +12,23 @@ from subfleet.protocol.errors import ExportError
 __all__ = ["check_padding", "check_samples_apart"]
 
 _ALIKE = 1e-7
-"""Of sums in double precision, as a fraction of themselves."""
-_IN_PARTS = "micro-batches would add up to something else than their batch", "set micro_batch_size = 0"
+"""Relative tolerance of sums in double precision."""
+_IN_PARTS = "micro-batches would not add up to their batch", "set micro_batch_size = 0"
 _FILLED_UP = (
-    "what fills up a batch that is short of samples would change the result",
-    "for a norm use nn.BatchNorm1d or nn.BatchNorm2d, which leave it out",
+    "the padding of an incomplete batch would change the result",
+    "for a norm use nn.BatchNorm1d or nn.BatchNorm2d, which ignore it",
 )
 _BOTH, _FIRST, _SECOND = (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)
 
 
 def check_samples_apart(probe: Step) -> None:
-    """Make sure that two samples together give the sum of what each gives alone.
+    """Check that two samples together give the sum of what each gives alone.
 
     Args:
         probe: a step of two samples that sums gradients, of the network that is to be trained in micro-batches.
 
     Raises:
-        ExportError: they do not, with the layer that mixes them.
+        ExportError: they do not; the message names the layer that mixes them.
     """
     drawn = probe.example(torch.Generator().manual_seed(0), apply=False)
     both, first, second = (_loss_and_gradients(probe, drawn, mask) for mask in (_BOTH, _FIRST, _SECOND))
@@ -40,13 +40,13 @@ def check_samples_apart(probe: Step) -> None:
 
 
 def check_padding(step: Step) -> None:
-    """Make sure that a step of PyTorch's own operators gives nothing else for what a batch is filled up with.
+    """Check that the padding of a batch does not affect a step of PyTorch's own operators.
 
     Args:
-        step: of training.
+        step: a training step.
 
     Raises:
-        ExportError: it does, as where samples are mixed, with the layer that mixes them.
+        ExportError: it does, for example because samples are mixed; the message names the layer.
     """
     count = step.inputs[0].shape[0]
     if count < 2:
@@ -58,7 +58,7 @@ def check_padding(step: Step) -> None:
 
 
 def _matches_reference(step: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> bool:
-    """Whether a step does in double precision what its reference does."""
+    """Return whether a step agrees with its reference in double precision."""
     given = _double_inputs(step, drawn, mask)
     triples = zip(step.outputs, step.run(*given), step.reference(*given), strict=True)
     compared = ((result, right) for value, result, right in triples if value.role in {"loss", "parameter", "gradient"})
@@ -75,13 +75,13 @@ def _double_inputs(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) 
 
 
 def _loss_and_gradients(probe: Step, drawn: Sequence[Tensor], mask: Sequence[float]) -> list[Tensor]:
-    """The loss, and the gradients."""
+    """Return the reference's loss and gradients."""
     results = probe.reference(*_double_inputs(probe, drawn, mask))
     return [result for value, result in zip(probe.outputs, results, strict=True) if value.role in {"loss", "gradient"}]
 
 
 def _find_mixing_layer(step: Step, drawn: Sequence[Tensor], whole: Sequence[float]) -> str:
-    """The first layer that gives something else for a sample if others are beside it; empty where it cannot be told."""
+    """Return the first layer with other outputs for a sample if others are beside it; empty if that is unknown."""
     reference = step.reference
     if not isinstance(reference, TrainingReference):
         return ""
@@ -98,6 +98,6 @@ def _find_mixing_layer(step: Step, drawn: Sequence[Tensor], whole: Sequence[floa
 def _describe_mixing(layer: str, so_that: str, remedy: str) -> str:
     what = f"layer {layer!r}" if layer else "the network"
     return (
-        f"{what} mixes the samples of a batch, as a norm or a softmax over dimension 0 does, so that {so_that}; "
-        f"{remedy}, or compute each sample by itself"
+        f"{what} mixes the samples of a batch, as a norm or a softmax over dimension 0 does, so {so_that}; "
+        f"{remedy}, or compute each sample separately"
     )

@@ -30,17 +30,17 @@ _Result = TypeVar("_Result")
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a step carries: all persistent floating ones."""
+    """Return the buffers that a step carries: all persistent floating-point buffers."""
     return {name: buffer for name, buffer in _persistent_buffers(module).items() if buffer.is_floating_point()}
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """What a step carries: parameters, and buffers."""
+    """Return the tensors that a step carries: parameters and buffers."""
     return {**dict(module.named_parameters()), **buffers_of(module)}
 
 
 def constants_of(module: nn.Module) -> dict[str, Tensor]:
-    """What a step holds inside, by name: all other buffers, and tensors that are plain attributes of a layer."""
+    """Return the tensors that a step contains, by name: other buffers, and tensors that are attributes of a layer."""
     carried = {id(buffer) for buffer in buffers_of(module).values()}
     constants = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in carried}
     for path, layer in module.named_modules():
@@ -50,7 +50,7 @@ def constants_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Tied ones once, by the first name that is kept."""
+    """Return the persistent buffers; tied ones once, by their first saved name."""
     saved = module.state_dict().keys()
     buffers = list(module.named_buffers(remove_duplicate=False))
     named = {id(buffer): name for name, buffer in reversed(buffers) if name in saved}
@@ -58,22 +58,22 @@ def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def check_types(module: nn.Module) -> None:
-    """Make sure that a step can carry the module's state.
+    """Check that a step can carry the module's state.
 
     Raises:
-        ExportError: a parameter or a persistent floating buffer is not float32.
+        ExportError: a parameter or a persistent floating-point buffer is not float32.
     """
     for name, tensor in state_of(module).items():
         if tensor.dtype != torch.float32:
             raise ExportError(
-                f"the module's tensor {name!r} is {tensor.dtype}, but a program holds torch.float32 alone; convert it, "
+                f"the module's tensor {name!r} is {tensor.dtype}, but a program only holds torch.float32; convert it, "
                 "or register it as a buffer with persistent=False if it is a constant"
             )
 
 
 @contextmanager
 def preserve_state(module: nn.Module) -> Iterator[None]:
-    """Afterwards every layer holds what it held before, also in its dicts, lists and objects."""
+    """Restore what every layer holds at the end, also in its dicts, lists and objects."""
     before = StateSnapshot(module)
     try:
         yield
@@ -91,9 +91,9 @@ class _StateCall(nn.Module):
 
 
 def call_with_state(module: nn.Module, state: Mapping[str, Tensor], body: Callable[[], _Result]) -> _Result:
-    """Do something while a module has these parameters and buffers in the place of its own.
+    """Call a function while a module has the given parameters and buffers.
 
-    A backward pass that runs layers once more, as `torch.utils.checkpoint` does, must be part of it.
+    A backward pass that runs layers again, as `torch.utils.checkpoint` does, must happen inside.
     """
     given = {f"module.{name}": tensor for name, tensor in state.items()}
     result: _Result = torch.func.functional_call(_StateCall(module), given, (body,))
@@ -101,7 +101,7 @@ def call_with_state(module: nn.Module, state: Mapping[str, Tensor], body: Callab
 
 
 def set_constants(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a module tensors in the place of its constants; `preserve_state` takes them back."""
+    """Replace a module's constants; `preserve_state` restores them."""
     for name, tensor in tensors.items():
         path, _, attribute = name.rpartition(".")
         layer = module.get_submodule(path)
@@ -109,22 +109,22 @@ def set_constants(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def run_exits(module: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
-    """Run a module; its logits, of one exit or several."""
+    """Run a module; return the logits of its exits, one or several."""
     logits = module(inputs)
     outputs = tuple(logits) if isinstance(logits, (tuple, list)) else (logits,)
     if not outputs or not all(isinstance(output, Tensor) for output in outputs):
         raise ExportError(
-            f"the network gives {type(logits).__name__}, but must give a tensor of logits, or a tuple of them, one for "
+            f"the network returns {type(logits).__name__}, but must return a tensor of logits, or a tuple with one for "
             "each exit"
         )
     return outputs
 
 
 def updated_buffers(module: nn.Module, context: LayerContext, before: Mapping[str, Tensor]) -> list[Tensor]:
-    """What a module that has run leaves in its buffers, in the order of those before.
+    """Return a module's buffers after a run, in the order of those before.
 
     Raises:
-        ExportError: one is of another type or shape than it was.
+        ExportError: one has another type or shape than before.
     """
     now = dict(module.named_buffers())
     return [_check_buffer(name, old, context.buffer(now.get(name, old))) for name, old in before.items()]
@@ -133,17 +133,18 @@ def updated_buffers(module: nn.Module, context: LayerContext, before: Mapping[st
 def _check_buffer(name: str, old: Tensor, new: Tensor) -> Tensor:
     if new.shape != old.shape or new.dtype != old.dtype:
         raise ExportError(
-            f"the network makes its buffer {name!r} of {old.dtype} and the shape {tuple(old.shape)} one of {new.dtype} "
-            f"and {tuple(new.shape)}, but what is carried from step to step stays alike; keep its type and shape"
+            f"the network changes its buffer {name!r} from {old.dtype} {tuple(old.shape)} to {new.dtype} "
+            f"{tuple(new.shape)}, but what a program carries from step to step keeps its type and shape; keep both"
         )
     return new.detach()
 
 
 @contextmanager
 def prepare_module(module: nn.Module, context: LayerContext, *, training: bool) -> Iterator[None]:
-    """While it is entered, a module runs with replaced layers, and the context knows which; then it is as it was.
+    """Let a module run with replaced layers, which the context knows; the module is restored afterwards.
 
-    In training each layer keeps its own mode, so that one set to `.eval()` is frozen; in inference all have that mode.
+    In training each layer keeps its own mode, so a layer set to `.eval()` is frozen; in inference all are in evaluation
+    mode.
     """
     with ExitStack() as stack:
         stack.enter_context(preserve_state(module))
@@ -153,7 +154,7 @@ def prepare_module(module: nn.Module, context: LayerContext, *, training: bool) 
             stack.callback(layer.register_forward_hook(again.leave, always_call=True).remove)
             if isinstance(layer, _BatchNorm):
                 _check_momentum(layer, name)
-                layer.num_batches_tracked = None  # the layer does all else as before
+                layer.num_batches_tracked = None  # otherwise the layer works as before
         if not training:
             module.eval()
         stack.enter_context(LayerReplacing(LAYERS, context))
@@ -161,9 +162,9 @@ def prepare_module(module: nn.Module, context: LayerContext, *, training: bool) 
 
 
 class _LayerTracker:
-    """Tells the context which layer runs, and replaces layers that `torch.utils.checkpoint` runs in the backward pass.
+    """Tells the context which layer is running, and replaces layers that run again in the backward pass.
 
-    PyTorch switches the replacing off for that pass.
+    PyTorch turns the replacements off for that pass of `torch.utils.checkpoint`.
     """
 
     def __init__(self, context: LayerContext) -> None:
@@ -172,7 +173,7 @@ class _LayerTracker:
         self._running: list[LayerReplacing | None] = []
 
     def enter(self, name: str, _layer: nn.Module, _inputs: Any) -> None:
-        """Before a layer's forward."""
+        """Run before a layer's forward."""
         self._layers.append(name)
         self._context.layer = name
         if self._context.is_run_again:
@@ -182,7 +183,7 @@ class _LayerTracker:
                 mode.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, _layer: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        """After it, also where it raised an error."""
+        """Run after a layer's forward, also if it raised an error."""
         self._layers.pop()
         self._context.layer = self._layers[-1]
         mode = self._running.pop() if self._running else None

@@ -1,6 +1,6 @@
-"""What a step minimises: sums over everything that counts, without a division, so that micro-batches add up.
+"""The objectives of a step, as sums over all labels that count, without a division, so that micro-batches add up.
 
-Shapes: B samples, C classes, ... whatever a sample has between (tokens).
+Shapes: B samples, C classes, ... any other dimensions of a sample (tokens).
 """
 
 # ruff: noqa: N803 - shapes in names
@@ -23,14 +23,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveRule:
-    """One objective.
+    """An objective.
 
     Attributes:
-        label_dtype: of its labels.
-        label_shape: shape of the logits to that of the labels; raises ExportError where they do not fit the objective.
-        count_mask: labels and the sample mask to 1 where a label counts and 0 elsewhere, in the labels' shape.
-        losses: settings, logits, labels to the loss of each label.
-        correct: logits and labels to 1 where the prediction is right.
+        label_dtype: type of its labels.
+        label_shape: the labels' shape for a shape of logits; raises ExportError if they do not fit the objective.
+        count_mask: (labels, sample mask) to 1 where a label counts and 0 elsewhere, in the labels' shape.
+        losses: (settings, logits, labels) to the loss of each label.
+        correct: (logits, labels) to 1 where the prediction is correct.
     """
 
     label_dtype: Literal["F32", "I64"]
@@ -41,14 +41,14 @@ class ObjectiveRule:
 
 
 def _label_shape(ranks: Callable[[int], bool], needs: str) -> Callable[[Shape], Shape]:
-    """Of one label for all the classes."""
+    """Return a rule for labels that are one class of many."""
 
     def over_classes(logits_shape: Shape) -> Shape:
         if not ranks(len(logits_shape)):
             raise ExportError(f"the network's output is of the shape {logits_shape}, but objective {needs}")
         if logits_shape[-1] < 2:
             raise ExportError(
-                f"the network's output is of the shape {logits_shape}, but one class alone is always right; give it 2 "
+                f"the network's output is of the shape {logits_shape}, but a single class is always correct; give it 2 "
                 "classes or more, or use 'binary_cross_entropy'"
             )
         return logits_shape[:-1]
@@ -57,12 +57,12 @@ def _label_shape(ranks: Callable[[int], bool], needs: str) -> Callable[[Shape], 
 
 
 def total(tensor: Tensor) -> Tensor:
-    """The sum of all elements, by an operator that every target has."""
+    """Return the sum of all elements, by an operator that every target has."""
     return tensor.sum(dim=tuple(range(tensor.dim()))) if tensor.dim() else tensor
 
 
 def _broadcast_mask(mask_B: Tensor, like: Tensor) -> Tensor:
-    """The sample mask, to multiply a tensor of the shape (B, ...)."""
+    """Reshape the sample mask so that it multiplies a tensor of the shape (B, ...)."""
     return mask_B.reshape(-1, *[1] * (like.dim() - 1))
 
 
@@ -75,9 +75,9 @@ def _number_mask(labels: Tensor, mask_B: Tensor) -> Tensor:
 
 
 def _cross_entropies(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
-    """`torch.nn.functional.cross_entropy` of each label.
+    """Compute `torch.nn.functional.cross_entropy` of each label.
 
-    Compares instead of gathering, because every runtime has a comparison and a backward of `gather` is a scatter.
+    It compares instead of gathering: every runtime has a comparison, and the backward of `gather` is a scatter.
     """
     class_count = logits.shape[-1]
     target = (labels.unsqueeze(-1) == torch.arange(class_count)).to(logits.dtype)
@@ -91,7 +91,7 @@ def _correct_class(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class _BinaryCrossEntropy(torch.autograd.Function):
-    """Of logits and targets, stable for logits of any size; the gradient at a logit of 0 is exact as well."""
+    """Binary cross-entropy of logits and targets, stable for any logits; the gradient at a logit of 0 is exact too."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class _BinaryCrossEntropy(torch.autograd.Function):
 
 
 def _binary_cross_entropies(_settings: ObjectiveSettings, logits: Tensor, targets: Tensor) -> Tensor:
-    """`torch.nn.functional.binary_cross_entropy_with_logits` of each output."""
+    """Compute `torch.nn.functional.binary_cross_entropy_with_logits` of each output."""
     losses: Tensor = _BinaryCrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
     return losses
 
@@ -157,9 +157,9 @@ OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
 
 
 def _divergences(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """KL(softmax(teacher / T) || softmax(student / T)) times T squared, over the last dimension.
+    """Compute KL(softmax(teacher / T) || softmax(student / T)) times T squared, over the last dimension.
 
-    The factor keeps the gradient's size whatever T is (Hinton et al. 2015, section 2). No gradient goes to the teacher.
+    The factor keeps the gradient's size independent of T (Hinton et al. 2015, section 2). The teacher gets no gradient.
     """
     teacher = torch.log_softmax(teacher.detach() / temperature, dim=-1)
     student = torch.log_softmax(student / temperature, dim=-1)
@@ -167,10 +167,10 @@ def _divergences(teacher: Tensor, student: Tensor, temperature: float) -> Tensor
 
 
 def self_distillation(teacher: Tensor, student: Tensor, settings: ObjectiveSettings) -> Tensor:
-    """FjORD's term for each label: how far the nested student is from the network, whose logits are held fixed.
+    """Compute FjORD's term for each label: the distance of the nested student from the network, whose logits are fixed.
 
-    With a weight a of this term the student's loss is (1 - a) * its own cross-entropy + a * this; the network's own
-    cross-entropy is added whole. a = 1 is the paper's choice, a = 0 is FjORD without distillation.
+    With weight a, the student's loss is (1 - a) * its own cross-entropy + a * this term; the network's own
+    cross-entropy is added in full. a = 1 is the paper's choice, a = 0 is FjORD without distillation.
 
     Source: FjORD (Horvath et al. 2021), section 3.3; the factor T squared is ours, and 1 at the paper's T of 1.
     """
@@ -178,7 +178,7 @@ def self_distillation(teacher: Tensor, student: Tensor, settings: ObjectiveSetti
 
 
 def mutual_distillation(exits: Sequence[Tensor], settings: ObjectiveSettings) -> Tensor:
-    """DepthFL's term for each label: sum over exits i of the mean over exits j != i of KL(p_j || p_i), p_j held fixed.
+    """Compute DepthFL's term for each label: the sum over exits i of the mean over j != i of KL(p_j || p_i), p_j fixed.
 
     Source: DepthFL (Kim et al. 2023), section 3.2.
     """

@@ -1,7 +1,7 @@
 """The optimisers of `torch.optim` as pure functions; all their states are zero before the first step.
 
-`apply` is 1, or 0 in a micro-batch that is not the last of its batch, in which nothing may change. It enters through
-scalars alone, and at 1 leaves every number exactly what it would be without it.
+`apply` is 1, or 0 in a micro-batch that is not the last of its batch, where nothing may change. It only enters through
+scalars, and at 1 it leaves every number exactly as it would be without it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +18,17 @@ from subfleet.protocol.training import OptimiserSettings
 __all__ = ["OPTIMISERS", "OptimiserRule", "StepScalars", "apply_optimiser", "clip_gradients"]
 
 _CLIP_EPSILON = 1e-6
-"""Of `torch.nn.utils.clip_grad_norm_`."""
+"""As in `torch.nn.utils.clip_grad_norm_`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScalars:
-    """What every parameter's update shares.
+    """Scalars that the updates of all parameters share.
 
     Attributes:
-        learning_rate: scalar; 0 where nothing is applied.
-        apply: scalar, 1 or 0; None where every step is applied.
-        shared: what the optimiser's `advance` made of its scalar states.
+        learning_rate: scalar; 0 if nothing is applied.
+        apply: scalar, 1 or 0; None if every step is applied.
+        shared: what the optimiser's `advance` computed from its scalar states.
     """
 
     learning_rate: Tensor
@@ -36,11 +36,11 @@ class StepScalars:
     shared: tuple[Tensor, ...] = ()
 
     def decay(self, factor: float) -> Tensor | float:
-        """A state's factor: 1 where nothing is applied."""
+        """Return a state's factor: 1 if nothing is applied."""
         return factor if self.apply is None else self.apply * factor + (1 - self.apply)
 
     def share(self, factor: float) -> Tensor | float:
-        """The factor of what is added to a state: 0 where nothing is applied."""
+        """Return the factor of what is added to a state: 0 if nothing is applied."""
         return factor if self.apply is None else self.apply * factor
 
 
@@ -50,13 +50,13 @@ Update = Callable[[OptimiserSettings, Tensor, Tensor, Sequence[Tensor], StepScal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimiserRule:
-    """One optimiser.
+    """An optimiser.
 
     Attributes:
-        states: names of the states that it keeps for each parameter, of that parameter's shape.
-        scalars: names of the scalar states that it keeps once.
-        advance: the scalar states before the step to those after it, and to what every parameter's update shares.
-        update: parameter, gradient and its states to the new parameter and its new states.
+        states: names of the states of each parameter, which have the parameter's shape.
+        scalars: names of the scalar states.
+        advance: scalar states before the step to those after it, and to the values that all updates share.
+        update: (parameter, gradient, states) to the new parameter and its new states.
     """
 
     states: Callable[[OptimiserSettings], tuple[str, ...]]
@@ -81,7 +81,7 @@ def _sgd_states(settings: OptimiserSettings) -> tuple[str, ...]:
 
 
 def _sgd_scalars(settings: OptimiserSettings) -> tuple[str, ...]:
-    """PyTorch's momentum begins as the first gradient, undampened; so it must be known which step is the first."""
+    """PyTorch's momentum starts as the first gradient, undampened, so the first step must be known."""
     return ("started",) if settings.momentum and settings.dampening else ()
 
 
@@ -114,7 +114,7 @@ def _adam_states(settings: OptimiserSettings) -> tuple[str, ...]:
 
 
 def _adam_scalars(settings: OptimiserSettings) -> tuple[str, ...]:
-    """1 - beta ** steps of both moments, carried instead of a count: single precision loses that power's digits."""
+    """1 - beta ** steps of both moments, instead of a count: single precision would lose that power's digits."""
     del settings
     return "first_correction", "second_correction"
 
@@ -124,7 +124,7 @@ def _adam_advance(
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
     betas = (settings.beta1, settings.beta2)
     new = [state * scalars.decay(beta) + scalars.share(1 - beta) for state, beta in zip(states, betas, strict=True)]
-    # They are 0 before the first step that is applied, where the learning rate is 0 as well.
+    # They are 0 before the first applied step, where the learning rate is 0 too.
     first, second = (state.clamp(min=(1 - beta) / 2) for state, beta in zip(new, betas, strict=True))
     return new, (scalars.learning_rate / first, torch.rsqrt(second))
 
@@ -132,7 +132,7 @@ def _adam_advance(
 def _adam_change(
     settings: OptimiserSettings, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
 ) -> tuple[Tensor, list[Tensor]]:
-    """What is taken off the parameter, and the new moments."""
+    """Return what is subtracted from the parameter, and the new moments."""
     first = states[0] * scalars.decay(settings.beta1) + gradient * scalars.share(1 - settings.beta1)
     second = states[1] * scalars.decay(settings.beta2) + gradient * gradient * scalars.share(1 - settings.beta2)
     rate, inverse_root = scalars.shared
@@ -171,13 +171,13 @@ OPTIMISERS: Mapping[str, OptimiserRule] = MappingProxyType(
 def apply_optimiser(
     settings: OptimiserSettings, given: StepInputs, gradients: Mapping[str, Tensor], apply: Tensor | None
 ) -> list[list[Tensor]]:
-    """New parameters, each kind of states, and scalar states.
+    """Return new parameters, each kind of states, and scalar states.
 
     Args:
-        settings: the optimiser; gradients are clipped already.
-        given: a learning rate, parameters, and the states of these by kind, then the scalar ones.
-        gradients: by parameter; one that has none stays as it is.
-        apply: as in `subfleet.export.steps.optimisers`.
+        settings: the optimiser; gradients are already clipped.
+        given: a learning rate, parameters, their states by kind, then scalar states.
+        gradients: by parameter; a parameter without one does not change.
+        apply: see the module's docstring.
     """
     rule, old = OPTIMISERS[settings.name], given.by_tensor("parameter")
     rate = given.single("learning_rate") if apply is None else given.single("learning_rate") * apply

@@ -1,7 +1,7 @@
-"""Hooks on parameters: what a network's author has made of gradients, before the optimiser sees them.
+"""Hooks on parameters: what a network's author does to gradients before the optimiser gets them.
 
-A step trains tensors of its own in the place of the parameters, so that hooks are put on these, too. A hook of a batch
-may do to its gradient what it does not do to those of parts of it: with micro-batches there can be none.
+A step trains its own tensors in place of the parameters, so hooks are copied to these. A hook on the gradient of a
+batch may differ on the gradients of its parts, so micro-batches allow none.
 """
 
 import copy
@@ -18,17 +18,17 @@ _Hook = Callable[[Tensor], Any]
 
 
 def hooks_of(part: Tensor) -> list[_Hook]:
-    """A parameter's hooks."""
+    """Return a parameter's hooks."""
     return [*_gradient_hooks(part), *_post_hooks(part)]
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a parameter of a module has hooks."""
+    """Return whether any parameter of a module has hooks."""
     return any(hooks_of(part) for part in module.parameters())
 
 
 def check_hooks(module: nn.Module) -> None:
-    """Make sure that no parameter has a hook, as where gradients are sums over parts of a batch.
+    """Check that no parameter has a hook, for gradients that are sums over parts of a batch.
 
     Raises:
         ExportError: one has.
@@ -42,12 +42,12 @@ def check_hooks(module: nn.Module) -> None:
 
 
 def copy_hooks(tensor: Tensor, parameter: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
-    """A leaf in the place of a parameter, with the hooks of that.
+    """Copy the hooks of a parameter to a leaf.
 
     Args:
         tensor: the leaf.
-        parameter: in whose place it is.
-        memo: as of `copy.deepcopy`: what a copied module has in the place of what hooks are bound to; None leaves them.
+        parameter: the parameter that the leaf replaces.
+        memo: as of `copy.deepcopy`: replacements for the objects that hooks are bound to; None keeps them.
     """
     for register, hooks in (
         (tensor.register_hook, _gradient_hooks(parameter)),
@@ -61,16 +61,16 @@ def copy_hooks(tensor: Tensor, parameter: Tensor, memo: dict[int, Any] | None = 
 def apply_post_hooks(
     leaves: Mapping[str, Tensor], gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Gradients after the hooks that PyTorch calls once a gradient stands in `grad`.
+    """Apply the hooks that PyTorch calls once a gradient is in `grad`; return the gradients.
 
     Args:
-        leaves: in the place of the parameters, by name.
+        leaves: tensors in place of the parameters, by name.
         gradients: by the same names.
-        parameters: that have the hooks, by the same names.
+        parameters: with the hooks, by the same names.
 
     Raises:
-        ExportError: a hook changes its parameter, as an optimiser within the backward pass does, or takes the gradient
-            away.
+        ExportError: a hook changes its parameter, as an optimiser inside the backward pass does, or clears the
+            gradient.
     """
     changed = dict(gradients)
     for name in gradients:

@@ -1,7 +1,7 @@
-"""Activation checkpointing: a block keeps its inputs alone, and is computed once more on the way back.
+"""Activation checkpointing: a block keeps only its inputs, and is computed again in the backward pass.
 
-A block is the outermost module inside an `nn.Sequential` or `nn.ModuleList` that has layers of its own and is not
-itself such a container of blocks: the residual blocks of a section, the layers of a transformer.
+A block is the outermost module in an `nn.Sequential` or `nn.ModuleList` that has its own layers and is not itself such
+a container of blocks: the residual blocks of a section, the layers of a transformer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,10 @@ _Run = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The blocks of a module, by name.
+    """Return the blocks of a module, by name.
 
     Raises:
-        ExportError: there is none.
+        ExportError: there are none.
     """
     blocks: dict[str, nn.Module] = {}
     _collect_blocks(module, "", blocks)
@@ -57,9 +57,9 @@ def _holds_composites(module: nn.Module) -> bool:
 
 @contextmanager
 def recompute_blocks(module: nn.Module, context: LayerContext) -> Iterator[None]:
-    """While it is entered, the blocks of a module keep no activations; it gives the same numbers and gradients.
+    """Let the blocks of a module keep no activations; results and gradients stay the same.
 
-    Must be left after the backward pass.
+    It must be active until after the backward pass.
 
     Raises:
         ExportError: the module has no block.
@@ -72,7 +72,7 @@ def recompute_blocks(module: nn.Module, context: LayerContext) -> Iterator[None]
 
 
 class _CheckpointedForward:
-    """The forward of a block that keeps its inputs alone."""
+    """The forward of a block that keeps only its inputs."""
 
     def __init__(self, block: nn.Module, context: LayerContext) -> None:
         self._block = block
@@ -84,7 +84,7 @@ class _CheckpointedForward:
         """Run the block."""
         if self._running or not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        # What the step has put in the place of the block's own state, while the whole module runs.
+        # The step has replaced the block's own state while the whole module runs.
         state = {**dict(self._block.named_parameters()), **dict(self._block.named_buffers())}
         leaves, arguments = pytree.tree_flatten((args, kwargs))
         positions = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -110,7 +110,7 @@ class _CheckpointedForward:
     def _run(
         self, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Tensor]]:
-        """What the block gives, and the buffers in whose place it has put others."""
+        """Return the block's outputs, and the buffers that it replaced."""
 
         def body() -> tuple[Any, dict[str, Tensor]]:
             outputs = self._block(*args, **kwargs)
@@ -126,11 +126,10 @@ class _CheckpointedForward:
 
 
 class _Recomputation(torch.autograd.Function):
-    """Runs a block, and again in the backward pass.
+    """Runs a block, and runs it again in the backward pass.
 
-    Not `torch.utils.checkpoint`: a runtime merges nodes that do the same to the same inputs, and so would keep the
-    activations after all. Here what the block takes the second time depends on the gradient that arrives, by a factor
-    that is always 1.
+    This is not `torch.utils.checkpoint`: a runtime merges nodes that do the same to the same inputs, and would keep the
+    activations after all. Here the second inputs depend on the incoming gradient, by a factor that is always 1.
     """
 
     @staticmethod

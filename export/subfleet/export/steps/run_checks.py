@@ -1,4 +1,9 @@
-"""Sees what a run of a network does to what it holds, so that a step does not lose it without a word."""
+"""Checks that runs of a network change nothing that a step does not carry, and that all runs do the same.
+
+Two runs are traced one after the other, each on its own tensors. The second must be computed from its own tensors only,
+exactly as the first: then nothing that the network keeps in between matters. If the network counts, iterates or draws,
+it is traced more often: rare or random changes may not show in two runs.
+"""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +27,12 @@ __all__ = ["RunEffects", "TensorTies", "WriteWatcher", "check_repeats", "describ
 
 
 class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
-    """While it is entered, sees which constants are changed in place, under whatever name and through whatever view.
+    """Detects constants that are changed in place, under any name and through any view.
 
     Args:
         constants: by name.
-        carried: what may be changed, also where a constant lies in its memory: that one may not be read.
-        mode: in which they are run.
+        carried: tensors that may change, even if a constant shares their memory: that constant must not be read.
+        mode: the fake tensor mode of the run.
     """
 
     def __init__(self, constants: Mapping[str, Tensor], carried: Iterable[Tensor], mode: FakeTensorMode) -> None:
@@ -37,7 +42,7 @@ class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorc
         for name, tensor in constants.items():
             self._kept.append(_Memory(name, tensor))
             if tensor.is_leaf and not isinstance(tensor, FakeTensor):
-                self._kept.append(_Memory(name, mode.from_tensor(tensor)))  # the one that stands for it in every run
+                self._kept.append(_Memory(name, mode.from_tensor(tensor)))  # its stand-in in every run
         for memory in reversed(self._kept):
             self._names[memory.address] = memory.name
         for tensor in carried:
@@ -70,7 +75,7 @@ class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorc
         self._written.extend(name for name in names if name is not None)
 
     def check(self) -> None:
-        """Make sure that no constant was changed.
+        """Check that no constant was changed.
 
         Raises:
             ExportError: one was.
@@ -90,7 +95,7 @@ def _address(tensor: Tensor) -> int:
 
 
 class _Memory:
-    """The memory that a tensor has before a run."""
+    """The memory of a tensor before a run."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         self.name = name
@@ -99,17 +104,17 @@ class _Memory:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the tensor has another one now."""
+        """Whether the tensor has other memory now."""
         return _address(self._tensor) != self.address
 
 
 class TensorTies:
-    """The names under which a network holds what is carried.
+    """The names under which a network holds the tensors that are carried.
 
     Args:
         module: before the run.
-        state: what it holds, by one name of each.
-        given: by these names, what it will run on.
+        state: the carried tensors, by one name of each.
+        given: by these names, the tensors of the run.
     """
 
     def __init__(self, module: nn.Module, state: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -119,10 +124,10 @@ class TensorTies:
         self._memory = [_Memory(name, tensor) for name, tensor in given.items()]
 
     def check(self, module: nn.Module) -> None:
-        """Make sure that a run has left in place what a step looks for there.
+        """Check that a run has left the carried tensors where a step expects them.
 
         Args:
-            module: after the run, within `within`.
+            module: after the run, within `call_with_state`.
 
         Raises:
             ExportError: `forward` has replaced a parameter or the data of a tensor, deleted a buffer, or untied two.
@@ -131,8 +136,8 @@ class TensorTies:
         for name, first in self._first.items():
             if name not in now:
                 raise ExportError(
-                    f"the network takes its {name!r} away while it runs, but a program carries it from step to step; "
-                    f"put the new value in its place, as in {name.rpartition('.')[2]} = ..., without del"
+                    f"the network deletes its {name!r} while it runs, but a program carries it from step to step; "
+                    f"assign the new value, as in {name.rpartition('.')[2]} = ..., without del"
                 )
             if now[name] is not self._parameters.get(first, now[name]):
                 raise ExportError(
@@ -157,11 +162,11 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def describe_change(name: str, old: Any) -> str:
-    """What to say of something that changes from step to step and is not carried.
+    """Return the message for state that changes from step to step and is not carried.
 
     Args:
-        name: of it.
-        old: what it was before.
+        name: of the state.
+        old: its value before.
     """
     what, compute = "state", ", and compute with it as a tensor"
     if isinstance(old, Tensor):
@@ -183,12 +188,12 @@ _DRAW = "draw with torch.rand, torch.randn or torch.bernoulli, which each step i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEffects:
-    """What a run has left behind that no step carries, or has taken from where no step does.
+    """What a run left behind that no step carries, or took from outside of a step.
 
     Attributes:
         changes: of what the network holds.
-        sources: names of what it holds, or reads, that gives something else each time.
-        drew: whether it took Python's or NumPy's random numbers.
+        sources: names of values that it holds or reads and that differ each time.
+        drew: whether it drew Python's or NumPy's random numbers.
     """
 
     changes: Sequence[Change] = ()
@@ -197,24 +202,24 @@ class RunEffects:
 
     @property
     def counts(self) -> bool:
-        """Whether something may come out otherwise only after many runs."""
+        """Whether something may only differ after many runs."""
         return self.drew or bool(self.sources) or any(isinstance(change.old, (int, float)) for change in self.changes)
 
 
 def check_repeats(
     module: nn.Module, inputs: Tensor, context: LayerContext, traces: RunEffects, *, training: bool
 ) -> None:
-    """Make sure that what a run leaves behind does not matter to the next ones.
+    """Check that what a run leaves behind does not affect the next ones.
 
     Args:
         module: as in `training_step`.
         inputs: an example.
         context: not used before.
-        traces: of a run.
-        training: whether it is to be trained.
+        traces: the effects of a run.
+        training: whether the module is to be trained.
 
     Raises:
-        ExportError: something of it does.
+        ExportError: it does.
     """
     state, changes = state_of(module), traces.changes
     with prepare_module(module, context, training=training):
@@ -240,7 +245,7 @@ def check_repeats(
 
 
 class _RepeatedRuns:
-    """Runs of a module as it is, one after the other."""
+    """Runs of a module, one after the other."""
 
     def __init__(
         self, module: nn.Module, state: Mapping[str, Tensor], context: LayerContext, *, training: bool
@@ -250,11 +255,11 @@ class _RepeatedRuns:
         self._training = training
 
     def are_alike(self, inputs: Tensor, left: str | None = None) -> bool:
-        """Whether both do the same.
+        """Return whether two runs do the same.
 
         Args:
             inputs: an example.
-            left: the name of what alone the second run finds as the first one left it; None is all.
+            left: the name of the only state that the second run finds as the first one left it; None is all state.
         """
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
         before = StateSnapshot(self._module)
@@ -282,7 +287,7 @@ class _RepeatedRuns:
         )
 
     def stay_equal(self, inputs: Tensor) -> bool:
-        """Whether many runs, each with other random numbers, all do the same."""
+        """Return whether many runs, each with other random numbers, do the same."""
         own = [inputs, *(tensor.detach() for tensor in self._state.values())]
         before = StateSnapshot(self._module)
         try:
@@ -293,7 +298,7 @@ class _RepeatedRuns:
 
     def _graph(self, own: Sequence[Tensor], turn: int, before: StateSnapshot) -> fx.GraphModule:
         def run(*tensors: Tensor) -> list[Tensor]:
-            before.forget_tensors()  # what is left of a run before lies in another graph
+            before.forget_tensors()  # tensors of an earlier run belong to another graph
             return self._run(tensors)
 
         with SeededRandomness(turn):
@@ -302,7 +307,7 @@ class _RepeatedRuns:
         return graph
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Logits and new buffers, and gradients, since some layers do on the way back what they do not before."""
+        """Return logits, new buffers and gradients; some layers only act in the backward pass."""
         inputs, *values = tensors
         given = dict(zip(self._state, values, strict=True))
         trained = {name: part for name, part in self._module.named_parameters() if self._training}

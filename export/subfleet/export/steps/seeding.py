@@ -1,4 +1,4 @@
-"""Python's and NumPy's random numbers, which a program would repeat as they were drawn when it was written."""
+"""Controls Python's and NumPy's random numbers, which a program would repeat as they were drawn when it was written."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -14,18 +14,18 @@ __all__ = ["SEED_COUNT", "SeededRandomness", "is_source"]
 
 _STRATA = 22
 SEED_COUNT = _STRATA + 2
-"""Enough that the first number drawn falls into every part of its range, and once next to either end: what happens by
-chance in more than one case of 22 happens in one of these turns."""
+"""Enough seeds that the first number drawn falls into every part of its range, and once close to either end: an event
+with a probability above 1 in 22 happens with one of them."""
 
 
 class SeededRandomness:
-    """Gives everybody other random numbers while it is entered; afterwards they go on as if nothing had happened.
+    """Sets all random number generators by a seed while active, and restores them at the end.
 
     Args:
-        turn: what is drawn follows from it.
+        turn: selects the seed.
 
     Attributes:
-        was_used: whether Python's or NumPy's numbers were drawn meanwhile.
+        was_used: whether Python's or NumPy's numbers were drawn.
     """
 
     def __init__(self, turn: int) -> None:
@@ -61,7 +61,7 @@ def _numpy_seeds() -> tuple[int, ...]:
 
 
 def _seeds(first: Callable[[int], float]) -> tuple[int, ...]:
-    """One for each turn, by the first number that comes of it; neighbours are far from each other."""
+    """Return one seed for each turn, by the first number that it gives; consecutive ones are far apart."""
     ends = [(0.0, 0.01), (0.99, 1.0)]
     strata = [(part / _STRATA, (part + 1) / _STRATA) for part in range(_STRATA)]
     ranges = [*ends, *strata[::2], *strata[1::2]]
@@ -77,13 +77,13 @@ def _states() -> tuple[Any, Any, torch.Tensor]:
 
 
 def _comparable(state: Any) -> tuple[Any, ...]:
-    """NumPy's state, comparable."""
+    """Convert NumPy's state to a comparable value."""
     name, keys, *rest = state
     return (name, tuple(keys.tolist()), *rest)
 
 
 def is_source(value: Any) -> bool:
-    """Whether a value gives another one each time that it is asked: a generator of numbers, or an iterator."""
+    """Return whether a value differs on each access: a random number generator or an iterator."""
     value = getattr(value, "__self__", value)
     kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
     return isinstance(value, kinds) or hasattr(type(value), "__next__")

@@ -1,4 +1,4 @@
-"""A module run with its shapes alone, before there is a step: what it gives, and what it does to what it holds."""
+"""Runs a module on shapes before its step is built, and checks what the run does to the module's state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +29,11 @@ __all__ = ["ModuleShapes", "run_on_shapes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleShapes:
-    """What a run of a module with its shapes alone has shown.
+    """The shapes that a run of a module has shown.
 
     Attributes:
-        output_shapes: of each of its logits, one or more.
-        random_shapes: of the randomness that its layers take, in order.
+        output_shapes: of the logits of each exit, one or more.
+        random_shapes: of the random inputs that its layers take, in order.
     """
 
     output_shapes: tuple[tuple[int, ...], ...]
@@ -41,17 +41,17 @@ class ModuleShapes:
 
 
 def run_on_shapes(module: nn.Module, sample: ValueInfo, *, training: bool, in_parts: bool = False) -> ModuleShapes:
-    """Run a module with shapes alone.
+    """Run a module on shapes only.
 
     Args:
         module: as in `training_step`.
         sample: the step's input.
-        training: whether it is to be trained.
-        in_parts: whether its batch is to be one of several micro-batches.
+        training: whether the module is to be trained.
+        in_parts: whether its batch is one of several micro-batches.
 
     Raises:
-        ExportError: its state is of an unsupported type, it refuses the input, it changes what is not carried and
-            reads it in the next run, or its shapes depend on values.
+        ExportError: the state has an unsupported type, the module does not accept the input, it changes state that no
+            step carries and reads it in the next run, or its shapes depend on values.
     """
     check_types(module)
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
@@ -74,7 +74,7 @@ def run_on_shapes(module: nn.Module, sample: ValueInfo, *, training: bool, in_pa
 def _run_watched(
     module: nn.Module, inputs: Tensor, context: LayerContext, *, training: bool
 ) -> tuple[ModuleShapes, RunEffects]:
-    """The run, and what the module holds afterwards that it did not hold before."""
+    """Run the module; return its shapes, and the effects that the run leaves behind."""
     state = state_of(module)
     carried = {id(tensor) for tensor in state.values()}
     with prepare_module(module, context, training=training), torch.no_grad():

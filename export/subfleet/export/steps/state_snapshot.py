@@ -1,6 +1,7 @@
-"""What the code of a network reads that no layer holds: attributes of its classes, names of its modules, closures.
+"""Snapshots all that a network holds: attributes of layers, nested containers, and names that its code reads.
 
-A program repeats all of it as it was when it was written, so that changes of it are looked for as in what layers hold.
+A program repeats all of it as it was when it was written, so changes are detected here. Names that no layer holds are
+attributes of classes, globals of modules, and closures.
 """
 
 import logging
@@ -19,16 +20,16 @@ from subfleet.export.steps.seeding import is_source
 __all__ = ["Change", "NameScope", "StateSnapshot", "surrounding_names"]
 
 _CALL_DEPTH = 3
-"""How far functions are followed from a method: through those that it calls, of its own package."""
+"""How many calls are followed from a method, within its own package."""
 
 
 class NameScope(MutableMapping[str, Any]):
     """Some names of a class, a module or a closure, as a mapping.
 
     Args:
-        names: which.
-        read: gives what a name stands for; KeyError, AttributeError or ValueError where it stands for nothing.
-        write: makes it stand for something.
+        names: the names.
+        read: returns the value of a name; KeyError, AttributeError or ValueError if it has none.
+        write: sets the value of a name.
     """
 
     def __init__(self, names: list[str], read: Callable[[str], Any], write: Callable[[str, Any], None]) -> None:
@@ -47,7 +48,7 @@ class NameScope(MutableMapping[str, Any]):
         self._write(name, value)
 
     def __delitem__(self, name: str) -> None:
-        """Deletes nothing: a name that code has given a value is not ours to take away."""
+        """Do nothing: a name that code has set is not ours to delete."""
 
     def _has(self, name: str) -> bool:
         try:
@@ -58,7 +59,7 @@ class NameScope(MutableMapping[str, Any]):
 
 
 def surrounding_names(module: nn.Module) -> Iterator[tuple[str, NameScope]]:
-    """The names that the code of a network reads, with their owner's name as people call it."""
+    """Yield the names that the code of a network reads, with the name of their owner."""
     kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__ if _is_own(kind))
     followed: dict[FunctionType, None] = {}
     for function in map(_function_of, _attributes_and_hooks(module)):
@@ -77,7 +78,7 @@ def surrounding_names(module: nn.Module) -> Iterator[tuple[str, NameScope]]:
 
 
 def _reachable_names(methods: Mapping[str, Any]) -> set[str]:
-    """The names that `forward` reads, and the methods that it may call."""
+    """Return the names that `forward` reads, directly or through methods that it may call."""
     names, waiting = set[str](), ["forward"]
     while waiting:
         name = waiting.pop()
@@ -89,7 +90,7 @@ def _reachable_names(methods: Mapping[str, Any]) -> set[str]:
 
 
 def _attributes_and_hooks(module: nn.Module) -> Iterator[Any]:
-    """What layers keep as attributes, and the hooks of layers and parameters; some of these are functions."""
+    """Yield the attributes of layers, and the hooks of layers and parameters; some of these are functions."""
     for layer in module.modules():
         for value in vars(layer).values():
             yield from value.values() if isinstance(value, dict) else (value,)
@@ -111,14 +112,14 @@ def _is_data(name: str, value: Any) -> bool:
 
 
 def _function_of(value: Any) -> Any:
-    """The Python function within a method, a class method or a decorated function."""
+    """Return the Python function in a method, class method or decorated function."""
     for name in ("__func__", "fget", "func", "__wrapped__"):
         value = getattr(value, name, value)
     return value
 
 
 def _follow(function: Any, followed: dict[FunctionType, None], depth: int) -> None:
-    """A function, and those of its package that it may call."""
+    """Add a function, and the functions of its package that it may call."""
     if not isinstance(function, FunctionType) or function in followed or depth > _CALL_DEPTH:
         return
     followed[function] = None
@@ -148,7 +149,7 @@ def _set_in(cells: dict[str, CellType]) -> Callable[[str, Any], None]:
 
 
 def _names_of(code: CodeType) -> Iterator[str]:
-    """Of a function and of those within it."""
+    """Yield the names of a function and of the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -159,25 +160,25 @@ _NOT_HELD = (
     *(type, ModuleType, FunctionType, MethodType, BuiltinFunctionType),
     *(Tensor, Enum, logging.Logger, str, bytes, int, float),
 )
-"""What is looked at as one thing, or is everybody's and not the network's."""
+"""Types that are treated as a single value, or are shared and not the network's."""
 _OF_LAYERS = ("_parameters", "_buffers", "_modules")
-"""Attributes in which PyTorch keeps the others."""
+"""Attributes in which PyTorch keeps parameters, buffers and layers."""
 _OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
-"""Attributes of PyTorch's recurrent layers, which in every run list the parameters that they have then."""
+"""Attributes of PyTorch's recurrent layers that list their current parameters in every run."""
 _DEPTH = 5
-"""How far from a layer is looked: a list of objects that know their neighbours, such as a graph, is no state."""
+"""How deep containers are searched from a layer: a graph of objects that refer to each other is not state."""
 _OUTSIDE = 3
-"""How far from a layer something counts as that is everybody's: a module has much that is no network's state."""
+"""The depth at which names outside of layers start: a module holds much that is not a network's state."""
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something that the network held has become something else.
+    """A value that the network held and that is different now.
 
     Attributes:
-        name: as in Python, seen from the network.
-        old: what it was; None where there was nothing.
+        name: the Python name, seen from the network.
+        old: the value before; None if there was none.
     """
 
     name: str
@@ -186,7 +187,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Container:
-    """One dict, list or deque as it was; of an object, its attributes."""
+    """A dict, list or deque as it was, or the attributes of an object."""
 
     path: str
     of_attributes: bool
@@ -199,7 +200,7 @@ class _Container:
         return f"{self.path}.{key}" if self.path else str(key)
 
     def items(self) -> Mapping[Any, Any]:
-        """What it held, by key or index."""
+        """The content at the time of the snapshot, by key or index."""
         return _items(self.before)
 
     def changes(self) -> Iterator[Change]:
@@ -237,7 +238,7 @@ class _Container:
 
 
 def _items(content: Any) -> Mapping[Any, Any]:
-    """What it holds, as it lies there: some kinds of dict make another value whenever one is asked for."""
+    """Return the content as it is stored: some kinds of dict create a new value on each access."""
     if isinstance(content, dict):
         return dict(dict.items(content))
     return dict(content) if isinstance(content, NameScope) else dict(enumerate(content))
@@ -250,14 +251,14 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 class StateSnapshot:
-    """What a network holds, remembered.
+    """A snapshot of what a network holds.
 
     Args:
         module: the network.
 
     Attributes:
-        tensors: all of them, by the first name of each.
-        sources: names of what gives another value each time that it is asked, such as iterators.
+        tensors: all tensors, by the first name of each.
+        sources: names of values that differ on each access, such as iterators.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -266,7 +267,7 @@ class StateSnapshot:
         seen: set[int] = set()
         self.sources: list[str] = []
         outside = [(owner, names, _OUTSIDE) for owner, names in surrounding_names(module)]
-        waiting: list[tuple[str, Any, int]] = [*outside, ("", module, 0)]  # what a layer holds is called so
+        waiting: list[tuple[str, Any, int]] = [*outside, ("", module, 0)]  # names within the network come first
         while waiting:
             path, value, depth = waiting.pop()
             depth = 0 if isinstance(value, nn.Module) else depth
@@ -303,20 +304,20 @@ class StateSnapshot:
         return [(holder.name(key), part) for key, part in holder.items().items()]
 
     def changes(self) -> list[Change]:
-        """What has become something else since: another object, or another number or text."""
+        """Return what has changed since: other objects, and other numbers or texts."""
         changes = (change for holder in self._holders for change in holder.changes())
         return [change for change in changes if not change.name.rpartition(".")[2].startswith(_OF_PARAMETERS)]
 
     def forget_tensors(self) -> None:
-        """Take away the tensors that have come since, and leave numbers and all else as they are now."""
+        """Remove the tensors that were added since; numbers and everything else stay."""
         for holder in self._holders:
             holder.forget_tensors()
 
     def restore(self, *, excepted: str | None = None) -> None:
-        """Make all that is held what it was.
+        """Restore everything that was held.
 
         Args:
-            excepted: the name of what stays as it is now.
+            excepted: the name of a value that stays as it is now.
         """
         for holder in self._holders:
             holder.restore(excepted)

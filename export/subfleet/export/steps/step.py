@@ -16,7 +16,7 @@ from subfleet.protocol.programs import Role, ValueInfo
 __all__ = ["DTYPES", "SampleSpec", "Step", "StepInputs", "Student"]
 
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "F32", torch.int64: "I64"})
-"""What a program's values may be, with their names in the tensor container."""
+"""Types of a program's values, with their names in the tensor container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class SampleSpec:
     Attributes:
         shape: without the batch.
         dtype: "F32", or "I64" for indices such as tokens.
-        limit: exclusive upper bound of the indices, 1 or more with "I64"; else 0.
+        limit: exclusive upper bound of the indices, 1 or more with "I64"; otherwise 0.
     """
 
     shape: tuple[int, ...]
@@ -40,10 +40,10 @@ class SampleSpec:
             raise ValueError(f"a sample's limit is {self.limit}, but must be 1 or more with I64 and 0 with F32")
 
     def value(self, batch_size: int) -> ValueInfo:
-        """The step's input of a batch.
+        """Describe the step's input for a batch.
 
         Raises:
-            ExportError: there is no sample in it.
+            ExportError: the batch is empty.
         """
         if batch_size < 1:
             raise ExportError(f"the batch size is {batch_size}, but must be 1 or more")
@@ -53,11 +53,11 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Student:
-    """A network nested in the one that is trained, for self-distillation (FjORD, section 3.3).
+    """A network nested in the trained one, for self-distillation (FjORD, section 3.3).
 
     Attributes:
-        module: the student, of its own size; its weights are never read.
-        maps: for each of its parameters, where it lies in the parameter of that name of the module that is trained.
+        module: the student in its own size; its weights are never read.
+        maps: the position of each of its parameters in the trained module's parameter of the same name.
     """
 
     module: nn.Module
@@ -66,18 +66,18 @@ class Student:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A pure function over tensors, with the names and roles of what goes in and comes out.
+    """A pure function over tensors, with the names and roles of its inputs and outputs.
 
     Attributes:
-        run: takes one tensor for each of `inputs`, gives one for each of `outputs`; in single or double precision.
-        reference: the same of the untouched module, which the programs of this step are compared with; see
+        run: takes a tensor for each of `inputs`, returns one for each of `outputs`; in single or double precision.
+        reference: the same computed by the original module, with which programs are compared; see
             `subfleet.export.steps.reference`.
         inputs: in order.
         outputs: in order.
-        class_count: exclusive upper bound of the labels; 0 where they are no classes.
-        padded_labels: whether labels below 0 are usual: tokens that are not counted.
-        carried: the network's own parameters and buffers, by name: no constant may lie in their memory.
-        held: all tensors that it holds, by name.
+        class_count: exclusive upper bound of the labels; 0 if they are not classes.
+        padded_labels: whether labels below 0 are common: tokens that do not count.
+        carried: the network's own parameters and buffers, by name: no constant may share their memory.
+        held: all tensors that the network holds, by name.
     """
 
     run: Callable[..., tuple[Tensor, ...]]
@@ -92,12 +92,13 @@ class Step:
     def example(
         self, generator: torch.Generator, *, apply: bool = True, sample_count: int | None = None
     ) -> tuple[Tensor, ...]:
-        """Random inputs of the right shapes.
+        """Return random inputs of the right shapes.
 
         Args:
             generator: of the random numbers.
             apply: whether a micro-batch is the last of its batch.
-            sample_count: real samples, the others masked out; by default all but the last wherever there are two.
+            sample_count: number of real samples, the others are masked out; by default all but the last if there are
+                two or more.
         """
         tensors = [_example(value, generator) for value in self.inputs]
         for index, value in enumerate(self.inputs):
@@ -118,7 +119,7 @@ def _mask(shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
 
 
 def _weights(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Keeps activations near 1 however wide the layers are."""
+    """Random weights that keep activations near 1 for any width."""
     noise = torch.randn(shape, generator=generator)
     return noise / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else noise * 0.2 + 0.8
 
@@ -173,28 +174,28 @@ class StepInputs:
 
     Args:
         values: the step's inputs.
-        tensors: one for each.
+        tensors: one for each input.
     """
 
     def __init__(self, values: Sequence[ValueInfo], tensors: Sequence[Tensor]) -> None:
         self._pairs = tuple(zip(values, tensors, strict=True))
 
     def pairs(self, role: Role) -> Iterator[tuple[ValueInfo, Tensor]]:
-        """What is known of each tensor of a role, and the tensor."""
+        """Return the inputs of a role with their tensors."""
         return (pair for pair in self._pairs if pair[0].role == role)
 
     def single(self, role: Role) -> Tensor:
-        """The only tensor of a role."""
+        """Return the only tensor of a role."""
         return next(tensor for _, tensor in self.pairs(role))
 
     def all(self, role: Role) -> list[Tensor]:
-        """In order."""
+        """Return all tensors of a role, in order."""
         return [tensor for _, tensor in self.pairs(role)]
 
     def by_tensor(self, role: Role) -> dict[str, Tensor]:
-        """By the submodel's tensor that each belongs to."""
+        """Return the tensors of a role by the submodel's tensor name."""
         return {value.tensor: tensor for value, tensor in self.pairs(role)}
 
     def coefficient(self, name: str) -> Tensor | float:
-        """A scalar of `TrainingSettings`; 0 where the step takes none of that name."""
+        """Return a scalar of `TrainingSettings`; 0 if the step does not take it."""
         return next((tensor for value, tensor in self.pairs("coefficient") if value.name == name), 0.0)

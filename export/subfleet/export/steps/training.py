@@ -50,28 +50,28 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     one_part: bool = False,
     student: Student | None = None,
 ) -> Step:
-    """Make the training step of a module.
+    """Build the training step of a module.
 
-    The loss that it gives is the mean over the labels that count, with distillation terms; the proximal term enters the
-    gradients alone. A parameter that has no gradient, or needs none, stays as it is.
+    Its loss is the mean over the labels that count, with distillation terms; the proximal term only enters the
+    gradients. A parameter without a gradient, or that needs none, does not change.
 
     Args:
         module: maps a batch (batch, *sample.shape) to logits (batch, classes), with "next_token" (batch, tokens,
-            classes); or to a tuple with the logits of each exit, the last one the prediction, with distillation
-            "mutual". Each layer keeps its mode: one set to `.eval()` is frozen. The module is left as it is.
+            classes); or with distillation "mutual" to a tuple with the logits of each exit, the last one the
+            prediction. Each layer keeps its mode: a layer set to `.eval()` is frozen. The module is not changed.
         sample: the input of one sample.
         batch_size: samples of one step; a smaller batch is padded, and masked by the step's sample mask.
-        objective: what is minimised.
-        optimiser: its settings.
+        objective: the objective to minimise.
+        optimiser: the optimiser's settings.
         accumulate: sum the gradients of micro-batches, and take the optimiser's step in the last one of a batch.
         recompute: keep the inputs of blocks instead of their activations; see `subfleet.export.steps.recompute`.
-        one_part: with accumulate, whether each batch is a single micro-batch, by whose statistics layers may normalise.
+        one_part: with accumulate, whether each batch is a single micro-batch, so that layers may use its statistics.
         student: the nested network of distillation "self".
 
     Raises:
-        ExportError: the module cannot be run or trained so, with the layer if that is known.
+        ExportError: the module cannot be run or trained; the message names the layer if it is known.
     """
-    _ = blocks_of(module) if recompute else ()  # there must be one
+    _ = blocks_of(module) if recompute else ()  # raises if there is none
     given, in_parts = sample.value(batch_size), accumulate and not one_part
     run_shapes = run_on_shapes(module, given, training=True, in_parts=in_parts)
     _check_exits(run_shapes, batch_size, objective)
@@ -101,7 +101,7 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
 
 
 def _check_parts(module: nn.Module, sample: SampleSpec, settings: Mapping[str, Any]) -> None:
-    """Make sure that micro-batches come to what their batch does."""
+    """Check that micro-batches add up to their batch."""
     check_hooks(module)
     check_samples_apart(training_step(module, sample, batch_size=2, accumulate=True, one_part=True, **settings))
 
@@ -109,7 +109,7 @@ def _check_parts(module: nn.Module, sample: SampleSpec, settings: Mapping[str, A
 def _check_student(
     network: ModuleShapes, sample: ValueInfo, objective: ObjectiveSettings, student: Student | None, in_parts: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """Make sure that there is a student where one is needed; the shapes of the randomness that it takes."""
+    """Check that a student is given exactly if it is needed; return the shapes of its random inputs."""
     if (objective.distillation == "self") != (student is not None):
         raise ExportError(
             f"distillation is {objective.distillation!r} and the student network is "
@@ -120,7 +120,7 @@ def _check_student(
     buffers = list(buffers_of(student.module))
     if buffers:
         raise ExportError(
-            f"the student network keeps the buffer {buffers[0]!r}, but a nested network shares parameters alone; use "
+            f"the student network keeps the buffer {buffers[0]!r}, but a nested network only shares parameters; use "
             "GroupNorm, or BatchNorm with track_running_stats=False"
         )
     run = run_on_shapes(student.module, sample, training=True, in_parts=in_parts)
@@ -143,7 +143,7 @@ def _check_exits(network: ModuleShapes, batch_size: int, objective: ObjectiveSet
         OBJECTIVES[objective.name].label_shape(shape)
         if shape != shapes[-1] or shape[:1] != (batch_size,):
             raise ExportError(
-                f"the network's outputs are of the shapes {shapes}, but must all be alike, the first size being the "
+                f"the network's outputs are of the shapes {shapes}, but must all be equal, with the first size the "
                 f"batch's {batch_size}"
             )
 
@@ -153,7 +153,7 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _state_shapes(module: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Of the parameters that are trained, of the others, and of the buffers; as `StepShapes` has them."""
+    """Return the shapes of trained and frozen parameters and of buffers, as arguments of `StepShapes`."""
     parts = dict(module.named_parameters())
     return {
         "parameters": {name: tuple(part.shape) for name, part in parts.items() if part.requires_grad},
@@ -167,7 +167,10 @@ class _LossSums:
     """Sums over the labels of a batch that count.
 
     Attributes:
-        squares: of the prediction's own losses; None where nobody asks.
+        loss: of all losses.
+        correct: number of correct predictions.
+        count: number of labels.
+        squares: of the prediction's own losses; None if the objective does not ask for it.
     """
 
     loss: Tensor
@@ -177,13 +180,13 @@ class _LossSums:
 
     @property
     def metrics(self) -> tuple[Tensor, ...]:
-        """What is given out besides the mean loss, in order."""
+        """What a step returns besides the mean loss, in order."""
         return (self.correct, self.count, *(() if self.squares is None else (self.squares,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PassResult:
-    """What forward and backward of one batch give; gradients by parameter, the buffers in order."""
+    """The result of forward and backward of one batch: gradients by parameter, buffers in order."""
 
     loss: Tensor
     sums: _LossSums
@@ -210,7 +213,7 @@ class _TrainingRun:
             name: copy_hooks(_leaf(tensor), trained[name]) for name, tensor in given.by_tensor("parameter").items()
         }
         frozen = {name: tensor.detach() for name, tensor in given.by_tensor("frozen").items()}
-        # A step gives no input back as it is, and changes none; the module may do so in place.
+        # A step neither returns nor changes its inputs, but the module may change them in place.
         buffers = {name: tensor.clone() for name, tensor in given.by_tensor("buffer").items()}
         context = LayerContext(given.single("sample_mask"), given.all("random"), in_parts=self.in_parts)
         with ExitStack() as stack:
@@ -230,7 +233,7 @@ class _TrainingRun:
         )
 
     def _call_with_state(self, state: Mapping[str, Tensor], body: "Callable[[], _PassResult]") -> "_PassResult":
-        """Do something while the module has this state, and the student its share of it."""
+        """Call a function while the module has this state, and the student its part of it."""
         if self.student is not None:
             nested = {name: part.extract(state[name]) for name, part in self.student.maps.items()}
             body = partial(call_with_state, self.student.module, nested, body)
@@ -244,15 +247,15 @@ class _TrainingRun:
         buffers: Mapping[str, Tensor],
         context: LayerContext,
     ) -> "_PassResult":
-        """Forward and backward of the module as it is."""
+        """Run forward and backward of the module."""
         sums = self._losses(given)
         new_buffers = updated_buffers(self.module, context, buffers)
-        # A batch may be all padding, or have no label that counts: its loss is 0.
+        # A batch that is all padding or has no label that counts has the loss 0.
         loss = sums.loss / (given.single("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
         if not loss.requires_grad:
             raise ExportError(
-                "the loss depends on no parameter that is to be trained; give the network one that its output "
-                "follows from, with requires_grad=True"
+                "the loss depends on no trainable parameter; give the network one that its output depends on, "
+                "with requires_grad=True"
             )
         with context.backward_pass():
             gradients_found: Sequence[Tensor | None] = torch.autograd.grad(
@@ -288,13 +291,13 @@ class _TrainingRun:
         )
 
     def _mask_logits(self, given: StepInputs, exits: Sequence[Tensor]) -> list[Tensor]:
-        """Logits of classes that the client lacks become 0 (HeteroFL, section 3.3)."""
+        """Set logits of classes that the client lacks to 0 (HeteroFL, section 3.3)."""
         if not self.shapes.objective.class_mask:
             return list(exits)
         return [logits * given.single("class_mask") for logits in exits]
 
     def update(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """New parameters, each kind of states, scalar states, and summed gradients."""
+        """Return new parameters, each kind of states, scalar states, and summed gradients."""
         old, summed = given.by_tensor("parameter"), given.by_tensor("gradient")
         apply = given.single("apply") if self.shapes.accumulate else None
         totals = {name: summed[name] + part if summed else part for name, part in gradients.items()}
@@ -304,7 +307,7 @@ class _TrainingRun:
         return groups
 
     def _regularise(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gradients with the proximal term's own (FedProx, section 3.2), then clipped."""
+        """Add the proximal term's gradient (FedProx, section 3.2), then clip."""
         ready = dict(gradients)
         if self.shapes.objective.proximal:
             parameters, anchors = given.by_tensor("parameter"), given.by_tensor("anchor")

@@ -1,4 +1,4 @@
-"""The formats that programs are written in, by name."""
+"""The formats of programs, by name."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,10 +14,10 @@ TARGETS: Mapping[str, Target] = MappingProxyType({"onnx": OnnxTarget(), "executo
 
 
 def find_target(name: str) -> Target:
-    """The target of a name.
+    """Return the target of a name.
 
     Raises:
-        ExportError: there is none; the text lists the known ones.
+        ExportError: there is none; the message lists the known ones.
     """
     if name not in TARGETS:
         raise ExportError(f"target is {name!r}, but must be one of {sorted(TARGETS)}")

@@ -1,4 +1,4 @@
-"""The seam between an export and the format that a device's runtime reads."""
+"""The interface between an export and the format that a device's runtime reads."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ __all__ = ["Target", "WrittenProgram"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenProgram:
-    """The bytes of a program, and the memory that a device needs to run it.
+    """A program, and the memory that a device needs to run it.
 
     Attributes:
         body: as the runtime loads it.
-        memory: what a device's process takes for loading it and running its steps.
+        memory: of a device's process that loads it and runs its steps.
         operators: that its runtime must have, sorted.
     """
 
@@ -29,7 +29,7 @@ class WrittenProgram:
 
 
 class Target(Protocol):
-    """One format. Its implementations are modules' frozen values, named in `subfleet.export.targets.TARGETS`.
+    """A format. Its implementations are listed in `subfleet.export.targets.TARGETS`.
 
     Attributes:
         name: as in a request.
@@ -46,10 +46,10 @@ class Target(Protocol):
     any_inference_batch: ClassVar[bool]
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
-        """Write a step that is fed its weights, of training or of evaluation.
+        """Write a step that is fed its weights, of training or evaluation.
 
         Raises:
-            ExportError: an operator has no counterpart in the format.
+            ExportError: the format has no equivalent of an operator.
         """
         ...
 
@@ -62,10 +62,10 @@ class Target(Protocol):
         any_batch: bool,
         notes: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
-        """Write an inference step with its weights, in the order of the step's inputs after the first, inside.
+        """Write an inference step together with its weights, in the order of its inputs after the first.
 
-        The model takes batches of the step's size; with `any_batch`, where the target has that, of any size. It carries
-        notes, texts by name; see `subfleet.protocol.model_notes`.
+        The model takes batches of the step's size, or of any size with `any_batch`, if the target supports that. It
+        carries notes, texts by name; see `subfleet.protocol.model_notes`.
         """
         ...
 

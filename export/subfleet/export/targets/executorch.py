@@ -1,4 +1,4 @@
-"""Programs for ExecuTorch's plain runtime, with XNNPACK and with its portable and optimised kernels."""
+"""Programs for ExecuTorch's standard runtime, with XNNPACK and with its portable and optimised kernels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ __all__ = ["ExecutorchTarget"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorchTarget:
-    """ExecuTorch's .pte.
+    """ExecuTorch's .pte format.
 
     Attributes:
-        with_xnnpack: whether programs call XNNPACK, as a runtime then must have it; otherwise they need the runtime's
-            portable or optimised kernels alone, and are several times slower.
+        with_xnnpack: whether programs call XNNPACK, which the runtime must then have; otherwise they only need portable
+            or optimised kernels, and are several times slower.
     """
 
     with_xnnpack: bool = True
@@ -69,7 +69,7 @@ class ExecutorchTarget:
         return bytes(lower_to_executorch(self._prepare(graph), held, constant_methods(notes)).buffer)
 
     def _prepare(self, graph: fx.GraphModule) -> fx.GraphModule:
-        """The graph with XNNPACK's share of it in calls of its own."""
+        """Settle the graph's layouts, and move XNNPACK's part of it into calls of the delegate."""
         return delegate(settle_layouts(graph)) if self.with_xnnpack else settle_layouts(graph)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -79,5 +79,5 @@ class ExecutorchTarget:
         method = Runtime.get().load_program(body).load_method("forward")
         if method is None:
             raise ExportError("the written ExecuTorch program has no method 'forward'; report it with the request")
-        # The runtime's outputs lie in its own memory, which the next call overwrites.
+        # The runtime's outputs are in its own memory, which the next call overwrites.
         return tuple(result.clone() for result in method.execute(list(inputs.values())))

@@ -1,4 +1,4 @@
-"""PyTorch's operators in ExecuTorch's dialect, and those that every runtime has a kernel for."""
+"""PyTorch's operators in ExecuTorch's dialect, and the operators that every runtime has a kernel for."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,7 +28,7 @@ _COPIES: Mapping[Any, Any] = MappingProxyType(
         aten.t.default: aten.t_copy.default,
     }
 )
-"""The runtime has no views: each becomes its copying form, some of which the memory planner elides again."""
+"""The runtime has no views: each becomes its copying form; the memory planner removes some of these again."""
 
 _WITH_NUMBER: Mapping[Any, Any] = MappingProxyType(
     {
@@ -38,7 +38,7 @@ _WITH_NUMBER: Mapping[Any, Any] = MappingProxyType(
         aten.div.Tensor: aten.div.Scalar,
     }
 )
-"""A tensor operator whose second operand is a number has a kernel of its own."""
+"""Tensor operators with a separate kernel for a number as the second operand."""
 
 KNOWN: frozenset[Any] = frozenset(
     {
@@ -127,13 +127,13 @@ KNOWN: frozenset[Any] = frozenset(
         aten.zeros.default,
     }
 )
-"""Operators with a kernel in the runtime that every build carries; the tests run each of them through it."""
+"""Operators with a kernel in every build of the runtime; the tests run each of them."""
 
 _DROPPED_OPTIONS = frozenset({"device", "layout", "pin_memory"})
 
 
 def edge_target(node: fx.Node) -> Any:
-    """The operator in ExecuTorch's dialect that does what a node does; its arguments are adapted in place."""
+    """Return the operator in ExecuTorch's dialect that does what a node does; its arguments are adapted in place."""
     from executorch.exir.dialects._ops import ops as dialects
 
     target: Any = _COPIES.get(node.target, node.target)

@@ -1,7 +1,7 @@
 """From a flat graph to ExecuTorch's final program.
 
-The graph is put into ExecuTorch's edge dialect here, node by node. ExecuTorch's own way there (`to_edge`,
-`to_edge_transform_and_lower`) traces the graph again a dozen times and gives the same program.
+The graph is converted to ExecuTorch's edge dialect here, node by node. ExecuTorch's own conversion (`to_edge`,
+`to_edge_transform_and_lower`) traces the graph a dozen times and gives the same program.
 """
 
 import operator
@@ -30,7 +30,7 @@ __all__ = ["constant_methods", "hold_constants", "lower_to_executorch", "make_ex
 
 
 def hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
-    """Make a graph's constant tensors inputs that the program holds inside; each by the name of its input."""
+    """Turn a graph's constant tensors into inputs that the program contains; return them by input name."""
     held: dict[str, Tensor] = {}
     last = inputs_of(graph)[-1]
     for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
@@ -47,7 +47,7 @@ def hold_constants(graph: fx.GraphModule) -> dict[str, Tensor]:
 
 
 def make_exported_program(graph: fx.GraphModule, weights: Mapping[str, Tensor]) -> ExportedProgram:
-    """Wrap a graph in ExecuTorch's dialect as an exported program, with inputs named in `weights` held inside."""
+    """Wrap a graph in ExecuTorch's dialect as an exported program that contains the inputs named in `weights`."""
     places = inputs_of(graph)
     results = results_of(graph)
     free = [node for node in places if node.name not in weights]
@@ -76,7 +76,7 @@ def make_exported_program(graph: fx.GraphModule, weights: Mapping[str, Tensor]) 
 def _compile_config() -> Any:
     from executorch.exir import EdgeCompileConfig
 
-    # The operators were checked against our own table, and every tensor is contiguous.
+    # Our own table has checked the operators, and every tensor is contiguous.
     return EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True)
 
 
@@ -84,8 +84,8 @@ def _backend_config() -> Any:
     from executorch.exir import ExecutorchBackendConfig
     from executorch.exir.passes import MemoryPlanningPass
 
-    # Inputs stay where the caller has them: planned ones would be copied in, and held twice.
-    # Outputs are written where the caller wants them: planned ones would be copied out, and held three times.
+    # Inputs stay in the caller's memory: planned ones would be copied in, and held twice.
+    # Outputs go to the caller's memory: planned ones would be copied out, and held three times.
     planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
     return ExecutorchBackendConfig(memory_planning_pass=planning)
 
@@ -97,7 +97,7 @@ def _verifier() -> Any:
 
 
 def constant_methods(notes: Mapping[str, str]) -> dict[str, Tensor]:
-    """The methods of a model besides the one that runs it: each gives the text of a note."""
+    """Return a model's additional methods: each returns the text of a note."""
     return {name: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) for name, text in notes.items()}
 
 
@@ -108,8 +108,8 @@ def lower_to_executorch(
 
     Args:
         graph: of the method "forward".
-        weights: what it holds inside, by input.
-        constants: what further methods give, by name.
+        weights: tensors that the program contains, by input.
+        constants: results of further methods, by name.
     """
     from executorch.exir import EdgeProgramManager
     from executorch.exir.delegate import executorch_call_delegate

@@ -1,4 +1,4 @@
-"""What to use in the place of an operator that no program has, in the words of a network's author."""
+"""Suggests replacements for operators that no program has, in terms of a network's author."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -42,10 +42,10 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
         "index_put": "use scatter_add, or a product with a matrix of ones and zeros",
     }
 )
-"""By the operator's name, without the underscore that some begin with."""
+"""By the operator's name, without leading underscores."""
 
 
 def instead_of(operator: Any) -> str:
-    """What to do where a program lacks an operator of PyTorch."""
+    """Return what to do without an operator of PyTorch."""
     name = operator._schema.name.rpartition("::")[2].strip("_")  # noqa: SLF001 - PyTorch tells it nowhere else
     return _INSTEAD.get(name, "compute it by sums, products, comparisons and the functions of nn.functional")

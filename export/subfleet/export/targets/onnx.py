@@ -1,4 +1,4 @@
-"""Programs for stock ONNX Runtime: the lowered graph, translated node by node."""
+"""Programs for standard ONNX Runtime: the lowered graph, translated node by node."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -33,7 +33,7 @@ _ELEMENT_TYPES: Mapping[str, int] = MappingProxyType({"F32": onnx.TensorProto.FL
 
 
 _LOWERINGS = without(COMMON, torch.ops.aten.native_layer_norm.default, torch.ops.aten.hardsigmoid.default)
-"""The runtime has kernels for what is left out here."""
+"""The runtime has kernels for the operators that are left out."""
 
 
 class OnnxGraph:
@@ -119,7 +119,7 @@ class OnnxGraph:
 
 
 def _select_needed(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes that the results depend on, in order."""
+    """Return the nodes that the results depend on, in order."""
     names, selected = set(results), []
     for node in reversed(nodes):
         if names.intersection(node.output):
@@ -150,7 +150,7 @@ def _finish(graph: OnnxGraph, inputs: list[onnx.ValueInfoProto], outputs: list[o
 
 
 def training_model(graph: fx.GraphModule, step: Step) -> bytes:
-    """The ONNX model of a traced training step, whose sizes are all fixed.
+    """Return the ONNX model of a traced training step, with fixed sizes.
 
     Raises:
         ExportError: an operator cannot be written.
@@ -168,7 +168,7 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
 
 
 def add_notes(body: bytes, notes: Mapping[str, str]) -> bytes:
-    """A model that carries notes as metadata."""
+    """Return a model with notes as metadata."""
     if not notes:
         return body
     model = onnx.load_model_from_string(body)
@@ -177,18 +177,18 @@ def add_notes(body: bytes, notes: Mapping[str, str]) -> bytes:
 
 
 def _operators_in(body: bytes) -> tuple[str, ...]:
-    """The operators of a model, with the name of their domain where it is not ONNX's own."""
+    """Return the operators of a model, with the name of their domain if it is not ONNX's own."""
     nodes = onnx.load_model_from_string(body).graph.node
     return tuple(sorted({f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in nodes}))
 
 
 def _free_values(step: Step) -> tuple[ValueInfo, ValueInfo]:
-    """What an inference step takes besides weights, and what it gives."""
+    """Return what an inference step takes besides weights, and what it returns."""
     return step.inputs[0], step.outputs[0]
 
 
 class OnnxTarget:
-    """ONNX, opset 20 and IR 10."""
+    """The ONNX format, opset 20 and IR 10."""
 
     name: ClassVar[str] = "onnx"
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(

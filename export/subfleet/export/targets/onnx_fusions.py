@@ -1,7 +1,7 @@
-"""Small groups of operators that ONNX has one operator for, with a fast kernel: tried before the plain translations.
+"""Small groups of operators that ONNX has one operator with a fast kernel for; tried before the plain translations.
 
-Batch sizes are fixed here. Each function looks at a node and what it is made of, and either writes the one operator or
-gives None. What the node no longer reads was written already; the writer drops what nothing depends on.
+Batch sizes are fixed here. Each function looks at a node and its inputs, and either writes the single operator or
+returns None. Inputs that are no longer read were already written; the writer drops what nothing depends on.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ __all__ = ["FUSIONS"]
 
 aten = torch.ops.aten
 _LEAST_POSITIONS = 8
-"""With fewer positions to a channel, the kernel for affine maps spends its time between channels (measured)."""
+"""With fewer positions in a channel, the kernel for affine maps spends its time between channels (measured)."""
 
 
 def _is(node: Any, *operators: Any) -> bool:
@@ -27,7 +27,7 @@ def _is(node: Any, *operators: Any) -> bool:
 
 
 def _affine(emitter: Emitter, node: Any) -> str | None:
-    """One scale and one offset, added or subtracted, for each channel or each sample's channel: one pass, not two."""
+    """Fuse one scale and one offset for each channel, or each sample's channel, into one pass instead of two."""
     product, offset = node.args[:2]
     if not (_is(product, aten.mul.Tensor) and len(product.users) == 1 and node.kwargs.get("alpha", 1) == 1):
         return None
@@ -53,7 +53,7 @@ def _affine(emitter: Emitter, node: Any) -> str | None:
 
 
 def _per_row(emitter: Emitter, part: fx.Node, shape: tuple[int, ...], count: int) -> str:
-    """One number for each row of `count` rows."""
+    """Return one number for each of `count` rows."""
     name = emitter.value(part)
     if shape_of(part)[0] == 1 and count != shape[1]:
         name = emitter.add("Expand", name, ints(emitter, [*shape[:2], 1]))
@@ -61,7 +61,7 @@ def _per_row(emitter: Emitter, part: fx.Node, shape: tuple[int, ...], count: int
 
 
 def _ramp(emitter: Emitter, node: Any) -> str | None:
-    """A ramp from 0 to 1: x * slope, or x * slope + start, between these bounds."""
+    """Fuse a ramp from 0 to 1: x * slope, or x * slope + start, clamped to these bounds."""
     x, *bounds = node.args
     if bounds != [0.0, 1.0] or not isinstance(x, fx.Node) or len(x.users) != 1:
         return None
@@ -75,7 +75,7 @@ def _ramp(emitter: Emitter, node: Any) -> str | None:
 
 
 def _fuse_padding(emitter: Emitter, node: Any) -> str | None:
-    """A convolution of an input with zeros around it."""
+    """Fuse a convolution with the zero padding of its input."""
     padded, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     if transposed or not _is(padded, aten.constant_pad_nd.default) or len(padded.users) != 1:
         return None

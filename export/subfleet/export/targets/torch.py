@@ -1,7 +1,7 @@
-"""Programs for PyTorch itself, for laptops and servers that have it: the request as JSON, and the weights of a model.
+"""Programs for PyTorch itself, for laptops and servers: the request as JSON, and the weights of a model.
 
-Nothing in them is executed or unpickled. Whoever runs one builds the network from its declaration, as the server does,
-and runs the very step that the other targets' programs are traced from. So they are no `Target`: there is no graph.
+Nothing in them is executed or unpickled. A trainer builds the network from its declaration, as the server does, and
+runs the same step that the other targets' programs are traced from. So they are no `Target`: there is no graph.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,9 +62,9 @@ _MODEL = "model"
 BASE_BYTES = 6_000_000
 """What the first steps of any network take: PyTorch's own tables, and what a hundred rounds of two submodels leave."""
 _OPERATOR_BYTES, _CONVOLUTION_BYTES = 8_000, 300_000
-"""What the first steps take for each operator, as a node of autograd's and what small blocks leave of the heap, and for
-kernels that oneDNN compiles for a convolution and its two gradients. Measured: 1.4 to 7 kB in LSTMs (up to 13 MB of
-their 55 to 68 follow from how the C library cuts its heap), and 0.3 to 0.4 MB in networks of up to 52 convolutions."""
+"""What the first steps take for each operator, for its autograd node and small blocks of the heap, and for the kernels
+that oneDNN compiles for a convolution and its two gradients. Measured: 1.4 to 7 kB in LSTMs (up to 13 MB of their 55 to
+68 depend on how the C library cuts its heap), and 0.3 to 0.4 MB in networks of up to 52 convolutions."""
 
 # Eager PyTorch has no memory plan: Python frees tensors later than a graph could, oneDNN copies weights and activations
 # to layouts of its own, and the heap is left with holes. So the plan has a margin: over 30 trainings in
@@ -78,7 +78,7 @@ OPTIMISER_FRACTION = 0.75
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class TorchModel:
-    """What an inference model's file says of its network, besides the weights."""
+    """The metadata of an inference model's file: its network and its data."""
 
     model: AnyFamily
     architecture: Architecture
@@ -88,11 +88,11 @@ class TorchModel:
 
 
 def write_torch_program(request: ProgramRequest) -> Program:
-    """Write the training or the evaluation program of a submodel.
+    """Write the training or evaluation program of a submodel.
 
     Raises:
         ConfigError: the network or the submodel is not valid.
-        ExportError: the submodel cannot be trained, or run, so.
+        ExportError: the submodel cannot be trained, or run.
     """
     plain = remove_names(request)
     step = step_of(plain)
@@ -111,7 +111,7 @@ def write_torch_program(request: ProgramRequest) -> Program:
 
 
 def remove_names(request: ProgramRequest) -> ProgramRequest:
-    """Display names change nothing in a program."""
+    """Remove display names, which do not affect a program."""
     plain = replace(request, architecture=replace(request.architecture, name=""))
     if isinstance(plain, TrainRequest) and plain.student is not None:
         return replace(plain, student=replace(plain.student, name=""))
@@ -119,7 +119,7 @@ def remove_names(request: ProgramRequest) -> ProgramRequest:
 
 
 def _difference(step: Step, request: ProgramRequest, generator: torch.Generator) -> float:
-    """From the untouched module; raises ExportError where it is too large."""
+    """Return the difference from the original module; raise ExportError if it is too large."""
 
     def run(example: Sequence[Tensor]) -> Sequence[Tensor]:
         return step.run(*example)
@@ -130,12 +130,12 @@ def _difference(step: Step, request: ProgramRequest, generator: torch.Generator)
 
 
 def read_torch_step(program: Program) -> Step:
-    """The step of a program; nothing is allocated before its shapes are known to be the manifest's.
+    """Return the step of a program; nothing is allocated before its shapes are known to match the manifest.
 
     Raises:
-        ProtocolError: the body is no such program, or not what the manifest says.
+        ProtocolError: the body is not such a program, or does not match the manifest.
         ConfigError: the network or the submodel is not valid.
-        ExportError: the submodel cannot be trained so.
+        ExportError: the submodel cannot be trained.
     """
     step = step_of(read_torch_request(program))
     if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
@@ -145,10 +145,10 @@ def read_torch_step(program: Program) -> Step:
 
 
 def read_torch_request(program: Program) -> ProgramRequest:
-    """What a program was written for, whose shapes are those of the manifest.
+    """Return the request of a program, with shapes that match the manifest.
 
     Raises:
-        ProtocolError: the body is no such program, or not what the manifest says.
+        ProtocolError: the body is not such a program, or does not match the manifest.
     """
     plain = parse_json(program.body, max_bytes=_MAX_BODY_BYTES)
     kind = plain.get("type") if isinstance(plain, dict) else None
@@ -169,7 +169,7 @@ def write_torch_model(
     objective: Objective = "cross_entropy",
     transform: DataTransform | None = None,
 ) -> bytes:
-    """Write an inference model: a tensor container of the weights, whose metadata name its network and its data."""
+    """Write an inference model: a tensor container of the weights, with its network and its data as metadata."""
     network = TorchModel(
         model=model,
         architecture=replace(architecture, name=""),
@@ -182,10 +182,10 @@ def write_torch_model(
 
 
 def read_torch_model(content: bytes) -> tuple[TorchModel, nn.Module]:
-    """The network of an inference model with its weights, in evaluation mode.
+    """Return the network of an inference model with its weights, in evaluation mode.
 
     Raises:
-        ProtocolError: the content is no such model, or its weights are not the network's.
+        ProtocolError: the content is not such a model, or its weights do not fit the network.
         ConfigError: the network or the submodel is not valid.
     """
     text = decode_container(content).metadata.get(_MODEL)
@@ -200,7 +200,7 @@ def read_torch_model(content: bytes) -> tuple[TorchModel, nn.Module]:
 
 
 def run_smallest_step(device: str) -> None:
-    """Train a tiny network once, so that PyTorch loads what it loads only once."""
+    """Train a tiny network once, so that PyTorch loads everything that it only loads once."""
     model = PreactResNet(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(1,))
     request = TrainRequest(
         model=model,
@@ -236,7 +236,7 @@ def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -
 
 
 def _sizes_of(model: Family) -> Iterator[int]:
-    """Every whole number that describes a network, however deep in its settings."""
+    """Yield every integer that describes a network, at any depth of its settings."""
     rest = [to_plain(model)]
     while rest:
         match rest.pop():
@@ -264,8 +264,8 @@ def plan_torch(step: Step, graph: fx.GraphModule) -> MemoryPlan:
     """Plan a step.
 
     Args:
-        step: that is run.
-        graph: of the step with all activations kept, as PyTorch's own operators.
+        step: the step that is run.
+        graph: of the step with all activations kept, in PyTorch's own operators.
     """
     activation_bytes = activation_peak_bytes(graph)
     parameter_bytes = value_bytes(value for value in step.inputs if value.role == "parameter")
@@ -285,6 +285,6 @@ def plan_torch(step: Step, graph: fx.GraphModule) -> MemoryPlan:
 
 
 def operator_bytes(node: fx.Node) -> int:
-    """What PyTorch takes for a node of a step, beside the tensors that it gives."""
+    """Return what PyTorch takes for a node of a step, besides the tensors that it returns."""
     own_bytes = _OPERATOR_BYTES if node.op == "call_function" else 0
     return own_bytes + (_CONVOLUTION_BYTES if node.target is torch.ops.aten.convolution.default else 0)

@@ -1,4 +1,4 @@
-"""Whether a written program computes what the untouched module computes in double precision."""
+"""Verifies that a written program computes what the original module computes in double precision."""
 
 from subfleet.export.verification.examples import seeded_generator
 from subfleet.export.verification.verifying import Run, Verified, verify_evaluation, verify_inference, verify_training

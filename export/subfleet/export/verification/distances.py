@@ -1,4 +1,4 @@
-"""How far a result is from the exact one, next to how far PyTorch's own single precision is."""
+"""The distance of a result from the exact one, compared with the error of PyTorch's own single precision."""
 
 import math
 import statistics
@@ -16,35 +16,35 @@ from subfleet.protocol.programs import ValueInfo
 __all__ = ["EAGER_FACTOR", "VANISHING", "Distance", "Exact"]
 
 FREE = 2e-5
-"""Any result may be this far off, as a fraction of itself: PyTorch's own distance may be small by chance."""
+"""Any result may be off by this fraction of itself: PyTorch's own distance may be small by chance."""
 ROUNDING = 1e-5
-"""Or by this fraction of what is usual among its kind: the rounding of sums whose terms are usual and cancel."""
+"""Or by this fraction of the usual size of its kind: the rounding of sums with usual terms that cancel."""
 EAGER_FACTOR = 8.0
-"""It may be this many times as far off as PyTorch in single precision."""
+"""A result may be this many times as far off as PyTorch in single precision."""
 LARGEST = 0.09
-"""But never by more of itself where PyTorch is nearer than that: no gradient that is off by a tenth passes."""
+"""But never by more of itself if PyTorch is closer than that: no gradient that is off by a tenth passes."""
 SEEN = 10.0
-"""Where a result is not this many times as large as PyTorch's error, rounding is all that single precision shows of it:
-a bias before a norm. It may then be as far off as PyTorch is, times `UNSEEN_FACTOR`, or by `ROUNDING`."""
+"""If a result is not this many times as large as PyTorch's error, single precision only shows its rounding, as for a
+bias before a norm. It may then be `UNSEEN_FACTOR` times as far off as PyTorch, or by `ROUNDING`."""
 UNSEEN_FACTOR = 16.0
-"""Rounding that was made large on its way differs more between two computations than rounding itself. A result that
-never changes is nothing of that kind: `EAGER_FACTOR` holds for it."""
+"""Amplified rounding differs more between two computations than rounding itself. A result that never changes is
+different: `EAGER_FACTOR` applies."""
 VANISHING = 1e-5
-"""Of what is usual for so many elements of its kind: a result that is this small has no gradient but rounding."""
+"""A fraction of the usual size of so many elements of its kind: a result this small has no gradient except rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """How far one result is from the exact one. All lengths are Euclidean.
+    """The distance of one result from the exact one. All lengths are Euclidean.
 
     Attributes:
         name: of the result.
-        jumps: whether it follows a gradient, which jumps where an activation's input rounds to the other side of 0.
-        size: of the exact change of what is carried, of the exact result where nothing is.
-        usual: size that it would have if its elements were as those of its role are in the mean.
-        eager: how far PyTorch's single precision is off.
-        own: how far this result is off.
-        largest: difference of any element, as a fraction of the largest element where that is above 1.
+        jumps: whether it follows a gradient, which jumps if an activation's input rounds to the other side of 0.
+        size: of the exact change of a carried value, or of the exact result.
+        usual: size that it would have if its elements were average for its role.
+        eager: error of PyTorch's single precision.
+        own: error of this result.
+        largest: largest error of an element, as a fraction of the largest element if that is above 1.
     """
 
     name: str
@@ -57,43 +57,43 @@ class Distance:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the exact result stands out of PyTorch's rounding, and of rounding on the scale of its kind."""
+        """Whether the exact result exceeds PyTorch's rounding, and the rounding of its kind."""
         return self.size >= SEEN * self.eager and self.size > VANISHING * self.usual
 
     @property
     def limit(self) -> float:
-        """How far it may be off."""
+        """The largest allowed error."""
         is_drowned = not self.is_seen and self.size > VANISHING * self.usual
         factor = UNSEEN_FACTOR if is_drowned else EAGER_FACTOR
         rounding = max(factor * self.eager, FREE * self.size, ROUNDING * self.usual)
         return max(min(rounding, LARGEST * self.size), self.eager) if self.is_seen else rounding
 
     def passes(self, jump: float = 0.0) -> bool:
-        """Whether it is near enough; a gradient's jump may be this fraction of it. Written so that NaN fails."""
+        """Return whether the result is close enough; a gradient may jump by this fraction of itself. NaN fails."""
         allowed = jump * (self.size if self.is_seen else self.usual) if self.jumps else 0.0
         return self.own <= max(self.limit, allowed)
 
 
 _MORE_REFERENCES = 4
 _ROUNDING = 2.0**-23
-"""Of single precision, as a share."""
+"""Of single precision, as a fraction."""
 _COMPUTED_WITH = frozenset({"input", "parameter", "frozen", "buffer", "features"})
 
 
 class Exact:
-    """The exact results of a step on one example, of the untouched module in double precision.
+    """The exact results of a step on one example, by the original module in double precision.
 
     Args:
         step: the step.
         example: its inputs, in single precision.
 
     Raises:
-        ExportError: the untouched module cannot be copied, or not be run in double precision.
+        ExportError: the original module cannot be copied, or not run in double precision.
     """
 
     def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
         doubled = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in example)
-        # By the same random numbers: what differs by chance is no rounding.
+        # The same random numbers: differences by chance are not rounding.
         with SeededRandomness(0):
             right = step.reference(*doubled)
         with SeededRandomness(0):
@@ -110,13 +110,13 @@ class Exact:
         self._is_spread = False
 
     def add_references(self) -> bool:
-        """Take more of PyTorch's own single precisions for what rounding is like, of inputs that differ by a rounding.
+        """Estimate PyTorch's rounding from more runs in single precision, with inputs that differ by a rounding.
 
-        One of them may be lucky: an activation's input that rounds to the other side of 0 makes a gradient jump, and
-        does so in one computation and not in another.
+        One run may be lucky: an activation's input that rounds to the other side of 0 makes a gradient jump, in one
+        computation and not in another.
 
         Returns:
-            False where that was done before.
+            False if this was done before.
         """
         if self._is_spread:
             return False
@@ -139,20 +139,20 @@ class Exact:
         return _expected_distances(distances, self._sizes, self._usual)
 
     def distances(self, results: Sequence[Tensor]) -> list[Distance]:
-        """Of a program's results, in order.
+        """Return the distances of a program's results, in order.
 
         Raises:
-            ExportError: there are more or fewer, or one is of another shape.
+            ExportError: the number of results or a shape is wrong.
         """
         if len(results) != len(self._right):
             raise ExportError(f"the program gives {len(results)} results, but must give {len(self._right)}")
         return [self.distance(index, result) for index, result in enumerate(results)]
 
     def distance(self, index: int, result: Tensor) -> Distance:
-        """Of one result by its place among all.
+        """Return the distance of the result at an index.
 
         Raises:
-            ExportError: it is of another shape.
+            ExportError: its shape is wrong.
         """
         value, right = self._outputs[index], self._right[index]
         if right.shape != result.shape:
@@ -176,7 +176,7 @@ _JUMPING = frozenset({"parameter", "optimiser_state", "gradient", "features_grad
 
 
 def _usual_sizes(step: Step, sizes: Sequence[float]) -> list[float]:
-    """What each would be if the elements of all results of its role were alike."""
+    """Return the size of each result if the elements of all results of its role were alike."""
     squares: dict[str, float] = {}
     elements: dict[str, int] = {}
     counts = [math.prod(value.shape) for value in step.outputs]
@@ -190,7 +190,7 @@ def _usual_sizes(step: Step, sizes: Sequence[float]) -> list[float]:
 
 
 def _perturb(value: ValueInfo, tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers that a network computes with, each by a rounding larger or smaller."""
+    """Change the numbers that a network computes with by a rounding each."""
     if value.role not in _COMPUTED_WITH or not tensor.is_floating_point():
         return tensor
     signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
@@ -198,9 +198,9 @@ def _perturb(value: ValueInfo, tensor: Tensor, generator: torch.Generator) -> Te
 
 
 def _expected_distances(distances: Sequence[float], sizes: Sequence[float], usual: Sequence[float]) -> list[float]:
-    """PyTorch's distances, none of them luckier than the median result's: that is what rounding is like here.
+    """Return PyTorch's distances, but none smaller than the median result's: that is the rounding to expect.
 
-    Results whose exact change is next to none have no say: many of them would hide all others.
+    Results with almost no exact change are ignored, since many of them would hide all others.
     """
     known = zip(distances, sizes, usual, strict=True)
     shares = [distance / size for distance, size, usual_size in known if size > VANISHING * usual_size]

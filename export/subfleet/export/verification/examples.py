@@ -1,9 +1,9 @@
-"""What a training program is verified on: a step in which everything that it computes can be seen.
+"""The example on which a training program is verified: a step in which everything that it computes is visible.
 
-Weights are random. What goes with them is not: a state that is large beside a gradient hides it, and so does a weight
-whose change is lost in its rounding. So the untouched module takes a first step from states of zero; what is verified
-is a second one on the same batch, from about the states that the first one left, at a learning rate at which weights
-change about as much as they are large.
+Weights are random, but the rest is not: a state that is large compared with a gradient hides it, and so does a weight
+that changes by less than its rounding. So the original module takes a first step from states of zero; verified is a
+second step on the same batch, from about the states that the first one left, with a learning rate at which weights
+change by about their own size.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ from subfleet.export.steps import Step
 __all__ = ["second_step", "seeded_generator"]
 
 _ANCHOR_DISTANCE = 1e-3
-"""Of anchors from weights, as a fraction of them: what the proximal term adds is then about as large as a gradient."""
+"""Distance of anchors from weights, as a fraction: the proximal term is then about as large as a gradient."""
 
 
 def seeded_generator(text: str) -> torch.Generator:
-    """A generator of random numbers that are the same for the same text."""
+    """Return a generator of random numbers that are the same for the same text."""
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
 
 
 def second_step(
     step: Step, generator: torch.Generator, *, apply: bool = True, sample_count: int | None = None
 ) -> tuple[Tensor, ...]:
-    """A step's inputs in the second step of a training, in single precision.
+    """Return a step's inputs in the second step of a training, in single precision.
 
-    Gradients that it is given and does not sum are random, and the same in both steps.
+    Input gradients that are not summed are random, and the same in both steps.
 
     Args:
         step: of a module.
@@ -62,22 +62,22 @@ def second_step(
 
 
 def _next_state(step: Step, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is carried from the step to the next."""
+    """Return what is carried from the step to the next."""
     results = step.reference(*(given[value.name] for value in step.inputs))
     return {value.name.removeprefix("new."): result for value, result in zip(step.outputs, results, strict=True)}
 
 
 def _vary(step: Step, after: Mapping[str, Tensor], role: str, generator: torch.Generator) -> dict[str, Tensor]:
-    """What a step has left, each element times a number of its own: about as large, and not in the same direction."""
+    """Multiply each element that a step has left by a random factor: of similar size, but in another direction."""
     values = [value for value in step.inputs if value.role == role]
     factors = {value.name: 0.5 + torch.rand(value.shape, generator=generator) for value in values if value.tensor}
     return {value.name: after[value.name] * factors.get(value.name, 1.0) for value in values}
 
 
 def _spread_moments(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Adam's second moments as many batches leave them, where no element is 0.
+    """Raise Adam's second moments to what many batches leave, so that no element is 0.
 
-    Adam divides by their roots. Of an element whose gradient is 0 but for rounding, it would learn that rounding.
+    Adam divides by their roots. For an element with no gradient except rounding, it would learn that rounding.
     """
     if not moments:
         return {}
@@ -86,11 +86,11 @@ def _spread_moments(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _LEAST_MOMENT = 1e-2
-"""fraction of the mean of all second moments: of gradients a tenth of the usual ones."""
+"""Fraction of the mean of all second moments: of gradients a tenth of the usual ones."""
 
 
 def _usual_change(step: Step, given: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """By which fraction of itself a parameter changes: midway between the least and the most, as factors go."""
+    """Return the usual relative change of a parameter: the geometric mean of the smallest and the largest."""
     names = [value.name for value in step.inputs if value.role == "parameter"]
     shares = [float((after[name] - given[name]).norm() / given[name].norm()) for name in names]
     middle = statistics.median([share for share in shares if share] or [1.0])
@@ -99,4 +99,4 @@ def _usual_change(step: Step, given: Mapping[str, Tensor], after: Mapping[str, T
 
 
 _VANISHING = 1e-6
-"""A parameter that changes by this fraction of the usual has no gradient but rounding."""
+"""A parameter that changes by this fraction of the usual change has no gradient except rounding."""

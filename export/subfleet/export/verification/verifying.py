@@ -1,4 +1,4 @@
-"""A program held against the untouched module."""
+"""Compares a program with the original module."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,29 +25,29 @@ __all__ = [
 ]
 
 _JUMP = 1e-2
-"""A gradient may jump by this fraction of itself on a whole batch, in networks of so many activations that one or
-another always rounds to the other side of 0. Such a program must then pass in full on a few samples."""
+"""A gradient may jump by this fraction of itself on a whole batch, in networks with so many activations that some input
+always rounds to the other side of 0. Such a program must then pass in full on a few samples."""
 _LARGEST_JUMP = 4e-2
-"""At most, where PyTorch's own gradients jump by more than a shallow network's do: less than half of what a gradient is
-off by that is a tenth too large. Seen: 2.2 % in ResNet-101, where PyTorch's own were off by 0.5 %."""
+"""The limit if PyTorch's own gradients jump by more than in a shallow network: less than half the error of a gradient
+that is a tenth too large. Seen: 2.2 % in ResNet-101, where PyTorch's own were off by 0.5 %."""
 _FEW_SAMPLES = 2
 _ATTEMPTS = 4
 _OTHER_BATCHES = 2
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""A program: one tensor for each of the step's inputs, to one for each of its outputs."""
+"""A program: a tensor for each of the step's inputs to one for each of its outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a program is given, and what must come of it."""
+    """Inputs of a program, and their exact results."""
 
     example: tuple[Tensor, ...]
     exact: Exact
     is_whole: bool = True
 
     def run(self, run: Run) -> "TrialResult":
-        """How far each result of a program is off; where it is too far, beside more of PyTorch's own roundings."""
+        """Return the distances of a program's results; if too large, with more estimates of PyTorch's rounding."""
         results = run(self.example)
         outcome = TrialResult(distances=self.exact.distances(results))
         if not outcome.passes and self.exact.add_references():
@@ -57,18 +57,18 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What came of a trial."""
+    """The outcome of a trial."""
 
     distances: Sequence[Distance]
 
     @property
     def passes(self) -> bool:
-        """Whether every result is near enough."""
+        """Whether every result is close enough."""
         return not self.failures()
 
     @property
     def jump(self) -> float:
-        """By which fraction of itself a gradient may jump, as PyTorch's own do."""
+        """The fraction of itself by which a gradient may jump, as PyTorch's own do."""
         shares = (
             distance.eager / distance.size
             for distance in self.distances
@@ -77,19 +77,19 @@ class TrialResult:
         return min(max(_JUMP, EAGER_FACTOR * max(shares, default=0.0)), _LARGEST_JUMP)
 
     def failures(self, jump: float = 0.0) -> list[Distance]:
-        """The results that are not."""
+        """Return the results that are too far off."""
         return [distance for distance in self.distances if not distance.passes(jump)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was found of a program that passed.
+    """The findings about a program that passed.
 
     Attributes:
         max_abs_diff: largest difference of any number where it passed in full, as a fraction of the largest number of
-            its tensor where that is above 1.
-        unseen: results of which single precision shows nothing but rounding, on the whole batch: nobody can tell from
-            them what the program computes, only that it is as small as it should be.
+            its tensor if that is above 1.
+        unseen: results of which single precision only shows rounding, on the whole batch: they only show that the
+            program's result is as small as it should be.
     """
 
     max_abs_diff: float
@@ -97,21 +97,19 @@ class Verified:
 
 
 def verify_training(run: Run, step: Step, generator: torch.Generator) -> Verified:
-    """Run a training program beside the untouched module in double precision.
+    """Compare a training program with the original module in double precision.
 
     Raises:
-        ExportError: a result differs by more than rounding and its jumps explain, or shapes differ.
+        ExportError: a result differs by more than rounding and jumps explain, or shapes differ.
     """
     accumulates = any(value.role == "apply" for value in step.inputs)
     verified = [verify_trials(run, trials_of(step, generator, apply=apply)) for apply in {True, not accumulates}]
-    unseen = frozenset[str].intersection(
-        *(result.unseen for result in verified)
-    )  # where nothing is applied, nothing changes
+    unseen = frozenset[str].intersection(*(result.unseen for result in verified))  # without applying, nothing changes
     return Verified(max_abs_diff=max(result.max_abs_diff for result in verified), unseen=unseen)
 
 
 def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
-    """Run a program without gradients beside the untouched module in double precision; the difference as in `Verified`.
+    """Compare a program without gradients with the original module; return the difference as in `Verified`.
 
     Raises:
         ExportError: a result differs by more than rounding explains, or shapes differ.
@@ -122,7 +120,7 @@ def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
 
 
 def verify_evaluation(run: Run, step: Step, generator: torch.Generator) -> float:
-    """Run an evaluation program beside the untouched module in double precision, on a whole batch and on few samples.
+    """Compare an evaluation program with the original module, on a whole batch and on few samples.
 
     Returns:
         The difference as in `Verified`.
@@ -135,17 +133,17 @@ def verify_evaluation(run: Run, step: Step, generator: torch.Generator) -> float
 
 
 def trials_of(step: Step, generator: torch.Generator, *, apply: bool = True) -> Iterator[Trial]:
-    """A whole batch, then a few samples at a time, then other batches."""
+    """Yield a whole batch, then a few samples at a time, then other batches."""
     for sample_count in (None, *[_FEW_SAMPLES] * _ATTEMPTS, *[None] * _OTHER_BATCHES):
         example = second_step(step, generator, apply=apply, sample_count=sample_count)
         yield Trial(example=example, exact=Exact(step, example), is_whole=sample_count is None)
 
 
 def verify_trials(run: Run, trials: Iterable[Trial]) -> Verified:
-    """Whether a program passes one of the trials in full, and one of a whole batch at least but for jumps.
+    """Check that a program passes one trial in full, and at least one of a whole batch except for jumps.
 
-    Where a gradient has jumped by more than PyTorch's own do, though by no more than any may, another batch must show
-    that it was a jump: what is wrong is so on every batch.
+    If a gradient has jumped by more than PyTorch's own do, but by no more than any may, another batch must confirm that
+    it was a jump: an error shows on every batch.
 
     Raises:
         ExportError: it does not.
@@ -176,11 +174,11 @@ def check_result(result: TrialResult, jump: float = 0.0) -> None:
     if lost is not None:
         raise ExportError(
             f"the network's own {lost.name!r} is NaN or infinite in PyTorch, on random weights and inputs of about "
-            "1, so that no program of it can be verified; keep roots, powers, logarithms and divisions away from 0 and "
+            "1, so no program of it can be verified; keep roots, powers, logarithms and divisions away from 0 and "
             "below"
         )
     if failures:
-        # A clipped gradient changes what is made of the others: the worst is where to look.
+        # A clipped gradient changes the others: report the worst one.
         worst = max(failures, key=_excess)
         raise ExportError(
             f"the program's {worst.name!r} is off by {worst.own:.1e} of {worst.size:.1e}, but may be by "
@@ -190,7 +188,7 @@ def check_result(result: TrialResult, jump: float = 0.0) -> None:
 
 
 def _excess(distance: Distance) -> float:
-    """How many times as far off as it may be; NaN is the farthest."""
+    """Return the error as a multiple of the limit; NaN is the largest."""
     return math.inf if math.isnan(distance.own) or not distance.limit else distance.own / distance.limit
 
 

@@ -1,8 +1,8 @@
-"""What a step must compute: the untouched module under PyTorch's own losses, gradients and optimisers.
+"""What a step must compute: the original module under PyTorch's own losses, gradients and optimisers.
 
-It shares no arithmetic with the step: no replaced layer, no lowering, no objective or optimiser of ours. It takes the
-real samples alone, so it also says what padding must come to. In double precision it is what a program is compared
-with; in single precision it says how far PyTorch itself is from that.
+It shares no arithmetic with the step: no replaced layer, no lowering, no objective or optimiser of ours. It only takes
+the real samples, so it also defines what padding must give. Programs are compared with it in double precision; in
+single precision it shows PyTorch's own error.
 """
 
 from subfleet.export.steps.reference.step_references import EvaluationReference, InferenceReference, TrainingReference

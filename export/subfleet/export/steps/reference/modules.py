@@ -1,4 +1,4 @@
-"""A module as its author wrote it, on given tensors and in a given precision; nothing of it is rewritten."""
+"""Copies of a module as its author wrote it, with given tensors and in a given precision."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ __all__ = ["as_exits", "compute_in", "copy_module", "tensor_of"]
 
 
 def copy_module(module: nn.Module, tensors: Mapping[str, Tensor], precision: torch.dtype) -> nn.Module:
-    """A copy of a module with these tensors, each layer in its own mode.
+    """Copy a module with the given tensors; each layer keeps its mode.
 
     Args:
-        module: it is left as it is.
+        module: it is not changed.
         tensors: values of its parameters and buffers, by name; tied ones need one name.
-        precision: of whatever else it keeps in single precision: buffers, plain attributes, tensors in lists.
+        precision: of everything else in single precision: buffers, attributes, tensors in lists.
 
     Raises:
         ExportError: the module cannot be copied.
@@ -42,28 +42,28 @@ def copy_module(module: nn.Module, tensors: Mapping[str, Tensor], precision: tor
             return copied
     except Exception as error:
         raise ExportError(
-            "the network cannot be copied, so nothing can be compared with it: "
-            f"{type(error).__name__}: {error!s:.200}; let no module keep what Python cannot copy, such as a lock"
+            "the network cannot be copied, so its program cannot be verified: "
+            f"{type(error).__name__}: {error!s:.200}; remove attributes that Python cannot copy, such as locks"
         ) from error
 
 
 def tensor_of(module: nn.Module, name: str) -> Any:
-    """A module's parameter, buffer or plain attribute, by its name."""
+    """Return a module's parameter, buffer or attribute by name."""
     tensor: Any = reduce(getattr, name.split("."), module)
     return tensor
 
 
 def as_exits(outputs: Any) -> tuple[Tensor, ...]:
-    """The logits of each exit, of one or several."""
+    """Return the logits of each exit, one or several."""
     return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
 @contextmanager
 def compute_in(precision: torch.dtype) -> Iterator[None]:
-    """While it is entered, a module that is run computes in this precision, also where it asks for single precision.
+    """Let a module compute in this precision, also where its code asks for single precision.
 
     Raises:
-        ExportError: it does not run so, as with code that TorchScript compiled for single precision.
+        ExportError: it cannot, for example because TorchScript compiled its code for single precision.
     """
     with ExitStack() as stack:
         if precision == torch.float64:
@@ -80,7 +80,7 @@ def compute_in(precision: torch.dtype) -> Iterator[None]:
 
 
 class _TensorCopying(TorchFunctionMode):
-    """Copies tensors of any module, results of other operations included, which PyTorch would refuse to copy."""
+    """Copies any tensor of a module, also results of operations, which PyTorch refuses to copy."""
 
     def __init__(self, precision: torch.dtype) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _TensorCopying(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Copy a tensor; all else is left to PyTorch."""
+        """Copy a tensor; everything else is left to PyTorch."""
         if func is not Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
@@ -99,7 +99,7 @@ class _TensorCopying(TorchFunctionMode):
 
 
 class _DoublePrecision(TorchFunctionMode):
-    """Makes every single precision that a module's code names, keeps or is given by PyTorch a double one."""
+    """Turns every single precision that a module's code names, keeps or gets from PyTorch into double precision."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -116,7 +116,7 @@ class _DoublePrecision(TorchFunctionMode):
 def _rms_norm(
     inputs: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """Where it is given no epsilon, PyTorch takes another one in each precision; the network is the single one's."""
+    """Without an epsilon, PyTorch chooses another one in each precision; the network's is that of single precision."""
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
     return functional.rms_norm(inputs, list(normalized_shape), weight, epsilon)
 

@@ -27,28 +27,28 @@ _NOT_COUNTED = -100
 
 
 def counted_labels(settings: ObjectiveSettings, labels: Tensor) -> Tensor:
-    """Whether each label counts."""
+    """Return which labels count."""
     return labels >= 0 if settings.over_classes else torch.ones_like(labels, dtype=torch.bool)
 
 
 def own_loss(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
-    """The objective itself."""
+    """Return the objective itself, summed over the labels that count."""
     return _LOSSES[settings.name](settings, logits, labels, "sum")
 
 
 def loss_squares(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the squares of the labels' own losses."""
+    """Return the sum of the squared losses of the labels."""
     return _LOSSES[settings.name](settings, logits, labels, "none").square().sum()
 
 
 def correct_count(settings: ObjectiveSettings, logits: Tensor, labels: Tensor) -> Tensor:
-    """How many labels that count are predicted."""
+    """Return how many labels that count are predicted correctly."""
     hits = logits.argmax(-1) == labels if settings.over_classes else (logits > 0) == (labels > 0.5)
     return (hits & counted_labels(settings, labels)).sum() * (settings.name != "mean_squared_error")
 
 
 def divergence(settings: ObjectiveSettings, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
-    """Of the student's classes from the fixed teacher's, with the factor T squared of Hinton et al. 2015, section 2."""
+    """Return the student's divergence from the fixed teacher, times T squared (Hinton et al. 2015, section 2)."""
     elementwise = functional.kl_div(
         functional.log_softmax(student / settings.temperature, dim=-1),
         functional.softmax(teacher.detach() / settings.temperature, dim=-1),
@@ -58,7 +58,7 @@ def divergence(settings: ObjectiveSettings, teacher: Tensor, student: Tensor, la
 
 
 def mutual_divergence(settings: ObjectiveSettings, exits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Of every exit from all others, in the mean over those (DepthFL, Kim et al. 2023, section 3.2)."""
+    """Return every exit's mean divergence from all others (DepthFL, Kim et al. 2023, section 3.2)."""
     pairs = [(teacher, student) for student in exits for teacher in exits if teacher is not student]
     terms = [divergence(settings, teacher, student, labels) for teacher, student in pairs]
     return torch.stack(terms).sum() / (len(exits) - 1)
@@ -96,7 +96,7 @@ _LOSSES: Mapping[str, Callable[[ObjectiveSettings, Tensor, Tensor, str], Tensor]
 _STATES: Mapping[str, str] = MappingProxyType(
     {"momentum": "momentum_buffer", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 )
-"""A step's names of states, and PyTorch's."""
+"""The step's names of states, and PyTorch's."""
 _CORRECTIONS = ("first_correction", "second_correction")
 
 
@@ -106,16 +106,16 @@ def take_pytorch_step(
     states: Mapping[ValueInfo, Tensor],
     learning_rate: float,
 ) -> dict[str, Tensor]:
-    """Take a step with what stands in the parameters' `grad`.
+    """Take an optimiser's step with the gradients in the parameters' `grad`.
 
     Args:
         settings: the optimiser.
-        parameters: by name; changed in place, but for those without a gradient.
+        parameters: by name; changed in place, except those without a gradient.
         states: before the step.
         learning_rate: 0 or more.
 
     Returns:
-        The states after it, by the names that the step gives its results.
+        The states after the step, by the names of the step's outputs.
     """
     trained = [part for part in parameters.values() if part.grad is not None]
     if settings.max_gradient_norm:
@@ -146,7 +146,7 @@ def _kind(value: ValueInfo) -> str:
 
 
 def _steps_before(settings: OptimiserSettings, scalars: Mapping[str, Tensor]) -> int | None:
-    """As the scalar states tell; None where there is none, and a state of 0 is as good as no step before."""
+    """Return the number of steps that the scalar states imply; None without any, where zero states equal no step."""
     if "started" in scalars:
         return round(float(scalars["started"]))
     steps = None

@@ -1,6 +1,6 @@
-"""PyTorch's own layers with the randomness that a step is given instead of PyTorch's generator, and nothing else.
+"""PyTorch's own layers with the random inputs of a step in place of PyTorch's generator; nothing else differs.
 
-A number of the step belongs to an element of a padded batch; an element stays where its number is at least `p`.
+A random number belongs to an element of the padded batch; an element is kept if its number is at least `p`.
 
 Shapes: B samples of the padded batch, R real ones, H heads, L queries, S keys, T time steps, F features.
 """
@@ -27,11 +27,11 @@ __all__ = ["ReplayedRandomness"]
 
 
 class ReplayedRandomness(TorchFunctionMode):
-    """While it is entered, layers drop what the given numbers say.
+    """Lets layers drop what the given random numbers determine.
 
     Args:
-        randoms: uniform in [0, 1), in the order of the calls that take them, of the padded batch.
-        real_B: which samples of it are run.
+        randoms: uniform in [0, 1), of the padded batch, in the order of the calls that take them.
+        real_B: which of its samples are run.
     """
 
     def __init__(self, randoms: Sequence[Tensor], real_B: Tensor) -> None:  # noqa: N803 - shapes in names
@@ -43,7 +43,7 @@ class ReplayedRandomness(TorchFunctionMode):
 
     @contextmanager
     def watch_layers(self, module: nn.Module) -> Iterator[None]:
-        """While it is entered, it is known which layer of a module draws."""
+        """Track which layer of a module draws."""
 
         def enter(name: str, _layer: nn.Module, _inputs: Any) -> None:
             self._layers.append(name)
@@ -56,9 +56,9 @@ class ReplayedRandomness(TorchFunctionMode):
 
     @contextmanager
     def repeat_layers(self, module: nn.Module) -> Iterator[None]:
-        """The backward pass: layers that `torch.utils.checkpoint` runs once more draw what they drew.
+        """Let layers that `torch.utils.checkpoint` runs again in the backward pass draw the same numbers.
 
-        PyTorch leaves this mode for that pass.
+        PyTorch turns this mode off for that pass.
         """
         running: list[ReplayedRandomness] = []
 
@@ -73,19 +73,19 @@ class ReplayedRandomness(TorchFunctionMode):
             yield
 
     def check_all_taken(self) -> None:
-        """Make sure that a step's whole randomness was used.
+        """Check that all random inputs of a step were used.
 
         Raises:
-            ExportError: some was not.
+            ExportError: some were not.
         """
         if self._left:
             raise ExportError(
-                f"the network took {len(self._left)} random inputs less than its step; its forward must always do the "
+                f"the network took {len(self._left)} fewer random inputs than its step; its forward must always do the "
                 "same, and a layer that draws needs an entry in subfleet.export.steps.reference.replayed_randomness"
             )
 
     def next(self) -> Tensor:
-        """The next random tensor, of the padded batch.
+        """Return the next random tensor of the padded batch.
 
         Raises:
             ExportError: there is none.
@@ -97,23 +97,23 @@ class ReplayedRandomness(TorchFunctionMode):
         return random
 
     def select_real(self, values: Tensor, dim: int) -> Tensor:
-        """Of a dimension (B * n), what belongs to real samples, (R * n)."""
+        """Select the real samples' part of a dimension: (B * n) to (R * n)."""
         each = values.shape[dim] // len(self._real_B)
         return values.index_select(dim, self._real_B.repeat_interleave(each).nonzero().flatten())
 
     def dropout_factor(self, shape: Sequence[int], p: float) -> Tensor:
-        """What a tensor of real samples is multiplied by: 0 where an element is dropped.
+        """Return the factor of a tensor of real samples: 0 where an element is dropped.
 
         Raises:
-            ExportError: the randomness is of another shape.
+            ExportError: the random input has another shape.
         """
         return keep_factor(self.numbers(shape), p)
 
     def numbers(self, shape: Sequence[int]) -> Tensor:
-        """The next random numbers, of the real samples.
+        """Return the next random numbers of the real samples.
 
         Raises:
-            ExportError: the step's are of another shape.
+            ExportError: the step's random input has another shape.
         """
         random, padded, count = self.next(), len(self._real_B), int(self._real_B.sum())
         for dim, (own_size, size) in enumerate(zip(random.shape, shape, strict=False)):
@@ -138,7 +138,7 @@ class ReplayedRandomness(TorchFunctionMode):
 
 @contextmanager
 def _hook_layers(module: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
-    """While it is entered, each layer's name is told before it runs, and its end also where it raises an error."""
+    """Call `enter` with each layer's name before it runs, and `leave` after it, also if it raised an error."""
     with ExitStack() as stack:
         for name, layer in module.named_modules():
             stack.callback(layer.register_forward_pre_hook(partial(enter, name)).remove)
@@ -147,16 +147,16 @@ def _hook_layers(module: nn.Module, enter: Callable[..., None], leave: Callable[
 
 
 def keep_factor(random: Tensor, p: float) -> Tensor:
-    """0 where a number is below `p` in single precision, in which it was drawn; else 1 / (1 - p)."""
+    """Return 0 where a number is below `p` in single precision, in which it was drawn, and 1 / (1 - p) elsewhere."""
     return (random >= float(torch.tensor(p, dtype=torch.float32))).to(random.dtype) / (1 - p)
 
 
 _Layer = Callable[..., Any]
-"""Takes the randomness, the function of PyTorch that was called, and its arguments."""
+"""(randomness, the PyTorch function that was called, its arguments) to its result."""
 
 
 def _dropout(spread: int) -> _Layer:
-    """Elements are dropped alone, or with all of their last `spread` dimensions."""
+    """Drop single elements, or elements with all of their last `spread` dimensions."""
 
     def drop(
         given: ReplayedRandomness,
@@ -187,7 +187,7 @@ def _attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """By the weights that PyTorch attends with: its own attention to one key each."""
+    """Attend by the weights that PyTorch's own attention gives to each single key."""
     attend = partial(func, attn_mask=attn_mask, dropout_p=0.0, is_causal=is_causal, **options)
     if not dropout_p:
         result: Tensor = attend(query, key, value)
@@ -201,7 +201,7 @@ def _attention(
 
 
 def _multi_head(given: ReplayedRandomness, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """It drops by functions of its own module, which it calls unseen."""
+    """Replace the functions of PyTorch's own module that it calls to drop."""
     heads = inspect.signature(func).bind(*args, **kwargs).arguments["num_heads"]
 
     def dropout(weights: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -232,7 +232,7 @@ def _recurrent(
     bidirectional: bool,
     batch_first: bool = False,
 ) -> Any:
-    """Layer by layer, where something is dropped between them. Their randomness is (F, T * B)."""
+    """Run layer by layer if anything is dropped between layers. Their random inputs are (F, T * B)."""
     if not (train and dropout and layers > 1):
         return func(inputs, states, parameters, has_biases, layers, dropout, train, bidirectional, batch_first)
     each, directions = len(parameters) // layers, 2 if bidirectional else 1
@@ -289,4 +289,4 @@ _RANDOM_LAYERS: Mapping[Any, _Layer] = MappingProxyType(
         functional.batch_norm: _batch_norm,
     }
 )
-"""By function: the layers that draw, and the one whose batch may be too small for PyTorch."""
+"""By function: the layers that draw, and the one with a batch that may be too small for PyTorch."""

@@ -29,21 +29,21 @@ __all__ = ["EvaluationReference", "InferenceReference", "TrainingReference"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceReference:
-    """The untouched module in evaluation mode.
+    """The original module in evaluation mode.
 
     Attributes:
-        module: as it was given to `inference_step`.
-        inputs: of the step.
+        module: as given to `inference_step`.
+        inputs: the step's inputs.
     """
 
     module: nn.Module
     inputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The logits, of the last exit where there are many, in the precision of the tensors.
+        """Return the logits of the last exit, in the precision of the tensors.
 
         Raises:
-            ExportError: the untouched module cannot be copied, or not be run in this precision.
+            ExportError: the original module cannot be copied, or not run in this precision.
         """
         given = StepInputs(self.inputs, tensors)
         precision = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
@@ -54,12 +54,12 @@ class InferenceReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReference:
-    """The untouched module in evaluation mode, and PyTorch's own loss of the real samples.
+    """The original module in evaluation mode, with PyTorch's own loss of the real samples.
 
     Attributes:
-        module: as it was given to `evaluation_step`.
-        objective: what is told.
-        inputs: of the step.
+        module: as given to `evaluation_step`.
+        objective: the objective.
+        inputs: the step's inputs.
     """
 
     module: nn.Module
@@ -67,10 +67,10 @@ class EvaluationReference:
     inputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Loss, correct, count, and the logits of all samples, padding included, in the precision of the tensors.
+        """Return loss, correct, count, and the logits of all samples with padding, in the precision of the tensors.
 
         Raises:
-            ExportError: the untouched module cannot be copied, or not be run in this precision.
+            ExportError: the original module cannot be copied, or not run in this precision.
         """
         given = StepInputs(self.inputs, tensors)
         real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
@@ -87,13 +87,13 @@ class EvaluationReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReferencePass:
-    """What one batch says before anything is learnt from it.
+    """The forward and backward pass of one batch, before the optimiser's step.
 
     Attributes:
-        module: as the pass left it, its parameters those before the step.
+        module: as the pass left it, with the parameters before the step.
+        metrics: the step's `loss`, `correct`, `count` and `squares`.
         buffers: after the step, by name.
-        metrics: the step's `loss`, `correct`, `count` and `loss_squares`.
-        gradients: by the parameter's name; those without one are not in it.
+        gradients: by parameter name; parameters without one are left out.
     """
 
     module: nn.Module
@@ -111,15 +111,15 @@ def _record_output(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingReference:
-    """A training step of the untouched module, with the step's own inputs and outputs.
+    """A training step of the original module, with the step's own inputs and outputs.
 
     Attributes:
-        module: as it was given to `training_step`.
+        module: as given to `training_step`.
         student: its nested network.
-        objective: what is minimised.
-        optimiser: its settings.
-        inputs: of the step.
-        outputs: of the step.
+        objective: the objective.
+        optimiser: the optimiser's settings.
+        inputs: the step's inputs.
+        outputs: the step's outputs.
     """
 
     module: nn.Module
@@ -130,10 +130,10 @@ class TrainingReference:
     outputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The results, in order, in the precision of the tensors.
+        """Return the results in order, in the precision of the tensors.
 
         Raises:
-            ExportError: the untouched module cannot be copied, or not be run in this precision.
+            ExportError: the original module cannot be copied, or not run in this precision.
         """
         given = StepInputs(self.inputs, tensors)
         reference_pass = self._run_pass(given)
@@ -142,11 +142,11 @@ class TrainingReference:
         return tuple(results[value.name].detach() for value in self.outputs)
 
     def gradients(self, *tensors: Tensor) -> Mapping[str, Tensor]:
-        """Of one batch alone, by the parameter's name: nothing is added to them, and they are not clipped."""
+        """Return the gradients of one batch by parameter name, neither summed nor clipped."""
         return self._run_pass(StepInputs(self.inputs, tensors)).gradients
 
     def layer_outputs(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
-        """What each layer that gives a tensor gave in the forward pass, in the order in which they ended, by name."""
+        """Return the output tensor of each layer in the forward pass, by name, in the order in which layers ended."""
         given, outputs = StepInputs(self.inputs, tensors), list[tuple[str, Tensor]]()
         state = given.by_tensor("parameter") | given.by_tensor("frozen") | given.by_tensor("buffer")
         module = copy_module(self.module, state, given.single("sample_mask").dtype)
@@ -160,7 +160,7 @@ class TrainingReference:
         module = copy_module(self.module, state, given.single("sample_mask").dtype)
         if not has_hooks(self.module):
             return self._run(given, module)
-        # What a hook was made with may be the module itself, and not its copy.
+        # A hook may be bound to the module itself, and not to its copy.
         return call_with_state(self.module, state, partial(self._run, given, module))
 
     def _run(self, given: StepInputs, module: nn.Module) -> _ReferencePass:
@@ -174,7 +174,7 @@ class TrainingReference:
             count = counted_labels(self.objective, labels).sum()
             divisor = next(iter(given.all("batch_weight")), count)
             loss = loss / divisor.clamp(min=1)
-            # Read here: torch.utils.checkpoint runs a norm again, which then counts a batch twice.
+            # Read here: torch.utils.checkpoint runs a norm again, which would count the batch twice.
             buffers = {name: tensor_of(module, name).detach().clone() for name in given.by_tensor("buffer")}
             with randomness.repeat_layers(module):
                 loss.backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
@@ -193,7 +193,7 @@ class TrainingReference:
         )
 
     def _loss(self, given: StepInputs, module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over the labels, and the logits that predict."""
+        """Return the summed loss, and the logits of the prediction."""
         exits = [self._mask_logits(given, logits) for logits in as_exits(module(inputs))]
         loss = torch.stack([own_loss(self.objective, logits, labels) for logits in exits]).sum()
         weight = given.coefficient("distillation_weight")
@@ -214,7 +214,7 @@ class TrainingReference:
         return logits.masked_fill(given.single("class_mask") == 0, 0.0)
 
     def _carry(self, given: StepInputs, reference_pass: _ReferencePass) -> dict[str, Tensor]:
-        """Parameters, states and summed gradients after the step, by name."""
+        """Return parameters, states and summed gradients after the step, by name."""
         parameters = dict(reference_pass.module.named_parameters())
         summed, anchors = given.by_tensor("gradient"), given.by_tensor("anchor")
         totals = {name: part + summed[name] if summed else part for name, part in reference_pass.gradients.items()}

@@ -1,7 +1,7 @@
 """PyTorch's basic operators in ONNX: one small function each, in tables.
 
-Only what our lowerings leave over is here. Shapes are fixed at export time, except that leading sizes are written so
-that an inference model takes batches of any size.
+They only cover what our lowerings leave over. Shapes are fixed at export, except that leading sizes are written so that
+an inference model takes batches of any size.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Operators on one element at a time, and comparisons."""
+"""Elementwise operators and comparisons."""
 
 import functools
 import math
@@ -28,16 +28,16 @@ aten = torch.ops.aten
 
 
 def _common_type(node: Node) -> torch.dtype:
-    """The type in which a comparison of a node's inputs is made."""
+    """Return the type in which a node's inputs are compared."""
     known = [dtype_of(argument) for argument in node.args if isinstance(argument, fx.Node)]
     return functools.reduce(torch.promote_types, known)
 
 
 def _operands(emitter: Emitter, given: Sequence[Any], dtype: torch.dtype) -> list[str]:
-    """Names of what an operator combines element by element.
+    """Return the names of the operands of an elementwise operator.
 
-    A single number gets the others' rank where their last size is 1: without, ONNX Runtime goes over such a tensor one
-    element at a time, 25 times as slow (measured).
+    A single number gets the rank of the others if their last size is 1: otherwise ONNX Runtime processes such a tensor
+    element by element, 25 times slower (measured).
     """
     shapes = [shape_of(argument) if isinstance(argument, fx.Node) else () for argument in given]
     longest = max(shapes, key=len)
@@ -68,7 +68,7 @@ def _comparison(operator: str) -> Translation:
 
 
 def _with_alpha(operator: str) -> Translation:
-    """Addition and subtraction with their factor `alpha`."""
+    """Translate addition or subtraction with its factor `alpha`."""
 
     def translate(emitter: Emitter, node: Node) -> str:
         dtype = dtype_of(node)

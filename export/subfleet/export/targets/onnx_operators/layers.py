@@ -61,7 +61,7 @@ def _reduction(operator: str) -> Translation:
 
 
 def _softmax(operator: str) -> Translation:
-    """A softmax, in one dimension."""
+    """Translate a softmax over one dimension."""
 
     def translate(emitter: Emitter, node: Node) -> str:
         return emitter.add(operator, emitter.value(node.args[0]), output=node, axis=node.args[1])
@@ -85,7 +85,7 @@ def _cumulative_sum(emitter: Emitter, node: Node) -> str:
 
 
 def _layer_norm(emitter: Emitter, node: Node) -> str:
-    """The operator also gives the statistics, which the backward reads."""
+    """The operator also returns the statistics, which the backward reads."""
     x, normalized, weight, bias, epsilon = node.args
     if weight is None:
         ones = np.ones(tuple(normalized), dtype=NUMPY_TYPES[dtype_of(x)])
@@ -99,7 +99,7 @@ def _layer_norm(emitter: Emitter, node: Node) -> str:
 
 
 def _maximum_pool_arguments(given: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-    """Kernel, stride, padding and dilation, two numbers each."""
+    """Return kernel, stride, padding and dilation, two numbers each."""
     defaults: list[list[int]] = [[], [0], [1]]
     kernel, *others = [list(values) for values in given]
     stride, padding, dilation = others + defaults[len(others) :]
@@ -115,7 +115,7 @@ def _maximum_pool(emitter: Emitter, node: Node) -> str:
     for axis, size in enumerate(shape_of(x)[-2:]):
         window, stride, padding, dilation = (at[name][axis] for name in ("kernel", "stride", "padding", "dilation"))
         count = pooled_size(size, window, stride, padding, dilation, ceil_mode=ceil_mode)
-        # Windows that hang over the end are written as padding, which no maximum takes.
+        # Windows beyond the end are written as padding, which is never the maximum.
         behind.append(max((count - 1) * stride + dilation * (window - 1) + 1 - size - padding, padding))
     name = emitter.value(x)
     used = {user.args[1] for user in node.users}
@@ -131,7 +131,7 @@ def _maximum_pool(emitter: Emitter, node: Node) -> str:
 
 
 def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
-    """ONNX counts the indices over the whole tensor, so it is one row into which gradients are added."""
+    """ONNX counts indices over the whole tensor, so gradients are added to a single row."""
     gradient, x, kernel, stride, padding, dilation, _ceil_mode, indices = node.args
     at = _maximum_pool_arguments((kernel, stride, padding, dilation))
     sizes = ints(emitter, shape_of(x))

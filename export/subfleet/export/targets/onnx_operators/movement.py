@@ -1,4 +1,4 @@
-"""Operators that move elements about: shapes, slices, gathers and scatters, and constants."""
+"""Operators that move elements: shapes, slices, gathers and scatters; and constants."""
 
 import operator
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def _reshape(emitter: Emitter, node: Node) -> str:
-    """Sizes that stay in front are "as in the input", and the next is "the rest": so a batch may have any size."""
+    """Write unchanged leading sizes as "as in the input", the next as "the rest": a batch may then have any size."""
     old, new = shape_of(node.args[0]), list(shape_of(node))
     same = 0
     while same < min(len(old), len(new)) and old[same] == new[same] and old[same]:
@@ -49,7 +49,7 @@ def _transpose(emitter: Emitter, node: Node) -> str:
 
 
 def _expand(emitter: Emitter, node: Node) -> str:
-    """Sizes that stay are 1, which leaves them as they are: so a batch may have any size."""
+    """Write sizes that stay as 1, which does not change them, so that a batch may have any size."""
     old, new = shape_of(node.args[0]), list(shape_of(node))
     padded = [1] * (len(new) - len(old)) + list(old)
     sizes = [1 if before == after else after for before, after in zip(padded, new, strict=True)]
@@ -128,7 +128,7 @@ def _scatter(emitter: Emitter, node: Node) -> str:
 
 
 def _index_put(emitter: Emitter, node: Node) -> str:
-    """Whole rows, chosen by one index of the first dimension; what our lowerings leave over."""
+    """Write whole rows, chosen by one index of the first dimension; our lowerings leave no other form."""
     x, indices, values, accumulate = arguments(node, None, None, None, False)
     (index,) = indices
     places = emitter.add("Unsqueeze", emitter.value(index), ints(emitter, [-1]))
@@ -137,7 +137,7 @@ def _index_put(emitter: Emitter, node: Node) -> str:
 
 
 def _fill(emitter: Emitter, node: Node) -> str:
-    """A tensor of one repeated number."""
+    """Translate a tensor filled with a number."""
     number = {aten.full.default: 1, aten.ones.default: None, aten.zeros.default: None}[node.target]
     value: Any = node.args[1] if number else (1 if node.target is aten.ones.default else 0)
     scalar: np.ndarray[Any, Any] = np.asarray(value, dtype=NUMPY_TYPES[dtype_of(node)])
@@ -153,7 +153,7 @@ def _arange(emitter: Emitter, node: Node) -> str:
 
 
 def _part(_emitter: Emitter, node: Node) -> str:
-    """One of several results, by the name that its operator's translation gave it."""
+    """Return one of several results, by the name that its operator's translation gave it."""
     several, index = node.args
     return f"{several.name}.{index}"
 

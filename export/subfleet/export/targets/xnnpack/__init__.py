@@ -1,1 +1,1 @@
-"""The part of a program that ExecuTorch hands to XNNPACK."""
+"""The part of a program that ExecuTorch delegates to XNNPACK."""

@@ -1,4 +1,4 @@
-"""A graph whose regions are calls of ExecuTorch's XNNPACK delegate."""
+"""Replaces regions of a graph by calls of ExecuTorch's XNNPACK delegate."""
 
 import operator
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _ALIGNMENT = 16
 
 
 def region_graph(region: DelegateRegion) -> XnnpackGraph:
-    """XNNPACK's graph of a region, whose inputs and outputs are in the region's order."""
+    """Return XNNPACK's graph of a region, with inputs and outputs in the region's order."""
     emitting = XnnpackEmitter()
     given = set()
     for node in region.inputs:
@@ -42,7 +42,7 @@ def region_graph(region: DelegateRegion) -> XnnpackGraph:
 
 
 def _shape_program(region: DelegateRegion) -> ExportedProgram:
-    """A program of the region's shapes: the delegate's call carries one, and nothing reads it."""
+    """Return a program of the region's shapes: the delegate's call needs one, but nothing reads it."""
     graph = fx.Graph()
     for index, node in enumerate(region.inputs):
         graph.placeholder(f"x{index}").meta["val"] = _delegate_tensor(node)
@@ -58,7 +58,7 @@ def _shape_program(region: DelegateRegion) -> ExportedProgram:
 def _call(
     graph: fx.Graph, root: fx.GraphModule, name: str, region: DelegateRegion, seen: Mapping[fx.Node, fx.Node]
 ) -> Any:
-    """Append the call of a region; the nodes of its results."""
+    """Append the call of a region; return the nodes of its results."""
     from executorch.exir._serialize._named_data_store import NamedDataStore
     from executorch.exir.delegate import executorch_call_delegate
     from executorch.exir.lowered_backend_module import LoweredBackendModule
@@ -83,7 +83,7 @@ def _call(
 
 
 def _copy_if_input(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A result that is no input: the runtime gives no input back as a result."""
+    """Copy a result that is an input: the runtime returns no inputs."""
     if node.op == "call_function":
         return node
     copy = graph.call_function(aten.clone.default, (node,))
@@ -92,13 +92,13 @@ def _copy_if_input(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _delegate_tensor(node: fx.Node) -> Tensor:
-    """A node's tensor as the delegate takes it: with a dimension at least."""
+    """Return a node's tensor as the delegate takes it: with at least one dimension."""
     value: Tensor = node.meta["val"]
     return value if value.dim() else value.new_empty((1,))
 
 
 def _view_as(graph: fx.Graph, node: fx.Node, like: Tensor) -> fx.Node:
-    """A tensor under another's shape."""
+    """View a tensor in another one's shape."""
     if node.meta["val"].shape == like.shape:
         return node
     view = graph.call_function(aten.view.default, (node, list(like.shape)))
@@ -107,9 +107,9 @@ def _view_as(graph: fx.Graph, node: fx.Node, like: Tensor) -> fx.Node:
 
 
 def delegate(graph: fx.GraphModule) -> fx.GraphModule:
-    """A graph that computes the same, with calls of the delegate for all that XNNPACK can do.
+    """Return a graph that computes the same, with calls of the delegate for everything that XNNPACK can do.
 
-    Its `meta["packed"]` has the rows and columns of all constant factors of products.
+    Its `meta["packed"]` lists the rows and columns of all constant factors of products.
 
     Args:
         graph: flat, of PyTorch's basic operators; it is changed.

@@ -1,7 +1,8 @@
-"""XNNPACK's graph as bytes: ExecuTorch's flat buffer behind a header.
+"""XNNPACK's graph, as ExecuTorch's delegate reads it, built value by value and node by node.
 
-ExecuTorch's own writer asks every object for its fields' types again and again, which takes ten times as long as all
-the rest. The flat buffer is still made by its compiler from its schema.
+It is written as bytes: ExecuTorch's flat buffer after a header. ExecuTorch's own writer looks up the types of every
+object's fields again and again, which takes ten times as long as everything else. Its compiler still creates the flat
+buffer from its schema.
 """
 
 import hashlib
@@ -33,9 +34,9 @@ _UNIONS = ("xnode_union", "xvalue_union")
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    """A part of the graph as the flat buffer's compiler reads it: a union says which of its types it is."""
+    """Return a part of the graph as the flat buffer's compiler reads it: a union names its type."""
     fields = vars(part)
-    # The compiler wants to know the type before it comes to the value.
+    # The compiler must know the type before it reads the value.
     types = {f"{name}_type": type(fields[name]).__name__ for name in _UNIONS if name in fields}
     return {**types, **fields}
 
@@ -57,7 +58,7 @@ def _align(content: bytes) -> bytes:
 
 
 def serialise_graph(graph: Any) -> bytes:
-    """A graph without constants of its own, as the delegate reads it."""
+    """Serialise a graph without constants of its own for the delegate."""
     from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import XNNHeader
 
     body = _flat_buffer(graph)
@@ -75,9 +76,8 @@ _EXTERNAL_OUTPUT = 2
 _BY_NAME = 2**64 - 1
 ALL_FLAGS_OFF = 0
 TRANSPOSE_B = 0x1
-"""The second factor of a product is held transposed."""
+"""The second factor of a product is transposed in memory."""
 KEEP_DIMS = 0x40
-_ALIGNMENT = 16
 _MOST_PARTS = 5
 
 Shape = tuple[int, ...]
@@ -85,7 +85,7 @@ Limits = tuple[float, float]
 
 
 class XnnpackGraph:
-    """A graph in the making; values are numbered as they come.
+    """A graph under construction; values are numbered in order.
 
     A tensor without dimensions is one with a single dimension of size 1.
     """
@@ -106,11 +106,11 @@ class XnnpackGraph:
         """Rows and columns of constant factors, which products lay out in an order of their own, with a bias."""
 
     def shape(self, value: int) -> Shape:
-        """Of a value."""
+        """Return the shape of a value."""
         return self._shapes[value]
 
     def value(self, shape: Sequence[int], constant: int = 0) -> int:
-        """A new value of a shape; the number of a constant is 0 where there is none."""
+        """Add a value of a shape; `constant` is the number of its constant, or 0."""
         number = len(self._values)
         dims = [int(size) for size in shape] or [1]
         tensor = self._schema.XNNTensorValue(
@@ -127,16 +127,16 @@ class XnnpackGraph:
         return number
 
     def input(self, shape: Sequence[int]) -> int:
-        """A new value that the caller gives."""
+        """Add a value that the caller provides."""
         self._inputs.append(self.value(shape))
         return self._inputs[-1]
 
     def output(self, value: int) -> None:
-        """Give a value to the caller."""
+        """Return a value to the caller."""
         self._outputs.append(value)
 
     def constant(self, array: "np.typing.ArrayLike", shape: Sequence[int] = (1,)) -> int:
-        """A value known beforehand, repeated to a shape."""
+        """Add a constant, repeated to a shape; return its value."""
         filled = np.broadcast_to(np.asarray(array, dtype=np.float32), tuple(shape))
         content = np.ascontiguousarray(filled).tobytes()
         key = (tuple(shape), content)
@@ -150,7 +150,7 @@ class XnnpackGraph:
         return self._constant_values[key]
 
     def is_constant(self, value: int) -> bool:
-        """Whether a value is known beforehand."""
+        """Return whether a value is a constant."""
         return value in self._constant_values.values()
 
     def _node(self, node: Any, limits: Limits | None = None) -> None:
@@ -169,21 +169,21 @@ class XnnpackGraph:
         flags: int = 0,
         limits: tuple[float, float] | None = None,
     ) -> int:
-        """A node of one input, such as "Exp"."""
+        """Add a node of one input, such as "Exp"."""
         output = self.value(self._shapes[x] if shape is None else shape)
         node_class = getattr(self._schema, f"XNN{kind}")
         self._node(node_class(input_id=x, output_id=output, flags=flags), limits)
         return output
 
     def binary(self, kind: str, a: int, b: int) -> int:
-        """An elementwise node of two inputs, such as "Add"; either may be broadcast."""
+        """Add an elementwise node of two inputs, such as "Add"; either may be broadcast."""
         output = self.value(np.broadcast_shapes(self._shapes[a], self._shapes[b]))
         node_class = getattr(self._schema, f"XNN{kind}")
         self._node(node_class(input1_id=a, input2_id=b, output_id=output, flags=ALL_FLAGS_OFF))
         return output
 
     def product(self, a: int, b: int, *, transpose_b: bool = False) -> int:
-        """(..., M, K) by (..., K, N), or by (..., N, K) where the second is held transposed."""
+        """Multiply (..., M, K) by (..., K, N), or by (..., N, K) if the second factor is transposed in memory."""
         columns = self._shapes[b][-2 if transpose_b else -1]
         output = self.value((*self._shapes[a][:-1], columns))
         flags = TRANSPOSE_B if transpose_b else ALL_FLAGS_OFF
@@ -194,7 +194,7 @@ class XnnpackGraph:
         return output
 
     def linear(self, x: int, weight: int, bias: int | None, *, straight: bool) -> int:
-        """(M, K) by (N, K) transposed, or by (K, N) where `straight`, plus a bias (N,)."""
+        """Multiply (M, K) by (N, K) transposed, or by (K, N) if `straight`, and add a bias (N,)."""
         columns = self._shapes[weight][1 if straight else 0]
         output = self.value((*self._shapes[x][:-1], columns))
         flags = TRANSPOSE_B if straight else ALL_FLAGS_OFF
@@ -203,7 +203,7 @@ class XnnpackGraph:
         return output
 
     def reshape(self, x: int, shape: Sequence[int]) -> int:
-        """The same elements under another shape; takes no time between two nodes."""
+        """Change the shape; takes no time between two nodes."""
         dims = tuple(shape) or (1,)
         if dims == self._shapes[x]:
             return x
@@ -212,20 +212,20 @@ class XnnpackGraph:
         return output
 
     def transpose(self, x: int, dims: Sequence[int]) -> int:
-        """A copy with its dimensions in another order."""
+        """Copy a value with its dimensions in another order."""
         output = self.value([self._shapes[x][dim] for dim in dims])
         self._node(self._schema.XNNStaticTranspose(len(dims), list(dims), x, output, ALL_FLAGS_OFF))
         return output
 
     def slice(self, x: int, offsets: Sequence[int], sizes: Sequence[int]) -> int:
-        """A part."""
+        """Cut out a part."""
         output = self.value(sizes)
         node = self._schema.XNNStaticSlice(len(sizes), list(offsets), list(sizes), x, output, ALL_FLAGS_OFF)
         self._node(node)
         return output
 
     def pad(self, x: int, before: Sequence[int], after: Sequence[int], fill: float) -> int:
-        """A constant around."""
+        """Pad with a constant."""
         sizes = [low + size + high for low, size, high in zip(before, self._shapes[x], after, strict=True)]
         output = self.value(sizes)
         node = self._schema.XNNStaticConstantPad(list(before), list(after), fill, x, output, ALL_FLAGS_OFF)
@@ -233,7 +233,7 @@ class XnnpackGraph:
         return output
 
     def concatenate(self, parts: Sequence[int], axis: int) -> int:
-        """Parts side by side; a node takes five at most."""
+        """Concatenate parts; a node takes at most five."""
         while len(parts) > _MOST_PARTS:
             groups = [parts[i : i + _MOST_PARTS] for i in range(0, len(parts), _MOST_PARTS)]
             parts = [self.concatenate(group, axis) for group in groups]
@@ -248,12 +248,12 @@ class XnnpackGraph:
         return output
 
     def mean_over_middle(self, x_nhwc: int) -> int:
-        """(N, H, W, C) to (N, 1, 1, C)."""
+        """Reduce (N, H, W, C) to (N, 1, 1, C)."""
         samples, _, _, channels = self._shapes[x_nhwc]
         return self.unary("GlobalAvgPooling2d", x_nhwc, shape=(samples, 1, 1, channels), flags=KEEP_DIMS)
 
     def maximum_over_rows(self, x_nhwc: int) -> int:
-        """(N, H, 1, C) to (N, 1, 1, C)."""
+        """Reduce (N, H, 1, C) to (N, 1, 1, C)."""
         samples, height, _, channels = self._shapes[x_nhwc]
         output = self.value((samples, 1, 1, channels))
         node = self._schema.XNNMaxPooling2d(
@@ -266,23 +266,23 @@ class XnnpackGraph:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Values that the caller gives, in order."""
+        """Values that the caller provides, in order."""
         return tuple(self._inputs)
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Values that the caller is given, in order."""
+        """Values that are returned to the caller, in order."""
         return tuple(self._outputs)
 
     def calls(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """The kind, inputs and output of every node, in order."""
+        """Yield the kind, inputs and output of every node, in order."""
         for node in self._nodes:
             fields = vars(node.xnode_union)
             inputs = (value for name, value in fields.items() if _is_input(name) and value != _NO_VALUE)
             yield type(node.xnode_union).__name__.removeprefix("XNN"), tuple(inputs), fields["output_id"]
 
     def serialise(self) -> bytes:
-        """The graph as the delegate reads it."""
+        """Serialise the graph for the delegate."""
         for number, (value, flag) in enumerate(
             [*((i, _EXTERNAL_INPUT) for i in self._inputs), *((i, _EXTERNAL_OUTPUT) for i in self._outputs)]
         ):
@@ -301,7 +301,7 @@ class XnnpackGraph:
 
 
 def _is_input(field: str) -> bool:
-    """Whether a field of a node names a value that it reads."""
+    """Return whether a field of a node names a value that it reads."""
     return field.endswith("_id") and field != "output_id"
 
 
@@ -309,7 +309,7 @@ _MOST_DIMS = 6
 
 
 def is_floating(node: fx.Node) -> bool:
-    """Whether a node gives a tensor that XNNPACK can hold here: single precision, six dimensions at most, not empty."""
+    """Return whether a node's tensor fits XNNPACK: single precision, at most six dimensions, not empty."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return False
@@ -317,24 +317,24 @@ def is_floating(node: fx.Node) -> bool:
 
 
 class XnnpackEmitter:
-    """A region's graph in the making."""
+    """A region's graph under construction."""
 
     def __init__(self) -> None:
         self.graph = XnnpackGraph()
         self._values: dict[fx.Node, int] = {}
 
     def bind(self, node: fx.Node, value: int) -> None:
-        """Give a node its value."""
+        """Assign a node its value."""
         self._values[node] = value
 
     def value(self, argument: Any) -> int:
-        """The value of a node or of a number."""
+        """Return the value of a node or of a number."""
         if isinstance(argument, fx.Node):
             return self._values[argument]
         return self.graph.constant(float(argument))
 
     def scale(self, value: int, factor: float) -> int:
-        """A value times a number."""
+        """Multiply a value by a number."""
         return value if factor == 1.0 else self.graph.binary("Multiply", value, self.graph.constant(factor))
 
 

@@ -18,16 +18,16 @@ __all__ = ["OPERATORS", "is_supported", "part", "product_by_transposed"]
 aten = torch.ops.aten
 
 _LARGEST_CONSTANT = 1 << 16
-"""Elements of a constant that is written into the program; larger ones are made by the runtime."""
+"""Elements of the largest constant that is written into the program; the runtime creates larger ones."""
 
 
 def product_by_transposed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """(..., M, K) by (..., N, K) transposed: an operator of its own, for graphs that are written for XNNPACK."""
+    """Multiply (..., M, K) by (..., N, K) transposed: a separate operator, for graphs that are written for XNNPACK."""
     return a @ b.mT
 
 
 def part(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """A box out of a tensor: slices of several dimensions in one, which is a single copy."""
+    """Cut a box out of a tensor: slices of several dimensions in a single copy."""
     return x[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
 
 
@@ -60,7 +60,7 @@ def _relu(emitting: XnnpackEmitter, node: fx.Node) -> int:
 
 
 _HUGE = 1e38
-"""Times this, whatever is not 0 is beyond 1; what is below 1e-38 is no normal number."""
+"""Multiplied by this, everything except 0 exceeds 1; numbers below 1e-38 are not normal."""
 
 
 def _sign(emitting: XnnpackEmitter, node: fx.Node) -> int:
@@ -89,9 +89,9 @@ def _power(emitting: XnnpackEmitter, node: fx.Node) -> int:
 
 
 def _erf(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    """From the GELU, which is x times the normal distribution at x; twice that distribution, less one."""
+    """Compute erf from the GELU, x times the normal distribution function: twice that function, minus one."""
     graph = emitting.graph
-    # So small that it changes nothing but 0, which could not be divided by.
+    # So small that it only changes 0, which cannot be a divisor.
     x = graph.binary("Add", emitting.scale(emitting.value(argument(node, 0)), math.sqrt(2)), graph.constant(1e-30))
     distribution = graph.binary("Div", graph.unary("Gelu", x), x)
     return graph.binary("Subtract", emitting.scale(distribution, 2.0), graph.constant(1.0))
@@ -284,11 +284,11 @@ _CONDITIONS: Mapping[Any, Callable[[fx.Node], bool]] = MappingProxyType(
         aten.zeros.default: _is_small,
     }
 )
-"""What an operator's rule asks beyond tensors in single precision."""
+"""Conditions of an operator's rule besides tensors in single precision."""
 
 
 def is_supported(node: fx.Node) -> bool:
-    """Whether XNNPACK can do what a node does."""
+    """Return whether XNNPACK can do what a node does."""
     if node.op != "call_function" or node.target not in OPERATORS:
         return False
     tensors = [node, *node.all_input_nodes]

@@ -17,11 +17,11 @@ __all__ = ["prepare"]
 aten = torch.ops.aten
 
 _HUGE = 1e38
-"""Times this, a difference that is not 0 is beyond 1; what is below 1e-38 is no normal number."""
+"""Multiplied by this, a difference other than 0 exceeds 1; numbers below 1e-38 are not normal."""
 
 
 class _MaskBuilder:
-    """Nodes in a row before another one, all of its shape and in single precision."""
+    """Inserts nodes before another one, all with its shape and in single precision."""
 
     def __init__(self, graph: fx.Graph, like: fx.Node) -> None:
         self._graph = graph
@@ -33,7 +33,7 @@ class _MaskBuilder:
         return node
 
     def above(self, a: Any, b: Any) -> fx.Node:
-        """1 where a is above b, else 0."""
+        """Return 1 where a is above b, and 0 elsewhere."""
         if isinstance(b, fx.Node) or b != 0:
             a = (
                 self(aten.sub.Tensor, a, b)
@@ -43,12 +43,12 @@ class _MaskBuilder:
         return self(aten.clamp.default, self(aten.mul.Tensor, a, _HUGE), 0.0, 1.0)
 
     def differs(self, a: Any, b: Any) -> fx.Node:
-        """1 where a and b differ, else 0."""
+        """Return 1 where a and b differ, and 0 elsewhere."""
         distance = self(aten.abs.default, self(aten.sub.Tensor, a, b))
         return self(aten.clamp.default, self(aten.mul.Tensor, distance, _HUGE), 0.0, 1.0)
 
     def invert(self, mask: fx.Node) -> fx.Node:
-        """1 where the mask is 0, and the other way round."""
+        """Return 1 where the mask is 0, and 0 where it is 1."""
         return self(aten.add.Tensor, self(aten.neg.default, mask), 1.0)
 
 
@@ -66,7 +66,7 @@ _COMPARISONS: Mapping[str, _Comparison] = MappingProxyType(
 
 
 def _comparison_of(node: fx.Node) -> tuple[_Comparison, fx.Node] | None:
-    """The comparison of floating numbers that a node turns into 0 and 1, with the rule for it."""
+    """Return the comparison of floating numbers that a node converts to 0 and 1, with its rule."""
     compared: Any = node.args[0]
     if not is_floating(node) or not isinstance(compared, fx.Node) or compared.op != "call_function":
         return None
@@ -101,7 +101,7 @@ def _write_product(node: fx.Node) -> None:
 
 
 def _write_part(node: fx.Node) -> None:
-    """A slice as a box, of what its source is a box of, if it is one."""
+    """Turn a slice into a box, combined with the box that its source may be."""
     source: Any = node.args[0]
     dim, start, step = argument(node, 1, "dim", 0), argument(node, 2, "start"), argument(node, 4, "step", 1)
     given, sizes = shape_of(source), shape_of(node)

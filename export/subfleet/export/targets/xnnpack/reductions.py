@@ -1,7 +1,7 @@
 """Sums, means and maxima in the forms that XNNPACK's delegate has.
 
-It can take the mean over the two middle dimensions of four, the maximum over windows, and products. Every reduction is
-one of them, or several.
+It can compute the mean over the two middle dimensions of four, the maximum over windows, and products. Every reduction
+is one or several of these.
 """
 
 import math
@@ -23,11 +23,11 @@ LONGEST_PRODUCT = 1024
 _FEW_NUMBERS = 1 << 16
 """Rows up to this length are summed by a product with ones; longer ones by a mean, which is slow for each row."""
 _LONGEST_SUM = 512
-"""Longer columns are summed in two goes: more exact than one after the other."""
+"""Longer columns are summed in two stages, which is more exact than one sum."""
 
 
 def _parts(length: int) -> int:
-    """Into how many equal parts a long sum is cut; 1 where it is short or does not divide."""
+    """Return the number of equal parts of a long sum; 1 if it is short or does not divide."""
     if length <= _LONGEST_SUM:
         return 1
     root = math.isqrt(length)
@@ -35,7 +35,7 @@ def _parts(length: int) -> int:
 
 
 def _mean_of_columns(graph: XnnpackGraph, x_orc: int) -> int:
-    """(outer, reduced, columns) to (outer, columns)."""
+    """Reduce (outer, reduced, columns) to (outer, columns)."""
     outer, reduced, columns = graph.shape(x_orc)
     parts = _parts(reduced)
     if parts > 1:
@@ -46,13 +46,13 @@ def _mean_of_columns(graph: XnnpackGraph, x_orc: int) -> int:
 
 
 def row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
-    """(R, K) to (R, 1): the sum of each row, times a factor."""
+    """Reduce (R, K) to (R, 1): the sum of each row, times a factor."""
     rows, length = graph.shape(x_rk)
     parts = _parts(length)
     if length <= LONGEST_PRODUCT:
         return graph.product(x_rk, graph.constant(factor, (length, 1)))
     if rows * length <= _FEW_NUMBERS and parts > 1:
-        # Exact for whole numbers, as a mean that is multiplied again is not.
+        # Exact for integers, unlike a mean that is multiplied again.
         sums = row_sums(graph, graph.reshape(x_rk, (rows * parts, length // parts)))
         return row_sums(graph, graph.reshape(sums, (rows, parts)), factor)
     shaped = graph.reshape(x_rk, (rows * parts, length // parts, 1, 1))
@@ -63,14 +63,14 @@ def row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
 
 
 def row_maxima(graph: XnnpackGraph, x_rk: int) -> int:
-    """(R, K) to (R, 1)."""
+    """Reduce (R, K) to (R, 1)."""
     rows, length = graph.shape(x_rk)
     columns = graph.reshape(graph.transpose(x_rk, (1, 0)), (1, length, 1, rows))
     return graph.reshape(graph.maximum_over_rows(columns), (rows, 1))
 
 
 def _runs(shape: Sequence[int], dims: Sequence[int]) -> list[tuple[bool, int]]:
-    """The shape as runs of dimensions that are all reduced or all kept, with their sizes; sizes of 1 are left out."""
+    """Return the shape as runs of dimensions that are all reduced or all kept, with their sizes, without sizes of 1."""
     runs: list[tuple[bool, int]] = []
     for dim, size in enumerate(shape):
         reduced = dim in dims
@@ -91,7 +91,7 @@ def _reduce(emitting: XnnpackEmitter, node: fx.Node, *, mean: bool) -> int:
     value = emitting.value(x)
     factor = 1.0
     runs = _runs(shape, dims)
-    # From the last run to the first: rows first, so that what is left is small.
+    # From the last run to the first: rows first, so that the rest is small.
     while any(reduced for reduced, _ in runs):
         index_of_run = max(index for index, (reduced, _) in enumerate(runs) if reduced)
         size = runs[index_of_run][1]

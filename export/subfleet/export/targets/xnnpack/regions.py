@@ -1,4 +1,4 @@
-"""Which part of a graph goes to XNNPACK, in as few regions as the order of their data allows."""
+"""Divides a graph between XNNPACK and the runtime, in as few regions as the data flow allows."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ __all__ = ["DelegateRegion", "phases_of", "split_regions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegateRegion:
-    """Nodes that are run together.
+    """Nodes that run together.
 
     Attributes:
         nodes: in the graph's order.
-        inputs: nodes from elsewhere that they need.
-        outputs: those of them that are needed elsewhere.
+        inputs: nodes outside that they read.
+        outputs: their nodes that are read outside.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -25,7 +25,7 @@ class DelegateRegion:
 
 
 def phases_of(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> dict[fx.Node, int]:
-    """The phase of every call: odd ones hold the chosen nodes, even ones the others, and data flow only forwards."""
+    """Return the phase of every call: odd ones hold the chosen nodes, even ones the others; data only flow forwards."""
     phase_by_node: dict[fx.Node, int] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -40,7 +40,7 @@ def phases_of(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> dict[fx.Nod
 
 
 def split_regions(graph: fx.Graph, chosen: Callable[[fx.Node], bool]) -> list[Sequence[fx.Node] | DelegateRegion]:
-    """The graph's calls in an order that may run: single nodes' sequences, and regions of chosen nodes."""
+    """Return the graph's calls in a valid order: sequences of single nodes, and regions of chosen nodes."""
     phase_by_node = phases_of(graph, chosen)
     last = max(phase_by_node.values(), default=0)
     parts: list[Sequence[fx.Node] | DelegateRegion] = []
