@@ -16,8 +16,7 @@ from pathlib import Path
 from smoke import DIGITS, folders_of, parsed
 
 from subfleet.protocol.errors import ConfigError, SubfleetError
-from subfleet.reporting.comparing import Entrant, read_folders
-from subfleet.reporting.paired import paired_difference
+from subfleet.reporting.comparison import Entrant, measure_difference, read_entrants
 from subfleet.settings.run import Run
 
 ATTACKS = ("shuffled-5", "shuffled-1", "shuffled", "backdoor")
@@ -45,7 +44,7 @@ def main() -> int:
 def told(folders: Sequence[Path]) -> int:
     """Print the table; an exit code other than 0 where it cannot be told."""
     try:
-        entrants = {one.name: one for one in read_folders(folders)}
+        entrants = {one.name: one for one in read_entrants(folders)}
         rows = [row for name in entrants for row in _rows(name, entrants)]
     except SubfleetError as error:
         print(error, file=sys.stderr)
@@ -77,7 +76,7 @@ def _rows(name: str, entrants: Mapping[str, Entrant]) -> Iterator[list[str]]:
 def _difference(seeds: Sequence[int], ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     if len(seeds) < 2:
         return ""
-    found = paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+    found = measure_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
     tie = " tie" if found.tie else ""
     return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}"
 

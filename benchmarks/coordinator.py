@@ -45,7 +45,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Evaluations
+from subfleet.settings.sections import Evaluations
 
 RESULTS = Path(__file__).parent / "results" / "coordinator.md"
 MODEL: Family = PreactResNet(input_shape=(3, 32, 32), class_count=10, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))

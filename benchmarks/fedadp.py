@@ -23,8 +23,7 @@ from typing import Any
 from smoke import DIGITS, folders_of, parsed
 
 from subfleet.protocol.errors import SubfleetError
-from subfleet.reporting.comparing import Entrant, read_folders
-from subfleet.reporting.paired import paired_difference
+from subfleet.reporting.comparison import Entrant, measure_difference, read_entrants
 from subfleet.settings.run import Run
 
 LEAST = 0.10
@@ -109,7 +108,7 @@ def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
         seeds = sorted(first.runs.keys() & other.runs.keys())
         if len(seeds) < 2:
             continue
-        found = paired_difference(*([float(one.runs[seed]["accuracy"]) for seed in seeds] for one in (first, other)))
+        found = measure_difference(*([float(one.runs[seed]["accuracy"]) for seed in seeds] for one in (first, other)))
         told = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}{', a tie' if found.tie else ''}"
         yield line_of((other.name, f"{100 * found.mean:+.1f}", told, str(found.pairs)))
 
@@ -151,7 +150,7 @@ def main() -> int:
 def told(folders: Sequence[Path], options: argparse.Namespace) -> int:
     """Print the tables; 1 where they cannot be told, or where nothing is left to gain."""
     try:
-        entrants = read_folders(folders)
+        entrants = read_entrants(folders)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return 1

@@ -22,7 +22,7 @@ from run_tables import differences, put, table
 from smoke import folders_of, parsed
 
 from subfleet.protocol.errors import SubfleetError
-from subfleet.reporting.comparing import Entrant, read_folders
+from subfleet.reporting.comparison import Entrant, read_entrants
 from subfleet.settings.run import Run
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fedoras.md"
@@ -171,7 +171,7 @@ def main() -> int:
 def told(folders: Sequence[Path], asked: argparse.Namespace) -> int:
     """Print the tables; 1 where a run of FedorAS lacks something."""
     try:
-        entrants = {one.name: one for one in read_folders(folders)}
+        entrants = {one.name: one for one in read_entrants(folders)}
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)

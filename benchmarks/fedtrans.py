@@ -21,7 +21,7 @@ from run_tables import differences, put, shared_seeds, table
 from smoke import DIGITS, folders_of, parsed
 
 from subfleet.protocol.errors import SubfleetError
-from subfleet.reporting.comparing import Entrant, read_folders
+from subfleet.reporting.comparison import Entrant, read_entrants
 from subfleet.settings.run import Run
 
 BORN, ROUNDS, DEVICES = 3, 20, 3
@@ -218,7 +218,7 @@ def main() -> int:
 def told(folders: Sequence[Path], asked: argparse.Namespace) -> int:
     """Print the tables; 1 where a run of FedTrans lacks something."""
     try:
-        entrants = {one.name: one for one in read_folders(folders)}
+        entrants = {one.name: one for one in read_entrants(folders)}
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)

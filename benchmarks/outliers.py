@@ -32,10 +32,9 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.attacks import LabelShuffling
-from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import LogClock
+from subfleet.settings.sections import LogClock, OutlierSettings
 from subfleet.tasks import Dataset, load_digits
 from subfleet.trainers.job_files import write_change
 

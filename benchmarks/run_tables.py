@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from subfleet.reporting.comparing import Entrant
-from subfleet.reporting.paired import paired_difference
+from subfleet.reporting.comparison import Entrant, measure_difference
 
 __all__ = ["Figures", "differences", "put", "shared_seeds", "table"]
 
@@ -35,7 +34,7 @@ def differences(
         ours, theirs = ([figures(one.runs[seed]) for seed in seeds] for one in (first, other))
         cells = []
         for name in names:
-            found = paired_difference([one[name] for one in ours], [one[name] for one in theirs])
+            found = measure_difference([one[name] for one in ours], [one[name] for one in theirs])
             tie = " tie" if found.tie else ""
             cells.append(f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}")
         yield [other.name, str(len(seeds)), *cells]

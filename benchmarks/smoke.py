@@ -60,13 +60,13 @@ def folders_of(
     from subfleet.export.cache import CacheFolder
     from subfleet.journal.guarding import Unobserved
     from subfleet.lab import load_all
-    from subfleet.settings.kept import free_folder, keep_run, make_folder
+    from subfleet.settings.run_folder import choose_folder, create_folder, write_description
 
     with tempfile.TemporaryDirectory(prefix="subfleet-") as scratch:
         games, folders = [one for one in load_all(game, *changes, seeds=(1,)) if wanted(one)], list[Path]()
         with opened_host("batch", CacheFolder(path=Path(scratch) / "cache")) as host:
             for one in games:
-                folders.append(make_folder(free_folder(Path(scratch) / "runs", one.name, None)))
-                keep_run(folders[-1], one)
+                folders.append(create_folder(choose_folder(Path(scratch) / "runs", one.name, None)))
+                write_description(folders[-1], one)
                 host(one, folders[-1], Unobserved(), threading.Event())
         yield folders

@@ -31,10 +31,9 @@ from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.path_evolution import EvolutionSettings
-from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.sections import Deadlines, LogClock, OutlierSettings
 from subfleet.tasks import Dataset, load_digits
 
 __all__ = ["HONEST", "METHODS_AND_VARIANTS", "Game", "Played", "gathered_game", "honest_network", "played", "unguarded"]

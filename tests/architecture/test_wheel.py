@@ -32,9 +32,9 @@ SHIPPED = (
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from subfleet.settings.shipped import shipped_text
+from subfleet.settings.reading import read_included_run
 from subfleet.tasks import read_dataset
-print(shipped_text("fleet").count("digits:test"), len(read_dataset("digits:test")))
+print(read_included_run("fleet").count("digits:test"), len(read_dataset("digits:test")))
 loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith("subfleet.")]
 assert all(path.startswith(sys.argv[1]) for path in loaded if path), loaded
 """

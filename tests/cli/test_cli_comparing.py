@@ -10,16 +10,27 @@ from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.settings.kept import keep_run
 from subfleet.settings.reading import read_runs
+from subfleet.settings.run_folder import write_description
 
+SUMMARY: dict[str, Any] = {
+    "headline": "accuracy",
+    "participation": 0.5,
+    "model": None,
+    "evaluation": None,
+    "figures": {},
+    "outliers": {},
+    "networks": [],
+    "programs_from": {},
+    "costs": {"training_macs": 0, "rounds": None, "expected_rounds": None},
+}
 ACCURACIES = {"heterofl": (0.9, 0.8, 0.85), "fjord": (0.7, 0.65, 0.6)}
 
 
 def left_behind(folder: Path, accuracy: float) -> None:
     clients = [{"bytes_down": 2_000_000, "bytes_up": 1_000_000}]
     rounds = [{"round": number, "accuracy": accuracy * number / 2, "clients": clients} for number in (1, 2)]
-    summary = {"accuracy": accuracy, "participation": 0.5, "rounds": rounds}
+    summary = {**SUMMARY, "accuracy": accuracy, "metrics": {"accuracy": accuracy}, "rounds": rounds}
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
 
 
@@ -31,7 +42,7 @@ def folders(tmp_path: Path) -> list[str]:
         for run, accuracy in zip(read_runs(name, ("rounds=2",), (1, 2, 3)), accuracies, strict=True):
             folder = tmp_path / "runs" / run.name
             folder.mkdir(parents=True)
-            keep_run(folder, run)
+            write_description(folder, run)
             left_behind(folder, accuracy)
             found.append(str(folder))
     return found
@@ -115,14 +126,17 @@ def test_what_training_took_is_a_table_of_its_own(folders: list[str]) -> None:
         "expected_round_s": 3.0,
         "expected_round_deviation_s": 0.5,
     }, "one seed has not measured any round"
-    assert second["costs"] == {}
+    assert second["costs"] == {"networks": 0.0, "training_macs": 0.0}
     assert [one["figures"] for one in (first, second)] == [{}, {}]
     shown = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
     assert shown.exit_code == 0, shown.output
     with (Path(folders[0]).parent / "out" / "comparison.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     names = ("networks", "training GMACs", "MB down", "storage MB", "expected s", "expected ± s")
-    assert [[row[name] for name in names] for row in rows] == [["2.0", "2", "1.0", "0.50", "3.00", "0.50"], [""] * 6]
+    assert [[row[name] for name in names] for row in rows] == [
+        ["2.0", "2", "1.0", "0.50", "3.00", "0.50"],
+        ["0.0", "0", "", "", "", ""],
+    ]
     assert "round s" not in rows[0]
 
 
@@ -130,7 +144,7 @@ def test_runs_that_cannot_be_compared_are_one_sentence(folders: list[str], tmp_p
     (other,) = read_runs("fjord", ("rounds=3", "name=fjord-s9", "seed=9"))
     odd = tmp_path / "odd"
     odd.mkdir()
-    keep_run(odd, other)
+    write_description(odd, other)
     left_behind(odd, 0.5)
     done = invoke("compare", *folders, str(odd))
     assert done.exit_code == ExitCode.CONFIG
@@ -194,7 +208,7 @@ def test_a_comparison_says_what_accuracies_are_those_of(folders: list[str]) -> N
 
 def test_a_run_of_which_nothing_was_aggregated_is_refused(folders: list[str]) -> None:
     path = Path(folders[0]) / "summary.json"
-    path.write_text(json.dumps({"accuracy": None, "participation": 0.0, "rounds": []}), encoding="utf-8")
+    path.write_text(json.dumps({**SUMMARY, "accuracy": None, "metrics": {}, "rounds": []}), encoding="utf-8")
     done = invoke("compare", *folders)
     assert done.exit_code == ExitCode.CONFIG
     assert "was aggregated, so that nothing is known of its model; leave it out" in done.stderr
@@ -226,7 +240,7 @@ def test_runs_are_compared_by_what_their_kind_is_judged_by(folders: list[str], t
         found = {"rmse": errors[name][int(seed) - 1], "r2": 0.25}
         rounds: list[dict[str, Any]] = [{"round": 1, "accuracy": None, **found, "clients": []}]
         evaluation = {"rmse": {"mean": 0.7, "interquartile_range": 0.1, "worst": 0.9}}
-        summary = {"accuracy": None, "headline": "rmse", "metrics": found, "participation": 1.0, "rounds": rounds}
+        summary = {**SUMMARY, "accuracy": None, "headline": "rmse", "metrics": found, "rounds": rounds}
         figures = {"accuracy": None, "submodels": 0.65}
         text = json.dumps({**summary, "evaluation": evaluation, "figures": figures})
         (folder / "summary.json").write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from subfleet.cli.commands import app
-from subfleet.cli.failures import exit_code_of
+from subfleet.cli.errors import describe_error
 from subfleet.protocol.errors import ConfigError, MemoryLimitError
 from subfleet.protocol.exit_codes import ExitCode
 
@@ -28,12 +28,12 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Re
 
 
 def test_errors_carry_their_exit_codes() -> None:
-    assert exit_code_of(ConfigError("wrong")) == (ExitCode.CONFIG, "wrong")
-    assert exit_code_of(MemoryLimitError(needed_bytes=2, limit_bytes=1))[0] == ExitCode.TRAINING
-    code, sentence = exit_code_of(ModuleNotFoundError("No module named 'flwr_datasets'", name="flwr_datasets"))
+    assert describe_error(ConfigError("wrong")) == (ExitCode.CONFIG, "wrong")
+    assert describe_error(MemoryLimitError(needed_bytes=2, limit_bytes=1))[0] == ExitCode.TRAINING
+    code, sentence = describe_error(ModuleNotFoundError("No module named 'flwr_datasets'", name="flwr_datasets"))
     assert code == ExitCode.MISSING_EXTRA
     assert "pip install 'subfleet[emulation]'" in sentence
-    assert exit_code_of(ZeroDivisionError("x"))[0] == ExitCode.INTERNAL
+    assert describe_error(ZeroDivisionError("x"))[0] == ExitCode.INTERNAL
 
 
 def test_every_exit_code_is_documented() -> None:
@@ -168,23 +168,23 @@ def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
 
 
 def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
-    from subfleet.settings.kept import check_not_over, free_folder, keep_run, make_folder
     from subfleet.settings.reading import read_run
+    from subfleet.settings.run_folder import check_not_over, choose_folder, create_folder, write_description
 
-    first = free_folder(tmp_path, "quickstart", None)
+    first = choose_folder(tmp_path, "quickstart", None)
     assert first.name == "quickstart"
-    keep_run(make_folder(first), read_run("quickstart"))
-    assert free_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
+    write_description(create_folder(first), read_run("quickstart"))
+    assert choose_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
     (first / "summary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="over already"):
         check_not_over(first, read_run("quickstart"))
-    assert free_folder(tmp_path, "quickstart", None).name == "quickstart-2"
+    assert choose_folder(tmp_path, "quickstart", None).name == "quickstart-2"
 
 
 def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Path) -> None:
     code = (
-        "import logging; from subfleet.cli.failures import reporting; from subfleet.protocol.errors import RunError\n"
-        "with reporting(verbose=False):\n"
+        "import logging; from subfleet.cli.errors import report_errors; from subfleet.protocol.errors import RunError\n"
+        "with report_errors(verbose=False):\n"
         "    logging.getLogger('x').warning('device %s', 'a\\x1b]8;;http://evil\\x07\\nb')\n"
         "    raise RunError('device a\\x1b]8;;http://evil\\x07 failed')\n"
     )
@@ -201,8 +201,8 @@ def test_verbose_tells_what_happens_in_subfleet_and_not_in_libraries(
     verbose: bool, told: list[str], tmp_path: Path
 ) -> None:
     code = (
-        "import logging; from subfleet.cli.failures import reporting\n"
-        f"with reporting(verbose={verbose}):\n"
+        "import logging; from subfleet.cli.errors import report_errors\n"
+        f"with report_errors(verbose={verbose}):\n"
         "    logging.getLogger('subfleet.x').debug('ours')\n"
         "    logging.getLogger('y').debug('theirs in detail')\n"
         "    logging.getLogger('y').warning('theirs')\n"

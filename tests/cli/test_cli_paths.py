@@ -17,7 +17,7 @@ from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
-from subfleet.settings.kept import keep_run
+from subfleet.settings.run_folder import write_description
 from subfleet.testing.rounds import SUPERNET as CONFIG
 from subfleet.testing.rounds import make_config
 
@@ -28,7 +28,7 @@ PATH = ("dsconv3", "conv1")
 def kept(folder: Path, **files: Mapping[str, Tensor]) -> Path:
     """A run that is over, with these files of weights."""
     folder.mkdir(parents=True)
-    keep_run(folder, make_config(FedorAS()))
+    write_description(folder, make_config(FedorAS()))
     for name, state in files.items():
         save_file(dict(state), folder / f"{name}.safetensors")
     return folder.parent
@@ -90,7 +90,7 @@ def test_a_run_without_a_supernet_or_that_is_not_over_says_so(tmp_path: Path) ->
     assert "is not over" in " ".join(output.split())
     folder = tmp_path / "runs" / "plain"
     folder.mkdir()
-    keep_run(folder, make_config(FedAvg()))
+    write_description(folder, make_config(FedAvg()))
     code, output = said("plain", "--runs", runs, "--random", 1)
     assert code == 10
     assert "has no supernet: its model, a 'mlp', has no choices" in " ".join(output.split())

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from subfleet.cli.commands import app
-from subfleet.cli.preflight import Verdict, table
+from subfleet.cli.preflight import Verdict, show_verdicts
 from subfleet.export.cache import CacheFolder
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.submodel import Architecture
@@ -96,7 +96,7 @@ def test_a_name_is_no_markup_in_the_table() -> None:
     architecture = Architecture(name=evil, axes=(), blocks=())
     verdict = Verdict(submodel=evil, target="[/]", parameters=1, problem=f"layer {evil}", architecture=architecture)
     screen = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
-    table([verdict], screen)
+    show_verdicts([verdict], screen)
     assert isinstance(screen.file, io.StringIO)
     shown = screen.file.getvalue()
     assert shown.count(evil) == 3

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from subfleet.cli.console import PlainLines, Tables, display_for, progress_text
+from subfleet.cli.console import PlainLines, Tables, create_display, format_progress
 from subfleet.journal.records import ClientRow, Progress, RoundRecord
 from subfleet.reporting.columns import CLIENT_COLUMNS
 
@@ -149,7 +149,7 @@ def test_tables_need_a_terminal_of_80_characters(
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "stdout", file())
-    assert isinstance(display_for(json=False), kind)
+    assert isinstance(create_display(json=False), kind)
 
 
 HALF = Progress(round=2, round_count=5, answered=3, devices=6, left_s=None)
@@ -166,13 +166,13 @@ HALF = Progress(round=2, round_count=5, answered=3, devices=6, left_s=None)
     ],
 )
 def test_progress_tells_rounds_devices_and_the_time_left(left_s: float | None, said: str) -> None:
-    assert progress_text(replace(HALF, left_s=left_s)) == said
+    assert format_progress(replace(HALF, left_s=left_s)) == said
 
 
 def test_progress_tells_who_is_away_and_why() -> None:
     away = ("cyd: it said goodbye (it was stopped), last seen 12 s ago", "bob: no heartbeat for 41 s")
     said = "round 2 of 5: 3 of 6 devices have answered; away: " + ", ".join(away)
-    assert progress_text(replace(HALF, away=away)) == said
+    assert format_progress(replace(HALF, away=away)) == said
 
 
 def test_on_a_terminal_the_next_thing_takes_the_place_of_progress() -> None:
@@ -183,10 +183,10 @@ def test_on_a_terminal_the_next_thing_takes_the_place_of_progress() -> None:
     display.say("it goes on")
     display.say("and on")
     display.progressed(HALF)
-    display.ended()
-    display.ended()
+    display.clear()
+    display.clear()
     erased = "\r\x1b[2K"
-    first, second = (progress_text(replace(HALF, answered=count)) for count in (3, 4))
+    first, second = (format_progress(replace(HALF, answered=count)) for count in (3, 4))
     assert output.getvalue() == f"{first}{erased}{second}{erased}it goes on\nand on\n{first}{erased}"
 
 

@@ -10,11 +10,23 @@ from typer.testing import CliRunner
 from subfleet.cli.commands import app
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.settings.kept import keep_run, replayed_run
 from subfleet.settings.reading import read_runs
-from subfleet.settings.summary import SUMMARY, read_summary, write_summary
+from subfleet.settings.run_folder import SUMMARY, read_replay, read_summary, write_description, write_summary
 
-RECORD = {"accuracy": 0.5, "participation": 1.0, "rounds": [{"round": 1, "accuracy": 0.5, "clients": []}]}
+RECORD = {
+    "accuracy": 0.5,
+    "headline": "accuracy",
+    "metrics": {"accuracy": 0.5},
+    "rounds": [{"round": 1, "accuracy": 0.5, "clients": []}],
+    "participation": 0.5,
+    "model": None,
+    "evaluation": None,
+    "figures": {},
+    "outliers": {},
+    "networks": [],
+    "programs_from": {},
+    "costs": {"training_macs": 0, "rounds": None, "expected_rounds": None},
+}
 DAMAGED: dict[str, bytes] = {
     "half": json.dumps(RECORD).encode()[:30],
     "empty": b"",
@@ -22,7 +34,7 @@ DAMAGED: dict[str, bytes] = {
     "a list": b"[]",
     "deep": b"[" * 100_000,
     "rounds of another type": json.dumps(RECORD | {"rounds": 3}).encode(),
-    "accuracy of another type": json.dumps(RECORD | {"accuracy": [1]}).encode(),
+    "accuracy of another type": json.dumps(RECORD | {"metrics": {"accuracy": [1]}}).encode(),
     "metrics of another type": json.dumps(RECORD | {"metrics": 3}).encode(),
     "a model of another type": json.dumps(RECORD | {"model": 7}).encode(),
 }
@@ -33,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     (run,) = read_runs("heterofl", ("rounds=1",), (1,))
     folder = tmp_path / "runs" / run.name
     folder.mkdir(parents=True)
-    keep_run(folder, run)
+    write_description(folder, run)
     return folder
 
 
@@ -64,7 +76,7 @@ def test_a_run_that_is_not_over_has_none(folder: Path) -> None:
 def test_one_whose_turns_are_no_mapping_cannot_be_played_again(folder: Path) -> None:
     write_summary(folder, RECORD | {"programs_from": 3})
     with pytest.raises(FileError, match="is damaged"):
-        replayed_run(folder)
+        read_replay(folder)
 
 
 def test_one_is_written_as_a_whole_or_not_at_all(folder: Path) -> None:

@@ -18,8 +18,8 @@ from subfleet.protocol.errors import ConfigError, FileError, RunError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.reporting.address import HttpAddress
 from subfleet.reporting.api import serve_http
-from subfleet.settings.kept import free_folder, keep_run
 from subfleet.settings.reading import read_run
+from subfleet.settings.run_folder import choose_folder, write_description
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "mqtt://127.0.0.1:1"
@@ -91,7 +91,7 @@ def test_beside_other_runs_only_the_new_folder_goes(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
-    keep_run(tmp_path, read_run("fedfa", ("seed=5",)))
+    write_description(tmp_path, read_run("fedfa", ("seed=5",)))
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(ConfigError, match="seed from 5 to 3"):
         begin(tmp_path, None)
@@ -99,7 +99,7 @@ def test_the_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_free_folder_is_named_and_not_made(tmp_path: Path) -> None:
-    assert free_folder(tmp_path / "runs", "a", None) == tmp_path / "runs" / "a"
+    assert choose_folder(tmp_path / "runs", "a", None) == tmp_path / "runs" / "a"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,19 +120,17 @@ def test_serve_names_the_folder_as_run_does(tmp_path: Path, monkeypatch: pytest.
 def test_who_cannot_answer_is_told_how_to_do_without(
     stdin: io.StringIO | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep_run_folder = tmp_path / "a"
-    keep_run_folder.mkdir()
-    keep_run(keep_run_folder, read_run("fedfa"))
+    folder = tmp_path / "a"
+    folder.mkdir()
+    write_description(folder, read_run("fedfa"))
     monkeypatch.setattr(sys, "stdin", stdin)
     with pytest.raises(SystemExit) as caught:
         typer.main.get_command(app)(["runs", "remove", "a", "--runs", str(tmp_path)], standalone_mode=False)
     assert caught.value.code == ExitCode.CONFIG
     assert (
-        capsys.readouterr()
-        .err.strip()
-        .endswith("subfleet: nobody answers, as standard input is at its end; say --yes in place of an answer")
+        capsys.readouterr().err.strip().endswith("subfleet: standard input is closed, so nobody can confirm; add --yes")
     )
-    assert keep_run_folder.exists()
+    assert folder.exists()
 
 
 def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
@@ -140,7 +138,7 @@ def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
     asking = re.compile(r"\b(?:typer|click)\.(?:confirm|prompt|getchar|pause)\(|(?<![\w.])input\(|\bgetpass\(")
     sources = [path for room in ("server", "edge_client", "emulation", "tasks") for path in (ROOT / room).rglob("*.py")]
     found = [path.name for path in sources for _ in asking.finditer(path.read_text(encoding="utf-8"))]
-    assert found == ["keeping.py"]
+    assert found == ["runs.py"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "::ffff:127.0.0.1"])

@@ -12,7 +12,7 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import LogClock
+from subfleet.settings.sections import LogClock
 from subfleet.tasks import Dataset, load_digits
 
 MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(64,), depths=(1,), group_size=4)

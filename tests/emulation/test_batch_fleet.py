@@ -37,7 +37,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
 from subfleet.settings.fleet import HostSettings
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.sections import Deadlines, LogClock
 from subfleet.trainers.onnx import ONNX, OnnxTrainer
 from subfleet.trainers.trainer import RuntimeTrainer
 from subfleet.transport.address import parse_url

@@ -11,7 +11,7 @@ import pytest
 import torch
 from matrices import mostly_long
 
-from subfleet.cli.paths import found_network, write_path
+from subfleet.cli.run_networks import load_network, write_path
 from subfleet.elastic.building import build_module, network_of
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
@@ -19,9 +19,9 @@ from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.methods.fedoras import FedorAS
 from subfleet.protocol.errors import ConfigError
-from subfleet.settings.kept import SUPERNET, keep_run
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
+from subfleet.settings.run_folder import SUPERNET, write_description
 
 pytestmark = pytest.mark.slow
 
@@ -125,9 +125,9 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
     assert all(summary["figures"]["tiers"].values())
     if len(known) == 2 and best[0] != best[1] and known[0] != known[1]:
         assert summary["tuning"]["tau"] == (1.0 if (best[0] < best[1]) == (known[0] < known[1]) else -1.0)
-    keep_run(tmp_path / "run", run)
+    write_description(tmp_path / "run", run)
     for row in found:  # whoever was left with it
-        tier = found_network(tmp_path / "run", row["network"])
+        tier = load_network(tmp_path / "run", row["network"])
         written = write_path(tier, tier.network.full_architecture(), ("onnx",), tmp_path / row["network"], cache=cache)
         assert (written["parameters"], written["forward_macs"]) == (row["parameters"], row["forward_macs"])
         session = ort.InferenceSession(written["files"]["onnx"])
@@ -137,4 +137,4 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
         (logits,) = session.run(None, {session.get_inputs()[0].name: sample})
         np.testing.assert_allclose(logits, module(torch.from_numpy(sample)).detach(), atol=1e-4)
     with pytest.raises(ConfigError, match="ended without a network 't9'"):
-        found_network(tmp_path / "run", "t9")
+        load_network(tmp_path / "run", "t9")

@@ -18,12 +18,11 @@ from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.journal.guarding import Unobserved
-from subfleet.settings.kept import keep_run, kept_run
-from subfleet.settings.parts import parts_of
+from subfleet.settings.fingerprint import list_changes, select_outcome_settings
 from subfleet.settings.reading import read_runs
-from subfleet.settings.resuming import changed_settings
 from subfleet.settings.run import Run
-from subfleet.settings.taking import networks_of, with_model
+from subfleet.settings.run_folder import read_description, write_description
+from subfleet.settings.stored_networks import read_networks, resolve_model
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +49,9 @@ def small(game: str) -> Iterator[Run]:
 
 def played(run: Run, runs: Path, exports: LazyExports) -> Mapping[str, Any]:
     """A run played in its own folder, which takes its model from one beside it."""
-    run, folder = with_model(run, runs), runs / run.name
+    run, folder = resolve_model(run, runs), runs / run.name
     folder.mkdir(parents=True)
-    keep_run(folder, run)
+    write_description(folder, run)
     run_in_batch(run, folder, Unobserved(), threading.Event(), exports=exports)
     summary: Mapping[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
@@ -93,16 +92,16 @@ def test_a_game_is_played_with_the_networks_that_fedtrans_came_to(
 ) -> None:
     runs = entries(game)
     played(runs["fedtrans"], tmp_path, exports)
-    networks = networks_of(tmp_path / runs["fedtrans"].name)
+    networks = read_networks(tmp_path / runs["fedtrans"].name)
     assert len(networks) >= 2, "one that the weakest device carries, and one that grew"
     for name in names:
         summary = played(runs[name], tmp_path, exports)
         assert [record["aggregated"] > 0 for record in summary["rounds"]] == [True, True]
-        kept = kept_run(tmp_path / runs[name].name)
+        kept = read_description(tmp_path / runs[name].name)
         if runs[name].model_of is not None:
             wanted = networks[0] if "smallest" in name or "middle" in name else networks[-1]
-            assert kept.model == wanted.config
-            whole = network_of(wanted.config)
+            assert kept.model == wanted.lineage.config
+            whole = network_of(wanted.lineage.config)
             most = max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
             assert most <= Costs(whole).of([whole.full_architecture()])[0][0]
             assert (name != "fedavg-smallest") or most == Costs(whole).of([whole.full_architecture()])[0][0]
@@ -149,7 +148,7 @@ def test_entries_differ_in_what_they_are_named_after(game: str) -> None:
     for name, run in runs.items():
         if run.model_of is not None or run.method.TYPE != "fedtrans":
             continue
-        changed = changed_settings(parts_of(base), parts_of(replace(run, name=base.name)))
+        changed = list_changes(select_outcome_settings(base), select_outcome_settings(replace(run, name=base.name)))
         keys = set(re.findall(r"(?:^|, )([\w.]+) from ", changed))
         assert keys == meant(game, name), name
 

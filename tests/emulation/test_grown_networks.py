@@ -1,10 +1,7 @@
 """A run whose networks grow tells of them in its tables, in summary.json, on its page and where runs are compared."""
 
-import contextlib
 import io
 import json
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
 from subfleet.cli.console import PlainLines
-from subfleet.cli.running import RunOptions, next_steps, run_all
+from subfleet.cli.running import describe_outcome, run_all
 from subfleet.export.cache import CacheFolder
 from subfleet.settings.reading import read_run
 
@@ -65,15 +62,10 @@ def run(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Grown:
     (folder / "box.toml").write_text(PROFILE, encoding="utf-8")
     (folder / "grown.toml").write_text(RUN.replace("BOX", str(folder / "box.toml")), encoding="utf-8")
 
-    @contextlib.contextmanager
-    def stopping() -> Iterator[threading.Event]:
-        yield threading.Event()
-
     screen = io.StringIO()
     display = PlainLines(Console(file=screen, width=200))
-    options = RunOptions(runs=folder / "runs", name=None, broker=None, cache=cache, stopping=stopping)
-    (outcome,) = run_all([read_run(folder / "grown.toml")], options, display)
-    for line in next_steps(outcome):
+    (outcome,) = run_all([read_run(folder / "grown.toml")], folder / "runs", display, cache=cache)
+    for line in describe_outcome(outcome):
         display.say(line)
     summary = json.loads((outcome.folder / "summary.json").read_text(encoding="utf-8"))
     return Grown(folder=outcome.folder, printed=screen.getvalue().splitlines(), summary=summary)

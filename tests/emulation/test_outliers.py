@@ -26,9 +26,9 @@ from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.jobs import TrainResult
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.reading import read_run
 from subfleet.settings.samples import PartitionSettings
+from subfleet.settings.sections import OutlierSettings
 from subfleet.tasks import Dataset, load_digits
 from subfleet.trainers.job_files import write_change
 

@@ -13,7 +13,7 @@ import torch
 from matrices import mostly_long
 from safetensors.torch import load
 
-from subfleet.cli.preflight import preflight
+from subfleet.cli.preflight import export_submodels
 from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.maps import extract
@@ -237,7 +237,7 @@ def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: LazyExports, 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(GOOD))
 def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFolder) -> None:
-    verdicts = [*preflight(read_run(name), cache)]
+    verdicts = [*export_submodels(read_run(name), cache)]
     assert {verdict.target for verdict in verdicts} == {"onnx", "executorch", "torch"}
     assert [verdict.problem for verdict in verdicts] == [""] * len(verdicts)
 

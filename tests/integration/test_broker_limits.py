@@ -27,7 +27,7 @@ from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.sections import Deadlines, LogClock
 from subfleet.tasks import Dataset, write_npz
 from subfleet.transport.address import mqtt_client_id, parse_url
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker

@@ -21,7 +21,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.sections import Deadlines, LogClock
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.transport.address import parse_url

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from subfleet.cli.console import display_for
-from subfleet.cli.serving import ServeOptions, serve_fleet
+from subfleet.cli.console import create_display
+from subfleet.cli.serving import serve_fleet
 from subfleet.emulation.fleet import ClientCommand, Fleet
 from subfleet.emulation.hosting import opened_host
 from subfleet.export.cache import CacheFolder
@@ -20,9 +20,9 @@ from subfleet.link.broker import EmbeddedBroker
 from subfleet.observers.figures import figures_of
 from subfleet.reporting.address import HttpAddress
 from subfleet.settings.fleet import HostKind
-from subfleet.settings.kept import keep_run, make_folder
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
+from subfleet.settings.run_folder import create_folder, write_description
 from subfleet.transport.address import parse_url
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(300)]
@@ -108,8 +108,8 @@ def told(place: Path, described: Run, cache: CacheFolder) -> Mapping[HostKind, _
     """What each host of emulated fleets told of the run, which then lies in a folder of the host's name."""
     found: dict[HostKind, _Rounds] = {}
     for kind in EMULATED:
-        folder, found[kind] = make_folder(place / kind), _Rounds()
-        keep_run(folder, described)
+        folder, found[kind] = create_folder(place / kind), _Rounds()
+        write_description(folder, described)
         with opened_host(kind, cache) as host:
             host(described, folder, found[kind], threading.Event())
     return found
@@ -136,15 +136,16 @@ def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache:
             )
             for device in described.fleet.each()
         )
-        options = ServeOptions(
-            run=described,
-            broker=address,
-            runs=place / "served",
-            http=HttpAddress(host="127.0.0.1", port=0),
-            cache=cache,
-        )
         with Fleet(commands, output_folder=place / "joined" / "output") as fleet:
-            folder = serve_fleet(options, display=display_for(json=True), stop=threading.Event())
+            folder = serve_fleet(
+                described,
+                place / "served",
+                create_display(json=True),
+                threading.Event(),
+                http=HttpAddress(host="127.0.0.1", port=0),
+                cache=cache,
+                broker=address,
+            )
             fleet.wait(20.0)
     assert folder is not None
     return folder

@@ -24,8 +24,8 @@ from subfleet.emulation.batch.host import run_in_batch
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.methods import METHODS
-from subfleet.settings.kept import replayed_run
 from subfleet.settings.reading import read_run
+from subfleet.settings.run_folder import read_replay
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.broker, pytest.mark.export, pytest.mark.timeout(600)]
 
@@ -147,7 +147,7 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
     if (
         not settings.roles.assigner.awaits_programs
     ):  # when programs count is a matter of speed, and is read from what was
-        settings = replayed_run(hurt)
+        settings = read_replay(hurt)
         assert len(_networks(hurt)) > 1
     with LazyExports(cache) as exports:
         run_in_batch(settings, calm, Unobserved(), threading.Event(), exports=exports)
@@ -213,7 +213,7 @@ def test_a_run_that_is_killed_in_its_search_and_in_fine_tuning_ends_with_the_sam
     assert code == 0, output
     assert searched not in output
     with LazyExports(cache) as exports:
-        run_in_batch(replayed_run(runs / "fedoras"), calm, Unobserved(), threading.Event(), exports=exports)
+        run_in_batch(read_replay(runs / "fedoras"), calm, Unobserved(), threading.Event(), exports=exports)
     hurt, whole = (json.loads((one / "summary.json").read_text()) for one in (runs / "fedoras", calm))
     numbers = [int(line.split("generation ")[1].split(":")[0]) for line in told]
     assert numbers == sorted(set(numbers))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from subfleet.cli.failures import exit_code_of
+from subfleet.cli.errors import describe_error
 from subfleet.edge_client.failures import sentence_of
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.exit_codes import ExitCode
@@ -79,7 +79,7 @@ def raised(function: Callable[..., Any], *arguments: Any) -> Exception:
 def test_an_exception_of_a_plugin_is_told_as_the_plugins(theirs: Any, kind: str, what: str) -> None:
     error = raised(theirs(f"theirs_of_a_test.{kind}").direct)
     said = f"the {what} 'mine' of package theirs raised ValueError: nothing fits; mend or uninstall that package"
-    assert exit_code_of(error) == sentence_of(error) == (ExitCode.CONFIG, said)
+    assert describe_error(error) == sentence_of(error) == (ExitCode.CONFIG, said)
 
 
 def test_what_it_calls_is_its_matter(theirs: Any) -> None:
@@ -91,7 +91,7 @@ def test_what_it_calls_is_its_matter(theirs: Any) -> None:
         (lambda: module.through(lambda: int("x")), "raised ValueError: invalid literal"),
         (lambda: module.through(lambda: to_plain({}).x), "raised AttributeError"),
     ):
-        assert f"of package theirs {words}" in exit_code_of(raised(function))[1]
+        assert f"of package theirs {words}" in describe_error(raised(function))[1]
 
 
 def test_ours_stays_ours_also_behind_a_context_of_theirs(theirs: Any) -> None:
@@ -111,7 +111,7 @@ def test_ours_stays_ours_also_behind_a_context_of_theirs(theirs: Any) -> None:
             raise ZeroDivisionError("x")
 
     for function in (defect, behind, lambda: 1 / 0):
-        code, sentence = exit_code_of(raised(function))
+        code, sentence = describe_error(raised(function))
         assert code == ExitCode.INTERNAL
         assert sentence.startswith("this is a defect of Subfleet")
 
@@ -121,4 +121,4 @@ def test_an_error_of_ours_that_a_plugin_raises_keeps_its_own_sentence(theirs: An
         raise DataError("the file is empty")
 
     error = raised(theirs("theirs_of_a_test.datasets").through, refuse)
-    assert exit_code_of(error) == (ExitCode.DATA, "the file is empty")
+    assert describe_error(error) == (ExitCode.DATA, "the file is empty")

@@ -19,9 +19,8 @@ from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Range,
 from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError, Refused
 from subfleet.protocol.registry import Registry
 from subfleet.protocol.schema import from_plain, problems_with, to_plain, validated
-from subfleet.settings.reading import read_run, read_runs
+from subfleet.settings.reading import list_included_runs, read_run, read_runs
 from subfleet.settings.run import Run
-from subfleet.settings.shipped import shipped_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +258,7 @@ def test_nothing_more_is_looked_for_after_a_hundred_problems() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", list_included_runs())
 def test_every_run_that_we_ship_is_read_as_its_json_is(name: str) -> None:
     first, *_, last = [*read_runs(name), *read_runs(name)]  # a sweep has many
     for run in (first, last):

@@ -40,7 +40,7 @@ from subfleet.rounds.work import (
 )
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
 from subfleet.serving.context import context_of as planned
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 CLIENTS = ("ada", "bob", "cyd")
 PLAN_DEADLINES = Deadlines(lease_s=20.0)

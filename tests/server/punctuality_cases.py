@@ -20,7 +20,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import AggregationRequest, RequestDone, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 OTHERS = ("ada", "bob")
 DEADLINES = Deadlines(measure_s=30.0, round_s=600.0, evaluate_s=300.0, deploy_s=300.0, lease_s=1e5)

@@ -47,7 +47,7 @@ from subfleet.rounds.work import (
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.search.queue import ProgramFacts
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines, Evaluations
+from subfleet.settings.sections import Deadlines, Evaluations
 from subfleet.testing.rounds import SUPERNET
 
 ESTIMATES = estimates_of(network_of(MODEL))

@@ -14,7 +14,7 @@ from subfleet.protocol.messages import Presence, encode
 from subfleet.protocol.topics import Topics
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery, Transport
 from subfleet.transport.mqtt import MqttTransport

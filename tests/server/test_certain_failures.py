@@ -34,7 +34,7 @@ from subfleet.rounds.signals import RequestFailed, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.search.fitting import LIMITS
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 PLAN = context_of(clock=None, deadlines=Deadlines(lease_s=1e4))
 PASSING = [reason for reason, course in REFUSALS.items() if course.lasts == "passing"]

@@ -12,10 +12,10 @@ from server.server_rig import config
 from subfleet.elastic.server_optimisers import ServerAdam
 from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.schema import canonical_json
+from subfleet.settings.fingerprint import list_changes
 from subfleet.settings.reading import read_run
-from subfleet.settings.resuming import changed_settings
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import LogClock
+from subfleet.settings.sections import LogClock
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3)
 TABLES = st.recursive(
@@ -25,7 +25,7 @@ TABLES = st.recursive(
 
 
 def _told(**changes: Any) -> str:
-    return changed_settings(json.loads(config().fingerprint()), json.loads(config(**changes).fingerprint()))
+    return list_changes(json.loads(config().fingerprint()), json.loads(config(**changes).fingerprint()))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_a_table_that_was_not_there_is_named_as_a_whole() -> None:
 
 def test_all_changes_are_named_and_of_long_values_what_differs() -> None:
     before, after = ({f"key_{place}": value for place in range(10)} for value in (0, 1))
-    assert changed_settings(before, after) == ", ".join(f"key_{place} from 0 to 1" for place in range(10))
-    told = changed_settings({"a": "x" * 100 + "1" + "y" * 80}, {"a": "x" * 100 + "2"})
+    assert list_changes(before, after) == ", ".join(f"key_{place} from 0 to 1" for place in range(10))
+    told = list_changes({"a": "x" * 100 + "1" + "y" * 80}, {"a": "x" * 100 + "2"})
     assert told == f'a from ...{"x" * 10}1{"y" * 49}... to ...{"x" * 10}2"'
 
 
@@ -61,7 +61,7 @@ def test_all_changes_are_named_and_of_long_values_what_differs() -> None:
 @given(before=TABLES, after=TABLES)
 def test_something_is_told_exactly_where_something_differs(before: dict[str, Any], after: dict[str, Any]) -> None:
     texts = [canonical_json(one) for one in (before, after)]
-    assert bool(changed_settings(before, after)) == (texts[0] != texts[1])
+    assert bool(list_changes(before, after)) == (texts[0] != texts[1])
 
 
 def test_a_preset_is_told_by_the_keys_that_it_stands_for(tmp_path: Path) -> None:
@@ -72,5 +72,5 @@ def test_a_preset_is_told_by_the_keys_that_it_stands_for(tmp_path: Path) -> None
         plain: dict[str, Any] = json.loads(read_run(path).fingerprint())
         return plain
 
-    told = changed_settings(of_preset("resnet18"), of_preset("resnet34"))
+    told = list_changes(of_preset("resnet18"), of_preset("resnet34"))
     assert told == "model.depths from [2, 2, 2, 2] to [3, 4, 6, 3]"

@@ -20,7 +20,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Close, RequestDone, RequestFailed
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
-from subfleet.settings.outliers import OutlierSettings
+from subfleet.settings.sections import OutlierSettings
 
 FOUR = ("ada", "bob", "cyd", "eve")
 HONEST = {"ada": 1.0, "bob": 1.1, "cyd": 0.9}

@@ -35,7 +35,7 @@ from subfleet.rounds.progress import Finished, Measuring
 from subfleet.rounds.signals import AggregationRequest, GoOn, RequestDone, RequestFailed, SendTask, Tick, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ModelsRequest, TaskRequest
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 PLAN = context_of()
 

@@ -17,10 +17,9 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.networks import NEVER, list_first_turns
 from subfleet.search.queue import SizedProgram
-from subfleet.settings.kept import keep_run, kept_run, replayed_run
 from subfleet.settings.run import Run
-from subfleet.settings.summary import SUMMARY
-from subfleet.settings.timing import Evaluations
+from subfleet.settings.run_folder import SUMMARY, read_description, read_replay, write_description
+from subfleet.settings.sections import Evaluations
 from subfleet.testing.rounds import with_steps
 
 GROWING = FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0, noise=0.1)
@@ -142,10 +141,10 @@ def test_a_run_whose_networks_were_slow_to_write_is_played_again_to_the_same_bit
 
 def test_the_turns_of_a_run_that_is_over_are_read_from_its_folder(tmp_path: Path) -> None:
     run = config()
-    keep_run(tmp_path, run)
+    write_description(tmp_path, run)
     with pytest.raises(ConfigError, match="is not over; go on with it with: subfleet runs resume"):
-        replayed_run(tmp_path)
+        read_replay(tmp_path)
     (tmp_path / SUMMARY).write_text(json.dumps({"programs_from": {"onnx/0": 4}}), encoding="utf-8")
-    assert replayed_run(tmp_path) == replace(kept_run(tmp_path), programs_from={"onnx/0": 4})
+    assert read_replay(tmp_path) == replace(read_description(tmp_path), programs_from={"onnx/0": 4})
     with pytest.raises(ValueError, match=r"programs_from\.onnx/0 is -1, but must be a turn, or 0 for never"):
         replace(run, programs_from={"onnx/0": -1})

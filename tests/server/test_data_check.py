@@ -20,7 +20,7 @@ from subfleet.rounds.offers import compare_peers, find_samples_problem, find_sca
 from subfleet.rounds.signals import Event
 from subfleet.rounds.state import RunState
 from subfleet.serving.narrating import told
-from subfleet.settings.rules import transform_problem
+from subfleet.settings.rules import find_transform_problem
 from subfleet.settings.samples import DataCheck, DataSettings
 
 SHARES = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.3, deviation=0.31)
@@ -159,7 +159,7 @@ def test_devices_hear_what_a_transformed_sample_takes() -> None:
 def test_a_transform_that_makes_no_sample_of_the_model_is_refused_with_the_file(
     transform: DataTransform, taken: tuple[int, ...], problem: str
 ) -> None:
-    found = transform_problem(transform, taken)
+    found = find_transform_problem(transform, taken)
     assert problem in found if problem else found == ""
 
 

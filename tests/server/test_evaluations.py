@@ -41,7 +41,7 @@ from subfleet.rounds.signals import (
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, PreparedTask, TaskRequest
 from subfleet.search.queue import ProgramFacts
-from subfleet.settings.timing import Deadlines, Evaluations
+from subfleet.settings.sections import Deadlines, Evaluations
 
 HELD_OUT = 10
 EACH = Evaluations(every=1)

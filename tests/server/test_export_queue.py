@@ -39,7 +39,7 @@ from subfleet.rounds.signals import Action, AggregationRequest, Close, RequestDo
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 from subfleet.testing.rounds import with_steps
 
 SEARCH = DynamicSelection(distillation=None, estimates="estimated")

@@ -49,7 +49,7 @@ from subfleet.rounds.signals import CloseGeneration, Reply, Request, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.search.queue import ProgramFacts
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 from subfleet.testing.rounds import SUPERNET
 
 

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import threading
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from subfleet.cli.commands import app
-from subfleet.cli.running import RunOptions, run_all
+from subfleet.cli.running import run_all
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.lineage import Lineage, Replicated
@@ -28,16 +26,21 @@ from subfleet.protocol.schema import to_plain
 from subfleet.rounds.state import RunState
 from subfleet.serving.context import context_of
 from subfleet.serving.loading import loaded_model
-from subfleet.settings.first_model import FirstWeights
-from subfleet.settings.kept import MODEL, keep_run, kept_run
-from subfleet.settings.parts import parts_of
+from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
-from subfleet.settings.summary import SUMMARY
-from subfleet.settings.taking import networks_of, with_model
+from subfleet.settings.run_folder import MODEL, SUMMARY, read_description, write_description
+from subfleet.settings.sections import FirstWeights
+from subfleet.settings.stored_networks import read_networks, resolve_model
 from subfleet.testing.submodels import find_held_elements
 
 SMALL = ("model.widths=[64]", "model.depths=[1]")
+
+
+def summarise(folder: Path, accuracy: float) -> None:
+    """Write as much of a summary as is read of one here."""
+    summary = {"accuracy": accuracy, "headline": "accuracy", "metrics": {"accuracy": accuracy}}
+    (folder / SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
 
 
 @pytest.fixture
@@ -60,8 +63,8 @@ def grown(tmp_path: Path) -> Path:
     state = replace(state, moments=moments, kept={"memory/of": torch.zeros(400_000)})
     folder = tmp_path / "grown"
     folder.mkdir()
-    keep_run(folder, run)
-    (folder / SUMMARY).write_text(json.dumps({"accuracy": 0.5}), encoding="utf-8")
+    write_description(folder, run)
+    summarise(folder, 0.5)
     save_file(pack_state(state), folder / MODEL)
     return tmp_path
 
@@ -73,29 +76,30 @@ def taking(**said: Any) -> Run:
 
 
 def test_the_networks_of_a_run_come_by_their_sizes(grown: Path) -> None:
-    found = networks_of(grown / "grown")
-    assert [one.id for one in found] == ["", "m2", "m1"]
+    found = read_networks(grown / "grown")
+    assert [one.lineage.id for one in found] == ["", "m2", "m1"]
     assert [one.name for one in found] == ["first", "m2", "m1"]
     for one in found:
-        assert one.element_count == sum(tensor.numel() for tensor in init_state(network_of(one.config), 0).values())
-    assert (found[1].born_round, found[1].reason) == (2, "wider")
-    assert found[0].config == kept_run(grown / "grown").model
+        tensors = init_state(network_of(one.lineage.config), 0).values()
+        assert one.element_count == sum(tensor.numel() for tensor in tensors)
+    assert (found[1].lineage.born_round, found[1].lineage.reason) == (2, "wider")
+    assert found[0].lineage.config == read_description(grown / "grown").model
 
 
 @pytest.mark.parametrize(
     ("network", "width"), [("largest", 256), ("middle", 128), ("smallest", 64), ("m1", 256), ("first", 64)]
 )
 def test_a_run_is_what_it_is_with_that_model_written_out(grown: Path, network: str, width: int) -> None:
-    run = with_model(taking(run="grown", network=network), grown)
+    run = resolve_model(taking(run="grown", network=network), grown)
     written = read_run("quickstart", (f"model.widths=[{width}]", "model.depths=[1]"))
     assert run == written
     assert run.fingerprint() == written.fingerprint()
 
 
 def test_a_path_with_a_slash_is_one_and_a_name_is_beside_the_runs(grown: Path) -> None:
-    there = with_model(taking(run=str(grown / "grown")), Path("elsewhere"))
-    assert there == with_model(taking(run="grown"), grown)
-    assert with_model(there, Path("elsewhere")) is there, "which has its model"
+    there = resolve_model(taking(run=str(grown / "grown")), Path("elsewhere"))
+    assert there == resolve_model(taking(run="grown"), grown)
+    assert resolve_model(there, Path("elsewhere")) is there, "which has its model"
 
 
 def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
@@ -116,39 +120,39 @@ def test_a_run_that_waits_for_its_model_is_not_begun() -> None:
 )
 def test_what_is_not_there_is_not_taken(grown: Path, said: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        with_model(taking(**said), grown)
+        resolve_model(taking(**said), grown)
 
 
 def test_nothing_is_taken_from_a_run_that_goes_on_or_whose_model_is_damaged(grown: Path) -> None:
     (grown / "grown" / MODEL).write_bytes(b"\x00" * 16)
     with pytest.raises(FileError, match=r"model\.safetensors cannot be read"):
-        with_model(taking(run="grown"), grown)
+        resolve_model(taking(run="grown"), grown)
     (grown / "grown" / SUMMARY).unlink()
     with pytest.raises(ConfigError, match="is not over"):
-        with_model(taking(run="grown"), grown)
+        resolve_model(taking(run="grown"), grown)
 
 
 def test_a_model_that_the_run_refuses_is_told_with_where_it_comes_from(grown: Path) -> None:
     run = read_run("quickstart", ("model_of.run=grown", "data.classes=" + json.dumps(list("abcdefghij"))))
-    kept = kept_run(grown / "grown")
+    kept = read_description(grown / "grown")
     (grown / "grown" / "run.json").unlink()
-    keep_run(grown / "grown", replace(kept, model=replace(kept.model, class_count=3)))
+    write_description(grown / "grown", replace(kept, model=replace(kept.model, class_count=3)))
     with pytest.raises(ConfigError, match=r"cannot take network 'first' of .*grown: data\.classes names 10"):
-        with_model(replace(run, model_of=replace(run.model_of, network="first")), grown)  # type: ignore[type-var]
+        resolve_model(replace(run, model_of=replace(run.model_of, network="first")), grown)  # type: ignore[type-var]
 
 
 def test_weights_take_part_in_what_a_run_is_and_the_place_of_their_file_does_not(grown: Path) -> None:
-    drawn = with_model(taking(run="grown", network="m1"), grown)
-    run = with_model(taking(run="grown", network="m1", weights=True), grown)
+    drawn = resolve_model(taking(run="grown", network="m1"), grown)
+    run = resolve_model(taking(run="grown", network="m1", weights=True), grown)
     content = (grown / "grown" / MODEL).read_bytes()
     assert run.first_weights is not None
     assert (run.first_weights.sha256, run.first_weights.network) == (hashlib.sha256(content).hexdigest(), "m1")
     assert run.fingerprint() != drawn.fingerprint()
     assert not {"first_weights", "model_of"} & json.loads(drawn.fingerprint()).keys(), "as runs of before have it"
     moved = replace(run, first_weights=replace(run.first_weights, file="elsewhere"))
-    assert parts_of(moved) == parts_of(run)
+    assert select_outcome_settings(moved) == select_outcome_settings(run)
     other = replace(run, first_weights=replace(run.first_weights, network="m2"))
-    assert parts_of(other) != parts_of(run)
+    assert select_outcome_settings(other) != select_outcome_settings(run)
 
 
 def first_model(run: Run, folder: Path) -> ModelState:
@@ -160,12 +164,12 @@ def first_model(run: Run, folder: Path) -> ModelState:
 
 @pytest.mark.slow
 def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
-    run = with_model(taking(run="grown", network="m2", weights=True), grown)
+    run = resolve_model(taking(run="grown", network="m2", weights=True), grown)
     shared = first_model(run, grown / "grown").shared
     wanted = init_state(network_of(run.model), 2)
     assert list(shared) == list(wanted), "in the order in which the network declares them"
     assert all(shared[name].equal(tensor) for name, tensor in wanted.items())
-    drawn = first_model(with_model(replace(taking(run="grown", network="m2"), name="drawn"), grown), grown / "grown")
+    drawn = first_model(resolve_model(replace(taking(run="grown", network="m2"), name="drawn"), grown), grown / "grown")
     own = init_state(network_of(run.model), run.seed)
     assert all(drawn.shared[name].equal(tensor) for name, tensor in own.items())
 
@@ -183,7 +187,7 @@ def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
 def test_weights_that_are_others_begin_nothing(
     grown: Path, change: dict[str, str], error: type[Exception], words: str
 ) -> None:
-    run = with_model(taking(run="grown", network="m2", weights=True), grown)
+    run = resolve_model(taking(run="grown", network="m2", weights=True), grown)
     with pytest.raises(error, match=words):
         first_model(replace(run, first_weights=replace(run.first_weights, **change)), grown / "grown")  # type: ignore[type-var]
 
@@ -301,21 +305,14 @@ def test_a_sweep_that_is_over_takes_the_same_models_again_and_is_not_played_agai
     assert [run.name for run in runs] == ["game-grown", "game-sliced", "game-tuned"]
     (grown / "grown").rename(grown / "game-grown")
     (grown / "game-grown" / "run.json").unlink()
-    keep_run(grown / "game-grown", runs[0])
+    write_description(grown / "game-grown", runs[0])
     for run in runs[1:]:
         folder = grown / run.name
         folder.mkdir()
-        keep_run(folder, with_model(run, grown))
+        write_description(folder, resolve_model(run, grown))
         (folder / SUMMARY).touch()
-    options = RunOptions(
-        runs=grown,
-        name=None,
-        broker=None,
-        cache=CacheFolder(path=grown / "cache"),
-        stopping=lambda: nullcontext(threading.Event()),
-    )
-    display = Telling()
-    assert run_all(runs, options, display) == []  # type: ignore[arg-type]  # it says as much as it is asked to
+    cache, display = CacheFolder(path=grown / "cache"), Telling()
+    assert run_all(runs, grown, display, cache=cache) == []  # type: ignore[arg-type]  # it says as much as it is asked to
     assert [text for text in display.told if text.endswith("is over already")] == [
         f"{number} of 3: {run.name} is over already" for number, run in enumerate(runs, start=1)
     ]
@@ -326,7 +323,7 @@ def test_a_sweep_that_is_over_takes_the_same_models_again_and_is_not_played_agai
     (grown / "game-grown" / MODEL).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
     display.told.clear()
     with pytest.raises(ConfigError, match=r"game-tuned was begun with other settings, .* first_weights.sha256 from "):
-        run_all(runs, options, display)  # type: ignore[arg-type]
+        run_all(runs, grown, display, cache=cache)  # type: ignore[arg-type]
     assert "2 of 3: game-sliced is over already" in display.told
 
 
@@ -351,8 +348,8 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
     alone = grown / "alone"
     alone.mkdir()
     run = read_run("quickstart", ("model.widths=[192]", "model.depths=[1]"))
-    keep_run(alone, run)
-    (alone / SUMMARY).write_text(json.dumps({"accuracy": 0.75}), encoding="utf-8")
+    write_description(alone, run)
+    summarise(alone, 0.75)
     save_file(pack_state(ModelState(shared=init_state(network_of(run.model), 1))), alone / MODEL)
     told = CliRunner().invoke(app, ["runs", "networks", "grown", "alone", "--runs", str(grown), "--json"])
     rows = json.loads(told.stdout)
@@ -362,7 +359,7 @@ def test_networks_are_listed_by_their_cost_with_the_accuracy_of_a_run_that_has_o
         ("alone", "first", 0.75),
         ("grown", "m1", None),
     ]
-    configs = [*(one.config for one in networks_of(grown / "grown")), run.model]
+    configs = [*(one.lineage.config for one in read_networks(grown / "grown")), run.model]
     assert [row["model"] for row in rows] == [to_plain(configs[place]) for place in (0, 1, 3, 2)]
     for row, place in zip(rows, (0, 1, 3, 2), strict=True):
         network = network_of(configs[place])
@@ -383,12 +380,12 @@ def test_a_run_that_trained_a_submodel_alone_says_so_and_whose_weights_are_taken
     size = uniform_space(network, (0.5, 1.0))[0]
     marks = {name: ~mark for name, mark in find_held_elements(network, size).items() if not mark.all()}
     state = replace(ModelState.first(init_state(network, 1)), untrained=marks, model=size)
-    keep_run(part, run)
-    (part / SUMMARY).write_text(json.dumps({"accuracy": 0.75}), encoding="utf-8")
+    write_description(part, run)
+    summarise(part, 0.75)
     save_file(pack_state(state), part / MODEL)
     (row,) = json.loads(CliRunner().invoke(app, ["runs", "networks", "part", "--runs", str(grown), "--json"]).stdout)
     cost = estimate_cost(network, size, batch_size=1)
     assert (row["submodel"], row["forward_macs"], row["parameters"]) == (size.name, cost.forward_macs, cost.parameters)
-    taken = first_model(with_model(taking(run="part", weights=True), grown), part)
+    taken = first_model(resolve_model(taking(run="part", weights=True), grown), part)
     assert taken.untrained.keys() == marks.keys()
     assert all(mark.equal(taken.untrained[name]) for name, mark in marks.items())

@@ -25,7 +25,7 @@ from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.serving import duties
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 from subfleet.transport.base import Transport
 from subfleet.transport.partial_blob import partial_bytes
 

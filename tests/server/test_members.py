@@ -20,7 +20,7 @@ from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
 from subfleet.rounds.signals import Tick
 from subfleet.rounds.state import RunState
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 PLAN = context_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
 

@@ -36,8 +36,8 @@ from subfleet.rounds.progress import Measuring
 from subfleet.rounds.signals import Reply, RequestDone, RequestFailed, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import NetworksRequest
-from subfleet.settings.published import network_brought
-from subfleet.settings.timing import Evaluations
+from subfleet.settings.named_networks import parse_client_network
+from subfleet.settings.sections import Evaluations
 from subfleet.transport.memory import Faults
 
 SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
@@ -110,7 +110,7 @@ def test_a_network_is_accepted_before_there_is_a_union() -> None:
 def test_what_is_no_network_of_the_run_is_refused_in_a_sentence(changes: dict[str, Any], words: str) -> None:
     plain = {key: one for key, one in {**to_plain(SMALL), **changes}.items() if one is not None}
     with pytest.raises(ConfigError, match=words):
-        network_brought(json.dumps(plain), MODEL)
+        parse_client_network(json.dumps(plain), MODEL)
     found = ack(CONTEXT, json.dumps(plain))
     assert (found.status, found.problem) == ("refused", "no_network")
     assert found.reason.startswith("the network that it declares is none: ")

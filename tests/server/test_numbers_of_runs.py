@@ -11,7 +11,7 @@ from server.server_rig import config
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import problems_with, to_plain
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.overrides import with_override
+from subfleet.settings.overrides import apply_override
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
 
@@ -38,7 +38,7 @@ def test_no_number_of_a_run_may_be_infinite_or_none_at_all(name: str) -> None:
     assert len(places) > 60
     for keys in places:
         for value in (math.nan, math.inf, -math.inf):
-            problems = [problem.sentence() for problem in problems_with(Run, with_override(plain, keys, value))]
+            problems = [problem.sentence() for problem in problems_with(Run, apply_override(plain, keys, value))]
             assert any(f"is {value}, but must be" in problem for problem in problems), keys
 
 

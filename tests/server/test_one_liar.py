@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from subfleet.rounds.outliers import HELD_FRACTION, MOST_GROWTH, ChangeSize, find_outliers
 from subfleet.rounds.weights import find_fraction_limit, limit_client_fraction
-from subfleet.settings.outliers import OutlierSettings
+from subfleet.settings.sections import OutlierSettings
 
 SETTINGS = OutlierSettings()
 HELD = 3.0

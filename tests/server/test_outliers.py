@@ -18,7 +18,7 @@ from subfleet.rounds.outliers import (
     rank_outliers,
     travel,
 )
-from subfleet.settings.outliers import OutlierSettings
+from subfleet.settings.sections import OutlierSettings
 
 SETTINGS = OutlierSettings()
 

@@ -34,7 +34,7 @@ from subfleet.rounds.live import Punctuality
 from subfleet.rounds.signals import Action, CloseEvaluation, Reply, Tick, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest
-from subfleet.settings.timing import Evaluations
+from subfleet.settings.sections import Evaluations
 
 # --- evaluations --------------------------------------------------------------------------------------------------
 

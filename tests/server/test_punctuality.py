@@ -43,7 +43,7 @@ from subfleet.rounds.signals import RequestDone, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.narrating import told
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 
 # --- what is remembered -------------------------------------------------------------------------------------------
 

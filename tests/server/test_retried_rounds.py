@@ -38,7 +38,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import AggregationRequest, Close, RequestDone, SendTask, Tick
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.sections import Deadlines, LogClock
 
 LIVE = context_of(clock=None, deadlines=Deadlines(lease_s=1e4))
 LOGS = context_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))

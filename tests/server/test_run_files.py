@@ -14,12 +14,11 @@ from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
-from subfleet.settings.kept import keep_run, kept_run
-from subfleet.settings.overrides import merged, parsed, with_override
-from subfleet.settings.parts import parts_of
-from subfleet.settings.reading import read_run, read_runs
-from subfleet.settings.shipped import shipped_names
-from subfleet.settings.sweeping import seeds_of
+from subfleet.settings.fingerprint import select_outcome_settings
+from subfleet.settings.overrides import apply_override, merge_settings, parse_override
+from subfleet.settings.reading import list_included_runs, read_run, read_runs
+from subfleet.settings.run_folder import read_description, write_description
+from subfleet.settings.sweeps import parse_seeds
 
 PLAIN = st.recursive(
     st.integers() | st.text(max_size=3),
@@ -45,7 +44,7 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
     grown = {f"fedtrans-{name}" for name in ("ablation", "game", "heterogeneity", "models", "sensitivity", "vit")}
     united = {"fedadp-game", "fedadp-vgg", "fedadp-vgg-small"}
     kinds = {"classification", "multi-label", "regression", "regression-several", "segmentation", "sequence"}
-    assert set(shipped_names()) == {*METHODS, *games, *grown, *united, *kinds, "quickstart", "fleet"}
+    assert set(list_included_runs()) == {*METHODS, *games, *grown, *united, *kinds, "quickstart", "fleet"}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_there_is_a_run_for_every_method_and_it_says_so() -> None:
     ],
 )
 def test_what_a_command_line_sets_is_toml_or_text(text: str, keys: tuple[str, ...], value: object) -> None:
-    assert parsed(text) == (keys, value)
+    assert parse_override(text) == (keys, value)
 
 
 def test_numbers_of_blocks_stand_in_a_file_and_in_what_takes_part_where_they_are_not_counted(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_wrong_override_is_one_sentence(override: str, words: str) -> None:
 @given(plain=TABLES, keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=3), value=PLAIN)
 def test_an_override_sets_its_key_and_no_other(plain: dict[str, object], keys: list[str], value: object) -> None:
     try:
-        found = with_override(plain, keys, value)
+        found = apply_override(plain, keys, value)
     except ConfigError:
         return
     inner = found
@@ -123,10 +122,10 @@ def test_an_override_sets_its_key_and_no_other(plain: dict[str, object], keys: l
 def test_a_file_upon_another_has_all_of_its_own_values_and_the_others_rest(
     base: dict[str, object], own: dict[str, object]
 ) -> None:
-    found = merged(base, own)
-    assert merged(found, own) == found
-    assert merged({}, own) == own
-    assert merged(base, {}) == base
+    found = merge_settings(base, own)
+    assert merge_settings(found, own) == found
+    assert merge_settings({}, own) == own
+    assert merge_settings(base, {}) == base
     assert set(found) == {*base, *own}
 
 
@@ -183,12 +182,12 @@ def test_a_sweep_has_every_combination_with_every_seed(tmp_path: Path) -> None:
 
 
 def test_seeds_make_several_runs_of_any_file() -> None:
-    assert [(run.name, run.seed) for run in read_runs("fedfa", (), seeds_of("4..6"))] == [
+    assert [(run.name, run.seed) for run in read_runs("fedfa", (), parse_seeds("4..6"))] == [
         ("fedfa-s4", 4),
         ("fedfa-s5", 5),
         ("fedfa-s6", 6),
     ]
-    assert seeds_of("1,2,7") == (1, 2, 7)
+    assert parse_seeds("1,2,7") == (1, 2, 7)
 
 
 def test_one_run_is_wanted_where_devices_are_real(tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_one_run_is_wanted_where_devices_are_real(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "a", "3..1", "1..", "1;2", "-1"])
 def test_wrong_seeds_are_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match="--seeds is"):
-        seeds_of(text)
+        parse_seeds(text)
 
 
 ENTRIES = """
@@ -241,15 +240,15 @@ def test_entries_of_a_sweep_set_several_keys_at_once_and_axes_are_combined(tmp_p
     ("sweep", "words"),
     [
         ("sweep = 3", "sweep must be tables"),
-        ("[[sweep]]\nseed = [1]", "has the key 'seed'"),
-        ("[[sweep]]\n[sweep.values]\nrounds = 3", "values that are no lists"),
-        ('[[sweep]]\nseeds = ["a"]', "must be a list of whole numbers"),
+        ("[[sweep]]\nseed = [1]", "seed is an unknown key"),
+        ("[[sweep]]\n[sweep.values]\nrounds = 3", "values.rounds is 3, but must be a list"),
+        ('[[sweep]]\nseeds = ["a"]', r"seeds\[0\] is 'a', but must be a whole number"),
         ("[[sweep]]\n[[sweep]]", "are alike, such as 'quickstart'"),
         ("[[sweep]]\n[sweep.values]\nrounds = [0, 1]", "rounds is 0"),
-        ("[[sweep]]\nentries = 3", "must be tables"),
-        ("[[sweep]]\n[[sweep.entries]]\nset = {}", r"sweep.entries\[0\] has name None"),
-        ('[[sweep]]\n[[sweep.entries]]\nname = "a"\nsets = {}', r"sweep.entries\[0\] is"),
-        ('[[sweep]]\n[[sweep.entries]]\nname = "a"\nset = 3', r"sweep.entries\[0\].set is 3"),
+        ("[[sweep]]\nentries = 3", "entries is 3, but must be a list"),
+        ("[[sweep]]\n[[sweep.entries]]\nset = {}", r"entries\[0\].name is missing"),
+        ('[[sweep]]\n[[sweep.entries]]\nname = "a"\nsets = {}', r"entries\[0\].sets is an unknown key"),
+        ('[[sweep]]\n[[sweep.entries]]\nname = "a"\nset = 3', r"entries\[0\].set is 3, but must be a table"),
         (
             '[[sweep]]\n[[sweep.entries]]\nname = "a"\n[[sweep.entries]]\nname = "a"',
             "are alike, such as 'quickstart-a'",
@@ -263,16 +262,18 @@ def test_a_wrong_sweep_is_one_sentence(tmp_path: Path, sweep: str, words: str) -
 
 def test_a_run_is_kept_in_its_folder_and_guards_it(tmp_path: Path) -> None:
     run = read_run("fedfa")
-    keep_run(tmp_path, run)
-    keep_run(tmp_path, read_run("fedfa", ("min_clients=2", "host.type=batch")))
-    assert parts_of(kept_run(tmp_path)) == parts_of(run), "what takes no part may be another"
+    write_description(tmp_path, run)
+    write_description(tmp_path, read_run("fedfa", ("min_clients=2", "host.type=batch")))
+    assert select_outcome_settings(read_description(tmp_path)) == select_outcome_settings(run), (
+        "what takes no part may be another"
+    )
     with pytest.raises(ConfigError, match="begun with other settings, which were changed in seed from 3 to 9"):
-        keep_run(tmp_path, read_run("fedfa", ("seed=9",)))
+        write_description(tmp_path, read_run("fedfa", ("seed=9",)))
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match="is no JSON"):
-        kept_run(tmp_path)
+        read_description(tmp_path)
     with pytest.raises(FileError, match="name the folder of a run"):
-        kept_run(tmp_path / "none")
+        read_description(tmp_path / "none")
 
 
 def test_what_takes_part_is_every_field_that_does_not_say_otherwise() -> None:

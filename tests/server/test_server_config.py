@@ -12,9 +12,9 @@ from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.training import AugmentationSettings
 from subfleet.serving.context import context_of
 from subfleet.settings.fleet import FleetSettings
-from subfleet.settings.overrides import parsed
+from subfleet.settings.overrides import parse_override
 from subfleet.settings.reading import read_run
-from subfleet.settings.timing import LogClock
+from subfleet.settings.sections import LogClock
 
 WHOLE = """
 name = "digits"
@@ -219,4 +219,4 @@ def test_toml_that_python_cannot_hold_is_one_sentence_too(tmp_path: Path, value:
         parse_profile(f"name = {value}", "x")
     with pytest.raises(ConfigError, match="is not valid TOML: "):
         parse_population(f"name = {value}", "x")
-    assert parsed(f"rounds={value}") == (("rounds",), value)
+    assert parse_override(f"rounds={value}") == (("rounds",), value)

@@ -24,7 +24,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import LogClock
+from subfleet.settings.sections import LogClock
 from subfleet.tasks import Dataset, write_npz
 from subfleet.transport.address import parse_url
 from subfleet.transport.mqtt import MqttTransport

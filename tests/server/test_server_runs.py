@@ -23,7 +23,7 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.run import Run
-from subfleet.settings.timing import Deadlines
+from subfleet.settings.sections import Deadlines
 from subfleet.tasks import read_dataset
 from subfleet.transport.memory import Faults
 

@@ -18,7 +18,7 @@ from subfleet.rounds.progress import Waiting
 from subfleet.rounds.signals import AggregationRequest, Close, RequestDone, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
-from subfleet.settings.timing import Deadlines, LogClock
+from subfleet.settings.sections import Deadlines, LogClock
 
 STRICT = context_of(min_clients=2, rounds=5)
 OTHERS = ("ada", "bob")

@@ -12,7 +12,7 @@ from subfleet.protocol.readings import Budget, LogLow
 from subfleet.rounds.assigning import build_question
 from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.settings.fleet import MemoryLimits
-from subfleet.settings.timing import LogClock
+from subfleet.settings.sections import LogClock
 
 
 def _asked(**changes: Any) -> float | None:

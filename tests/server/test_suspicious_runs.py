@@ -26,8 +26,8 @@ from subfleet.reporting.results import summary
 from subfleet.reporting.telling import ending_lines
 from subfleet.rounds.signals import RequestFailed
 from subfleet.rounds.work import CheckRequest
-from subfleet.settings.outliers import OutlierSettings
 from subfleet.settings.run import Run
+from subfleet.settings.sections import OutlierSettings
 from subfleet.transport.blob_store import BlobStore
 
 ROUNDS = 3

@@ -11,10 +11,9 @@ from server.server_rig import World, config, fleet
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import begin_run
 from subfleet.protocol.errors import ConfigError
-from subfleet.settings.kept import check_not_over, keep_run, kept_run
+from subfleet.settings.fingerprint import check_resumable
 from subfleet.settings.reading import read_run
-from subfleet.settings.resuming import check_taken_up
-from subfleet.settings.summary import SUMMARY
+from subfleet.settings.run_folder import SUMMARY, check_not_over, read_description, write_description
 
 REMEDY = "restore that"
 CHANGED = "rounds from 2 to 9, seed from 1 to 2"
@@ -26,8 +25,8 @@ def parts(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_same_is_taken_up_and_so_are_more_rounds() -> None:
-    assert not check_taken_up("the run", parts(), parts(), REMEDY)
-    assert check_taken_up("the run", parts(rounds=2), parts(rounds=3), REMEDY)
+    assert not check_resumable("the run", parts(), parts(), REMEDY)
+    assert check_resumable("the run", parts(rounds=2), parts(rounds=3), REMEDY)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +46,14 @@ def test_the_same_is_taken_up_and_so_are_more_rounds() -> None:
 )
 def test_anything_else_is_named_key_by_key(before: dict[str, Any], after: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_taken_up("the run", parts(**before), parts(**after), REMEDY)
+        check_resumable("the run", parts(**before), parts(**after), REMEDY)
     assert str(caught.value) == said
 
 
 def test_where_the_last_round_differs_from_the_others_there_can_be_no_more() -> None:
     before, after = ({**parts(rounds=number), "norms": "calibrated"} for number in (2, 3))
     with pytest.raises(ConfigError, match="its last round measures them; restore that"):
-        check_taken_up("the run", before, after, REMEDY)
+        check_resumable("the run", before, after, REMEDY)
 
 
 def test_the_journal_names_every_changed_key_with_both_values(tmp_path: Path) -> None:
@@ -69,16 +68,16 @@ def test_the_journal_names_every_changed_key_with_both_values(tmp_path: Path) ->
 
 def test_a_folder_names_what_differs_and_keeps_what_a_run_came_to_before_it_went_on(tmp_path: Path) -> None:
     run = read_run("fedfa", ("rounds=5",))
-    keep_run(tmp_path, run)
+    write_description(tmp_path, run)
     with pytest.raises(ConfigError, match="changed in seed from 3 to 9; restore that, choose another --name"):
-        keep_run(tmp_path, replace(run, seed=9))
+        write_description(tmp_path, replace(run, seed=9))
     (tmp_path / SUMMARY).write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="is over already; choose another --name, raise its rounds, or remove it"):
         check_not_over(tmp_path, run)
     check_not_over(tmp_path, replace(run, rounds=10))
-    keep_run(tmp_path, replace(run, rounds=10))
+    write_description(tmp_path, replace(run, rounds=10))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "summary-5.json"]
-    assert kept_run(tmp_path).rounds == 10
+    assert read_description(tmp_path).rounds == 10
 
 
 @pytest.mark.slow

@@ -21,10 +21,9 @@ from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.settings.attacks import Backdoor
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
-from subfleet.settings.reading import read_run
+from subfleet.settings.reading import list_included_runs, read_run
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings, PartitionSettings
-from subfleet.settings.shipped import shipped_names
 
 MLP = Mlp(input_shape=(1, 8, 8), class_count=3, widths=(4,), depths=(1,), group_size=2)
 FCN = Fcn(input_shape=(1, 8, 8), class_count=3, widths=(4,), depths=(1,))
@@ -172,7 +171,7 @@ def test_paths_are_scored_by_devices_where_their_word_has_a_bound() -> None:
 
 def test_there_is_a_shipped_run_of_every_kind() -> None:
     names = ("classification", "sequence", "segmentation", "multi-label", "regression", "regression-several")
-    assert set(names) <= set(shipped_names())
+    assert set(names) <= set(list_included_runs())
     kinds = [read_run(name).training.objective.kind.name for name in names]
     assert kinds == ["classification", "sequence", "segmentation", "multi_label", "regression", "regression"]
     assert {device.runtime for device in read_run("regression").fleet.devices} == {"onnx", "executorch", "torch"}

@@ -44,7 +44,7 @@ from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import LogClock
+from subfleet.settings.sections import LogClock
 from subfleet.tasks import Dataset, load_digits
 
 __all__ = ["ROUNDS", "accepted_norms", "check_methods", "verdict_of"]

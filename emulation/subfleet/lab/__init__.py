@@ -19,10 +19,10 @@ from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
 from subfleet.observers import started
 from subfleet.programs.place import open_default_cache
 from subfleet.protocol.errors import MissingExtraError
-from subfleet.settings.kept import free_folder
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
-from subfleet.settings.taking import with_model
+from subfleet.settings.run_folder import choose_folder
+from subfleet.settings.stored_networks import resolve_model
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -125,8 +125,8 @@ def run(
         SubfleetError: the run cannot be begun, or failed; the text says why and what to do.
     """
     described.emulated_devices()
-    described = with_model(described, Path(runs))
-    folder = free_folder(Path(runs), described.name, name)
+    described = resolve_model(described, Path(runs))
+    folder = choose_folder(Path(runs), described.name, name)
     with (
         started(folder, described, observer or Unobserved()) as (folder, everyone),
         opened_host(described.host.type, cache or open_default_cache()) as host,

@@ -393,4 +393,6 @@ def _read_nothing(kind: Any, plain: Any, problems: list[Problem]) -> Any:
     return _refuse(plain, str(getattr(kind, "__name__", kind)), problems)
 
 
-_SCALARS: Mapping[Any, _Read] = MappingProxyType({float: _read_float, int: _read_int, bool: _read_bool, str: _read_str})
+_SCALARS: Mapping[Any, _Read] = MappingProxyType(
+    {float: _read_float, int: _read_int, bool: _read_bool, str: _read_str, Any: lambda plain, problems: plain}
+)

@@ -1,22 +1,35 @@
-"""The commands of `subfleet`; each loads what it needs when it runs."""
+"""The commands of `subfleet`. Each imports what it needs when it runs."""
 
 import json as json_module
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subfleet.cli.brokers import Broker, Ca, Cert, Key, PasswordFile, broker_address, check_broker
-from subfleet.cli.comparing import compare
 from subfleet.cli.data import data
-from subfleet.cli.failures import reporting
-from subfleet.cli.keeping import runs as kept_runs
-from subfleet.protocol.errors import ConfigError, ExportError, RunError
+from subfleet.cli.errors import report_errors
+from subfleet.cli.options import (
+    RUNS,
+    Broker,
+    Ca,
+    Cert,
+    Description,
+    Json,
+    Key,
+    Overrides,
+    PasswordFile,
+    RunName,
+    Runs,
+    Verbose,
+    check_broker,
+    read_broker_address,
+)
+from subfleet.cli.runs import runs as runs_app
+from subfleet.protocol.errors import ConfigError, ExportError, FileError, RunError
 from subfleet.settings.fleet import HostKind
+
+if TYPE_CHECKING:
+    from subfleet.reporting.comparison import Comparison
 
 __all__ = ["app"]
 
@@ -27,10 +40,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.add_typer(data, name="data")
-app.add_typer(kept_runs, name="runs")
-app.command(epilog="Example: subfleet compare runs/heterofl-s* runs/fjord-s* --out comparison")(compare)
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,53 +53,23 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the release and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Trains one elastic model across a fleet of unequal devices."""
-
-
-Verbose = Annotated[bool, typer.Option("--verbose", help="Log what happens inside to standard error.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
-Description = Annotated[
-    str, typer.Argument(metavar="FILE|NAME", help="Description of the run: a TOML file, or a run that we ship.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the file, such as rounds=3 or method.type=fedavg."),
-]
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once."""
-    stop = threading.Event()
-
-    def ask(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    """Train one elastic model across a fleet of unequal devices."""
 
 
 @app.command(epilog="Example: subfleet run quickstart --set rounds=3 --seeds 1..3")
 def run(
     description: Description,
     host: Annotated[
-        HostKind | None, typer.Option(help="Where emulated devices are: a process each, or all in this one.")
+        HostKind | None,
+        typer.Option(help="Run each device as a process (processes), or all devices in this process (batch)."),
     ] = None,
     overrides: Overrides = None,
     seeds: Annotated[str | None, typer.Option(help="Run once with each seed, such as 1..5 or 1,2,7.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the run's folder; an interrupted run of that name is taken up.")
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
+    name: RunName = None,
+    runs: Runs = RUNS,
     broker: Broker = None,
     ca: Ca = None,
     cert: Cert = None,
@@ -99,28 +78,16 @@ def run(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run an emulated fleet on this machine: a server and every device that the description names."""
-    with reporting(verbose=verbose):
-        # First of all, before anything is loaded, cut or started.
-        address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
-        from subfleet.cli.running import RunOptions, next_steps, on_host, run_all
-        from subfleet.programs.place import open_default_cache
+    """Run an emulated fleet on this machine: the server and all devices of the description."""
+    with report_errors(verbose=verbose):
+        address = read_broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
+        from subfleet.cli.running import run_and_show, set_host
         from subfleet.settings.reading import read_runs
-        from subfleet.settings.sweeping import seeds_of
+        from subfleet.settings.sweeps import parse_seeds
 
-        chosen = on_host(read_runs(description, overrides or (), seeds_of(seeds) if seeds else ()), host)
+        described = set_host(read_runs(description, overrides or (), parse_seeds(seeds) if seeds else ()), host)
         check_broker(address)
-        from subfleet.cli.console import display_for
-
-        display = display_for(json=json)
-        options = RunOptions(
-            runs=runs, name=name, broker=address, cache=open_default_cache(), stopping=stopped_by_signals
-        )
-        for outcome in run_all(chosen, options, display):
-            if json:
-                typer.echo((outcome.folder / "summary.json").read_text(encoding="utf-8"))
-            for line in next_steps(outcome):
-                display.say(line)
+        run_and_show(described, runs, json=json, name=name, broker=address)
 
 
 @app.command(epilog="Example: subfleet serve fleet --broker mqtt://localhost:1883")
@@ -132,37 +99,39 @@ def serve(
     cert: Cert = None,
     key: Key = None,
     password_file: PasswordFile = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a broker that is not there yet.")] = False,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the run's folder; an interrupted run of that name is taken up.")
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder in which the run's own folder is made.")] = Path("runs"),
-    http_host: Annotated[str, typer.Option(help="Address of the HTTP API.")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API; 0 takes a free one.")] = 8000,
+    wait: Annotated[bool, typer.Option("--wait", help="If the broker is not there yet, wait for it.")] = False,
+    name: RunName = None,
+    runs: Runs = RUNS,
+    http_host: Annotated[str, typer.Option(help="Address on which the HTTP API listens.")] = "127.0.0.1",
+    http_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the HTTP API; 0 selects a free port.")
+    ] = 8000,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Serve a fleet of real devices: the coordinator, its HTTP API, and an embedded broker unless --broker is given."""
-    with reporting(verbose=verbose):
-        # First of all, before anything is loaded, cut or started.
-        address = broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
-        from subfleet.cli.console import display_for
-        from subfleet.cli.serving import ServeOptions, serve_fleet
+    """Serve a fleet of real devices: the server, its HTTP API, and an embedded broker unless --broker is given."""
+    with report_errors(verbose=verbose):
+        address = read_broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
+        from subfleet.cli.console import create_display
+        from subfleet.cli.running import stop_on_signals
+        from subfleet.cli.serving import serve_fleet
         from subfleet.programs.place import open_default_cache
         from subfleet.reporting.address import HttpAddress
         from subfleet.settings.reading import read_run
 
-        options = ServeOptions(
-            run=read_run(description, overrides or ()),
-            broker=address,
-            runs=runs,
-            http=HttpAddress(host=http_host, port=http_port),
-            cache=open_default_cache(),
-            wait=wait,
-            name=name,
-        )
-        with stopped_by_signals() as stop:
-            folder = serve_fleet(options, display=display_for(json=json), stop=stop)
+        described = read_run(description, overrides or ())
+        with stop_on_signals() as stop:
+            folder = serve_fleet(
+                described,
+                runs,
+                create_display(json=json),
+                stop,
+                http=HttpAddress(host=http_host, port=http_port),
+                cache=open_default_cache(),
+                name=name,
+                broker=address,
+                wait=wait,
+            )
         if json and folder is not None:
             typer.echo((folder / "summary.json").read_text(encoding="utf-8"))
 
@@ -174,29 +143,27 @@ def preflight(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Export every submodel of a run for every runtime: what each takes, or the layer that cannot be trained."""
-    with reporting(verbose=verbose):
+    """Export every submodel of a run for every runtime; report its memory, or the layer that cannot be trained."""
+    with report_errors(verbose=verbose):
         from rich.console import Console
 
-        from subfleet.cli.console import progress
-        from subfleet.cli.preflight import preflight as verdicts_of
-        from subfleet.cli.preflight import table
+        from subfleet.cli.console import show_progress
+        from subfleet.cli.preflight import export_submodels, show_verdicts
         from subfleet.programs.place import open_default_cache
         from subfleet.protocol.schema import to_plain
         from subfleet.settings.reading import read_run
-        from subfleet.settings.taking import with_model
+        from subfleet.settings.stored_networks import resolve_model
 
-        console = Console(stderr=json)
         verdicts = []
-        with progress("Exporting") as tell:
-            described = with_model(read_run(description, overrides or ()), Path("runs"))
-            for verdict in verdicts_of(described, open_default_cache()):
+        with show_progress("Exporting") as show:
+            described = resolve_model(read_run(description, overrides or ()), RUNS)
+            for verdict in export_submodels(described, open_default_cache()):
                 verdicts.append(verdict)
-                tell(f"{len(verdicts)} done, last {verdict.submodel} for {verdict.target}")
+                show(f"{len(verdicts)} done, last {verdict.submodel} for {verdict.target}")
         if json:
             typer.echo(json_module.dumps([to_plain(verdict) for verdict in verdicts]))
         else:
-            table(verdicts, console)
+            show_verdicts(verdicts, Console())
         failed = [verdict for verdict in verdicts if verdict.problem]
         if failed:
             raise ExportError(
@@ -205,80 +172,136 @@ def preflight(
             )
 
 
-@app.command(epilog="Example: subfleet example fleet > mine.toml")
-def example(
-    name: Annotated[str, typer.Argument(help="Name of a run that we ship; `subfleet examples` lists them.")] = "fleet",
+@app.command(epilog="Example: subfleet compare runs/heterofl-s* runs/fjord-s* --out comparison")
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs that are over.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write comparison.svg, comparison.csv and comparison.md to this folder.")
+    ] = None,
+    json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print a run that we ship, to start one of your own from."""
-    with reporting(verbose=verbose):
-        from subfleet.protocol.suggestion import did_you_mean
-        from subfleet.settings.shipped import shipped_names, shipped_text
+    """Compare runs: each configuration over its seeds, and its gain over the first one, paired by seed."""
+    with report_errors(verbose=verbose):
+        from rich.console import Console
 
-        known = shipped_names()
+        from subfleet.cli.console import show_table, to_text
+        from subfleet.protocol.task_kinds import METRICS
+        from subfleet.reporting.comparison import COSTS, FIGURES, build_rows, compare_entrants, read_entrants, to_json
+
+        comparisons = compare_entrants(read_entrants(folders))
+        if out is not None:
+            _write_comparison(out, comparisons)
+        if json:
+            typer.echo(json_module.dumps(to_json(comparisons)))
+            return
+        rows, console = build_rows(comparisons), Console()
+        # Outliers, metrics of clients and costs have tables of their own, so that each fits the screen.
+        headline = METRICS[comparisons[0].entrant.headline].title
+        groups = ({"outliers"}, {*FIGURES.values()} - {headline}, {title for title, *_ in COSTS.values()})
+        selected = [[title for title in rows[0] if title in group] for group in groups]
+        rest = [title for title in rows[0] if not any(title in group for group in groups)]
+        for titles in (rest, *(["name", *titles] for titles in selected if titles)):
+            cells = ([row[title] for title in titles] for row in rows)
+            show_table(console, titles, cells, left=("name",), unwrapped=("name",))
+        if out is not None:
+            console.print(to_text(f"comparison.svg, comparison.csv and comparison.md are in {out}"))
+
+
+def _write_comparison(out: Path, comparisons: "tuple[Comparison, ...]") -> None:
+    from subfleet.reporting.comparison import format_csv, format_markdown
+    from subfleet.reporting.plots import comparison_plot
+
+    curves = {comparison.entrant.title: comparison.entrant.curve for comparison in comparisons}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        plot = comparison_plot(curves, comparisons[0].entrant.headline)
+        (out / "comparison.svg").write_text(plot, encoding="utf-8")
+        (out / "comparison.csv").write_text(format_csv(comparisons), encoding="utf-8")
+        (out / "comparison.md").write_text(format_markdown(comparisons), encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{out} cannot be written: {error.strerror}; choose another folder with --out") from error
+
+
+@app.command(epilog="Example: subfleet example fleet > mine.toml")
+def example(
+    name: Annotated[str, typer.Argument(help="Name of an included run; see `subfleet examples`.")] = "fleet",
+    verbose: Verbose = False,
+) -> None:
+    """Print the description of an included run, as a starting point for your own."""
+    with report_errors(verbose=verbose):
+        from subfleet.protocol.suggestion import did_you_mean
+        from subfleet.settings.reading import list_included_runs, read_included_run
+
+        known = list_included_runs()
         if name not in known:
             raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{did_you_mean(name, known)}")
-        typer.echo(shipped_text(name), nl=False)
+        typer.echo(read_included_run(name), nl=False)
+
+
+@app.command(epilog="Example: subfleet examples --json")
+def examples(json: Json = False, verbose: Verbose = False) -> None:
+    """List the included runs, which `subfleet run` and `subfleet serve` accept by name."""
+    with report_errors(verbose=verbose):
+        from subfleet.settings.reading import list_included_runs, read_included_run
+
+        titles = {name: read_included_run(name).partition("\n")[0].removeprefix("# ") for name in list_included_runs()}
+        lines = (f"{name}: {title}" for name, title in titles.items())
+        typer.echo(json_module.dumps(titles) if json else "\n".join(lines))
 
 
 @app.command(epilog="Example: subfleet methods fedtrans")
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="A method, to see its parameters beside what its paper has.")
+        str | None, typer.Argument(help="Show the parameters of this method beside the values of its paper.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Run three rounds of each with every policy of norms; takes some minutes.")
+        bool, typer.Option("--check", help="Run three rounds of each method with every norm policy (minutes).")
     ] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """List the federated methods: paper, what varies between clients, runtimes, status."""
-    with reporting(verbose=verbose):
+    with report_errors(verbose=verbose):
         from rich.console import Console
 
-        from subfleet.cli.methods import listing, row_of, show, show_parameters
+        from subfleet.cli.method_list import describe_method, describe_methods, show_methods, show_parameters
 
-        console = Console(stderr=json)
-        if name is not None and check:
-            raise ConfigError(f"--check runs every method, but one was named, {name!r:.80}; leave one of them out")
         if name is not None:
+            if check:
+                raise ConfigError(f"--check runs every method, but {name!r:.80} is named; leave one of them out")
             if json:
-                typer.echo(json_module.dumps(row_of(name)))
+                typer.echo(json_module.dumps(describe_method(name)))
             else:
-                show_parameters(console, name)
+                show_parameters(Console(), name)
             return
-        verdicts = _checked_methods() if check else None
+        verdicts = _check_methods() if check else None
         if json:
-            typer.echo(json_module.dumps(listing() if verdicts is None else verdicts))
+            typer.echo(json_module.dumps(describe_methods() if verdicts is None else verdicts))
         else:
-            show(console, verdicts)
-        found = [(one, norms, said) for one, row in (verdicts or {}).items() for norms, said in row.items()]
-        failed = [(one, norms, said) for one, norms, said in found if said != "ok"]
-        for first, norms, said in failed:
+            show_methods(Console(), verdicts)
+        results = [(method, norms, text) for method, row in (verdicts or {}).items() for norms, text in row.items()]
+        failed = [result for result in results if result[-1] != "ok"]
+        if failed:
+            method, norms, text = failed[0]
             raise RunError(
-                f"{len(failed)} of {len(found)} checks of methods fail, first {first} with norms {norms!r}: {said}"
+                f"{len(failed)} of {len(results)} checks of methods fail, first {method} with norms {norms!r}: {text}"
             )
 
 
-def _checked_methods() -> dict[str, dict[str, str]]:
-    from subfleet.cli.console import progress
+def _check_methods() -> dict[str, dict[str, str]]:
+    from subfleet.cli.console import show_progress
     from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.method_checks import check_methods
     from subfleet.programs.place import open_default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
-    with progress("Checking") as tell, LazyExports(open_default_cache()) as exports:
-        for name, norms, said in check_methods(exports):
-            verdicts.setdefault(name, {})[norms] = said
-            tell(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {said}")
+    with show_progress("Checking") as show, LazyExports(open_default_cache()) as exports:
+        for name, norms, verdict in check_methods(exports):
+            verdicts.setdefault(name, {})[norms] = verdict
+            show(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {verdict}")
     return verdicts
 
 
-@app.command(epilog="Example: subfleet examples --json")
-def examples(json: Json = False, verbose: Verbose = False) -> None:
-    """List the runs that we ship, which `subfleet run` and `subfleet serve` know by name."""
-    with reporting(verbose=verbose):
-        from subfleet.settings.shipped import shipped_names, shipped_text
-
-        told = {name: shipped_text(name).partition("\n")[0].removeprefix("# ") for name in shipped_names()}
-        typer.echo(json_module.dumps(told) if json else "\n".join(f"{name}: {text}" for name, text in told.items()))
+app.add_typer(data, name="data")
+app.add_typer(runs_app, name="runs")

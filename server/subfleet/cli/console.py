@@ -1,7 +1,7 @@
-"""Shows a run while it goes on: tables on a terminal, plain lines anywhere else."""
+"""Shows the progress of a run: as tables on a terminal, else as plain lines."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -13,38 +13,83 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from subfleet.cli.literal import literal
 from subfleet.journal.records import ClientRow, Progress, RoundRecord
 from subfleet.protocol.text import printable
 from subfleet.reporting.columns import CLIENT_COLUMNS, Column, participation_text
 
-__all__ = ["Display", "PlainLines", "SilentDisplay", "Tables", "display_for", "progress", "progress_text"]
+__all__ = [
+    "Display",
+    "PlainLines",
+    "SilentDisplay",
+    "Tables",
+    "create_display",
+    "format_progress",
+    "show_progress",
+    "show_table",
+    "to_text",
+]
 
 LEAST_WIDTH = 80
-"""Characters of the narrowest terminal that a table fits on."""
-_MOST_CHARACTERS = 24  # of words before they go over several lines, while numbers want room
+"""Width in characters of the narrowest terminal that tables are shown on."""
+_MOST_CHARACTERS = 24  # width of a column of text before it is wrapped in favour of numbers
 _GAP = 2
 _MINUTE_S = 60
 
 
+def to_text(text: str, style: str = "") -> Text:
+    """Text for rich without markup, links or emoji codes: names of devices are shown as they are."""
+    return Text(printable(text), style=style)
+
+
+def show_table(
+    console: Console,
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    left: Collection[str] = (),
+    unwrapped: Collection[str] = (),
+) -> None:
+    """Print a table; with a title it has borders, and without one it has none.
+
+    Args:
+        console: prints it.
+        titles: of the columns.
+        rows: a cell for each column.
+        title: of the table.
+        left: titles of the columns that are aligned to the left; the others are aligned to the right.
+        unwrapped: titles of the columns that are never wrapped.
+    """
+    if title:
+        table = Table(title=title, title_justify="left", title_style="bold", show_lines=True)
+    else:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in titles:
+        justify: JustifyMethod = "left" if name in left else "right"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in unwrapped)
+    for row in rows:
+        table.add_row(*map(to_text, row))
+    console.print(table)
+
+
 class Display(Protocol):
-    """What shows a run. It is a run observer of the server, and may want to hear of its progress, too."""
+    """Shows a run. It is a `RunObserver`, and may also be a `ProgressObserver`."""
 
     def say(self, text: str) -> None:
         """Show one sentence."""
         ...
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Show a round: one row per device, and the accuracy."""
+        """Show a round, with a row for each device."""
         ...
 
-    def ended(self) -> None:
-        """Take away what was shown for the moment: the run goes on no more, however it came to that."""
+    def clear(self) -> None:
+        """Remove temporary output, such as a progress line; called when the run has ended or failed."""
         ...
 
 
 class Tables:
-    """Rich tables, for a terminal. Columns that find no room are left out, the least important first."""
+    """Tables for a terminal. If it is too narrow for all columns, the least important ones are left out."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -52,20 +97,17 @@ class Tables:
 
     def say(self, text: str) -> None:
         """Show one sentence."""
-        self._clear()
-        self._console.print(literal(text))
+        self.clear()
+        self._console.print(to_text(text))
 
     def progressed(self, progress: Progress) -> None:
-        """Show how far the round is on a line that the next thing to show takes the place of."""
-        self._clear()
+        """Show the progress of the round in a line that the next output replaces."""
+        self.clear()
         self._in_progress = True
-        self._console.print(literal(progress_text(progress)), style="dim", end="", no_wrap=True, overflow="ellipsis")
+        self._console.print(to_text(format_progress(progress)), style="dim", end="", no_wrap=True, overflow="ellipsis")
 
-    def ended(self) -> None:
-        """Take the line of progress away."""
-        self._clear()
-
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Remove the progress line."""
         if not self._in_progress:
             return
         self._in_progress = False
@@ -73,45 +115,45 @@ class Tables:
 
     def round_finished(self, record: RoundRecord) -> None:
         """Show a table with one row per device."""
-        self._clear()
-        columns = _that_fit(record.clients, self._console.width)
-        # A title of the table's own would be broken at the table's width, which may be less than the screen's.
-        self._console.print(literal(_title(record), "bold"))
+        self.clear()
+        columns = _select_columns(record.clients, self._console.width)
+        # Printed apart, because rich wraps a table's own title at the width of the table.
+        self._console.print(to_text(_format_title(record), "bold"))
         if record.left_out:
-            self._console.print(literal(participation_text(record)))
+            self._console.print(to_text(participation_text(record)))
         table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), show_edge=False, pad_edge=False)
         for column in columns:
-            head = Text("\n").join(literal(word) for word in column.title.split())
+            head = Text("\n").join(to_text(word) for word in column.title.split())
             justify: JustifyMethod = "left" if column.words else "right"
             table.add_column(head, justify=justify, no_wrap=not column.words, overflow="fold", vertical="top")
         for row in record.clients:
             table.add_row(
-                *(literal(column.cell(row)) for column in columns),
+                *(to_text(column.cell(row)) for column in columns),
                 style=None if row.status == "aggregated" else "yellow",
             )
         self._console.print(table)
 
 
-def _that_fit(rows: Sequence[ClientRow], width: int) -> tuple[Column, ...]:
-    """The columns for a screen of this width, in their own order: whatever is shown is shown on a wider one too."""
+def _select_columns(rows: Sequence[ClientRow], width: int) -> tuple[Column, ...]:
+    """The most important columns that fit the width, in table order; a wider screen shows a superset."""
     shown: list[Column] = []
     left = width + _GAP
     for column in sorted(CLIENT_COLUMNS, key=lambda column: column.rank):
-        left -= _natural_width(column, rows) + _GAP
+        left -= _measure_width(column, rows) + _GAP
         if left < 0 < column.rank:
             break
         shown.append(column)
     return tuple(column for column in CLIENT_COLUMNS if column in shown)
 
 
-def _natural_width(column: Column, rows: Sequence[ClientRow]) -> int:
+def _measure_width(column: Column, rows: Sequence[ClientRow]) -> int:
     cells = max((cell_len(printable(column.cell(row))) for row in rows), default=0)
-    head = max(map(cell_len, column.title.split()))  # a line for each word
+    head = max(map(cell_len, column.title.split()))  # one line per word
     return max(head, min(cells, _MOST_CHARACTERS) if column.words else cells)
 
 
 class PlainLines:
-    """One line per device and round, for logs and pipes."""
+    """One line per round and device, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -122,28 +164,28 @@ class PlainLines:
         self._line(text)
 
     def progressed(self, progress: Progress) -> None:
-        """Show a line where a round begins."""
+        """Show a line at the start of a round."""
         if progress.round != self._round:
             self._round = progress.round
-            self._line(progress_text(progress))
+            self._line(format_progress(progress))
 
     def round_finished(self, record: RoundRecord) -> None:
         """Show a line for the round and one for each device."""
-        self._line(_title(record))
+        self._line(_format_title(record))
         if record.left_out:
             self._line(f"  {participation_text(record)}")
         for row in record.clients:
             self._line("  " + "  ".join(f"{column.title}={column.cell(row)}" for column in CLIENT_COLUMNS))
 
-    def ended(self) -> None:
-        """Lines stay."""
+    def clear(self) -> None:
+        """Nothing to remove."""
 
     def _line(self, text: str) -> None:
-        self._console.print(literal(text), soft_wrap=True)
+        self._console.print(to_text(text), soft_wrap=True)
 
 
 class SilentDisplay:
-    """Shows nothing: the command prints one JSON object at its end."""
+    """Shows nothing, because the command prints one JSON object."""
 
     def say(self, text: str) -> None:
         """Show nothing."""
@@ -151,12 +193,12 @@ class SilentDisplay:
     def round_finished(self, record: RoundRecord) -> None:
         """Show nothing."""
 
-    def ended(self) -> None:
-        """Nothing was shown."""
+    def clear(self) -> None:
+        """Nothing to remove."""
 
 
-def display_for(*, json: bool) -> Display:
-    """The display for this output: nothing for JSON, tables for a terminal of 80 characters or more, else lines."""
+def create_display(*, json: bool) -> Display:
+    """The display for standard output: none for JSON, tables for a terminal of 80 characters or more, else lines."""
     if json:
         return SilentDisplay()
     console = Console(file=sys.stdout)
@@ -164,19 +206,19 @@ def display_for(*, json: bool) -> Display:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[str], None]]:
-    """Shows on standard error how a long command goes on: one changing line on a terminal, else a line each time."""
+def show_progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Show the progress of a long command on standard error: on a terminal in one line, else a line for each step."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda text: console.print(literal(f"{title}: {text}"), soft_wrap=True)
+        yield lambda text: console.print(to_text(f"{title}: {text}"), soft_wrap=True)
         return
     with console.status(title) as status:
-        yield lambda text: status.update(literal(f"{title}: {text}"))
+        yield lambda text: status.update(to_text(f"{title}: {text}"))
 
 
-def progress_text(progress: Progress) -> str:
-    """How far a run is, in a line."""
-    left = "" if progress.left_s is None else f", {_duration(progress.left_s)} left"
+def format_progress(progress: Progress) -> str:
+    """The progress of a run as one line."""
+    left = "" if progress.left_s is None else f", {_format_duration(progress.left_s)} left"
     away = f"; away: {', '.join(progress.away)}" if progress.away else ""
     return (
         f"round {progress.round} of {progress.round_count}: {progress.answered} of {progress.devices} devices have "
@@ -184,14 +226,14 @@ def progress_text(progress: Progress) -> str:
     )
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < _MINUTE_S:
         return f"about {max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / _MINUTE_S), 60)
     return f"about {hours} h {minutes} min" if hours else f"about {minutes} min"
 
 
-def _title(record: RoundRecord) -> str:
+def _format_title(record: RoundRecord) -> str:
     logs = "" if record.log_time_s is None else f", logs read at {record.log_time_s:g} s"
     what = ", norms measured" if record.calibrated else ""
     submodels = len({row.architecture_id for row in record.aggregated})

@@ -1,4 +1,4 @@
-"""Entry point of `subfleet`: nothing is imported before Ctrl-C ends the command in one sentence."""
+"""Entry point of `subfleet`. Everything else is imported later, so that Ctrl-C always ends it with one sentence."""
 
 import os
 import sys
@@ -6,21 +6,21 @@ import sys
 __all__ = ["main"]
 
 _INTERRUPTED = 130
-"""`ExitCode.INTERRUPTED`; its own module may be what is being imported."""
+"""`ExitCode.INTERRUPTED`, which may not be imported yet."""
 
 
 def main() -> None:
-    """Run the command that the arguments name, or say which package is missing."""
+    """Run the command that the arguments name."""
     try:
         from subfleet.protocol.starting import settle
 
-        if refused := settle("subfleet"):
-            sys.exit(int(refused))
-        from subfleet.cli.failures import reporting
+        if exit_code := settle("subfleet"):
+            sys.exit(int(exit_code))
+        from subfleet.cli.errors import report_errors
         from subfleet.protocol.silence import silence
 
         silence(os.environ)
-        with reporting(verbose="--verbose" in sys.argv):
+        with report_errors(verbose="--verbose" in sys.argv):
             from subfleet.cli.commands import app
         app(prog_name="subfleet")
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Exports every submodel of a run for every target before any device is there, and shows what each one takes."""
+"""Exports every submodel of a run for every target, so that problems and costs are known before devices join."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from subfleet.aggregation.devices import compute_device
-from subfleet.cli.literal import literal
+from subfleet.cli.console import to_text
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.methods.run_networks import BeginContext
@@ -25,26 +25,26 @@ from subfleet.search.candidates import Candidate
 from subfleet.serving.context import context_of
 from subfleet.settings.run import Run
 
-__all__ = ["Verdict", "preflight", "table"]
+__all__ = ["Verdict", "export_submodels", "show_verdicts"]
 
 _MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of exporting one submodel for one target.
+    """The result of exporting one submodel for one target.
 
     Attributes:
         submodel: display name.
         target: such as "onnx".
-        parameters: numbers that the submodel holds.
-        program_bytes: size of the packed program, sent once to each device that trains it.
-        planned_peak_bytes: memory that a device with usual kernels needs to train it; see `MemoryPlan.packings`.
-        memory: the same by what it is for.
+        parameters: number of parameters.
+        program_bytes: size of the packed program, which is sent once to each device that trains it.
+        planned_peak_bytes: memory that a device with common kernels needs to train it; see `MemoryPlan.packings`.
+        memory: the planned memory by purpose.
         max_abs_diff: largest difference from PyTorch.
-        waited_s: until it was there, behind those before it; next to nothing where it was exported before.
-        problem: why it cannot be trained there, with the layer and the remedy; else empty.
-        architecture: the submodel itself, as a device may declare it.
+        waited_s: seconds until the program was ready, in order; close to 0 if the cache had it.
+        problem: why it cannot be trained, with the layer and the remedy; empty if it can.
+        architecture: the submodel, as a device may declare it.
     """
 
     submodel: str
@@ -59,20 +59,18 @@ class Verdict:
     architecture: Architecture
 
 
-def preflight(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
+def export_submodels(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
     """Export the training program of every submodel, from the smallest to the largest, for every target of the run.
 
-    Where its devices bring networks of their own, these are the submodels.
-
-    What was exported stays in the cache, so that the run finds it there.
+    If devices of the run bring networks of their own, these are the submodels. Programs stay in the cache for the run.
 
     Raises:
-        ConfigError: the run's description is wrong, or names a device that is not there.
+        ConfigError: the description of the run is invalid, or its compute device is missing.
     """
     compute_device(config.device)
     context = context_of(config, config.name)
     with ExportPool(cache) as pool:
-        asked = [
+        exports = [
             (
                 candidate,
                 target,
@@ -84,13 +82,13 @@ def preflight(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
             for candidate in declared.candidates
             for target in config.targets
         ]
-        for candidate, target, future in asked:
+        for candidate, target, future in exports:
             yield _verdict(candidate, target, future)
 
 
 def _networks(context: RunContext) -> Sequence[Declared]:
-    """The networks that the run begins with: unions of what its devices bring, or that which it describes."""
-    brought = {one.id: one.network for one in context.config.fleet.each() if one.network is not None}
+    """The networks that the run begins with: the unions of the networks of its devices, or its model."""
+    brought = {device.id: device.network for device in context.config.fleet.each() if device.network is not None}
     if not brought or not context.roles.assigner.declarations or context.roles.networks.begin is None:
         return (context.first,)
     names = tuple(brought)
@@ -103,22 +101,22 @@ def _networks(context: RunContext) -> Sequence[Declared]:
             carried_by=lambda lineage: names,
         )
     )
-    return [context.declared(one) for one in unions]
+    return [context.declared(union) for union in unions]
 
 
 def _verdict(candidate: Candidate, target: str, future: "Future[Path]") -> Verdict:
     started_s = time.monotonic()
     architecture = candidate.architecture
-    asked = Verdict(
+    verdict = Verdict(
         submodel=architecture.name, target=target, parameters=candidate.parameters, architecture=architecture
     )
     try:
         content = future.result().read_bytes()
     except ExportError as error:
-        return replace(asked, problem=str(error))
+        return replace(verdict, problem=str(error))
     manifest = decode_program(content).manifest
     return replace(
-        asked,
+        verdict,
         program_bytes=len(content),
         planned_peak_bytes=manifest.planned_peak_bytes,
         memory=manifest.memory,
@@ -127,12 +125,12 @@ def _verdict(candidate: Candidate, target: str, future: "Future[Path]") -> Verdi
     )
 
 
-def table(verdicts: list[Verdict], console: Console) -> None:
-    """Show one row per submodel and target, and below it the problems in full."""
-    shown = Table(title="Training programs of the run", title_justify="left", title_style="bold")
+def show_verdicts(verdicts: list[Verdict], console: Console) -> None:
+    """Print a row for each submodel and target, and the problems below the table."""
+    table = Table(title="Training programs of the run", title_justify="left", title_style="bold")
     for title in ("submodel", "runtime", "parameters", "program kB", "peak MB", "difference", "state"):
         words = title in ("submodel", "runtime", "state")
-        shown.add_column(title, justify="left" if words else "right", no_wrap=True)
+        table.add_column(title, justify="left" if words else "right", no_wrap=True)
     for verdict in verdicts:
         cells = (
             verdict.submodel,
@@ -143,8 +141,8 @@ def table(verdicts: list[Verdict], console: Console) -> None:
             f"{verdict.max_abs_diff:.0e}",
             "cannot be trained" if verdict.problem else "ready",
         )
-        shown.add_row(*map(literal, cells), style="red" if verdict.problem else None)
-    console.print(shown)
+        table.add_row(*map(to_text, cells), style="red" if verdict.problem else None)
+    console.print(table)
     for verdict in verdicts:
         if verdict.problem:
-            console.print(literal(f"{verdict.submodel} on {verdict.target}: {verdict.problem}"))
+            console.print(to_text(f"{verdict.submodel} on {verdict.target}: {verdict.problem}"))

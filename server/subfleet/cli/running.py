@@ -1,21 +1,22 @@
-"""What `subfleet run` does: one run after the other, each in a folder of its own, on one host or another."""
+"""Runs emulated fleets one after the other, each in a folder of its own."""
 
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from subfleet.protocol.errors import ConfigError
+from subfleet.settings.fingerprint import check_resumable, select_outcome_settings
 from subfleet.settings.fleet import HostKind
-from subfleet.settings.kept import FILE, free_folder, kept_run
-from subfleet.settings.parts import parts_of
-from subfleet.settings.resuming import check_taken_up
 from subfleet.settings.run import Run
-from subfleet.settings.summary import SUMMARY
-from subfleet.settings.taking import with_model
+from subfleet.settings.run_folder import DESCRIPTION, SUMMARY, choose_folder, read_description
+from subfleet.settings.stored_networks import resolve_model
 
 if TYPE_CHECKING:
     from subfleet.cli.console import Display
@@ -23,101 +24,139 @@ if TYPE_CHECKING:
     from subfleet.serving.outcome import Outcome
     from subfleet.transport.address import BrokerAddress
 
-__all__ = ["RunOptions", "next_steps", "on_host", "run_all"]
+__all__ = ["describe_outcome", "run_all", "run_and_show", "set_host", "stop_on_signals"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What the command line says beside the runs.
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once."""
+    stop = threading.Event()
 
-    Attributes:
-        runs: folder in which each run's own folder is made.
-        name: of the folder; None takes the run's name with the first free number.
-        broker: of client processes, where one is that is there already; None starts an embedded one.
-        cache: where exported programs are kept between runs.
-        stopping: a context in which signals set the event that it gives.
-    """
+    def handle(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
 
-    runs: Path
-    name: str | None
-    broker: "BrokerAddress | None"
-    cache: "CacheFolder"
-    stopping: "Callable[[], AbstractContextManager[threading.Event]]"
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def run_all(runs: Sequence[Run], options: RunOptions, display: "Display") -> "list[Outcome]":
-    """Run them one after the other. Those of a sweep that are over already are not run again.
+def set_host(runs: Sequence[Run], host: HostKind | None) -> tuple[Run, ...]:
+    """The runs on the given host; None leaves each on its own."""
+    return tuple(run if host is None else replace(run, host=replace(run.host, type=host)) for run in runs)
+
+
+def run_and_show(
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    json: bool,
+    name: str | None = None,
+    broker: "BrokerAddress | None" = None,
+) -> None:
+    """Run all, and print the results as text or JSON; see `run_all`."""
+    from subfleet.cli.console import create_display
+    from subfleet.programs.place import open_default_cache
+
+    display = create_display(json=json)
+    for outcome in run_all(runs, folder, display, cache=open_default_cache(), name=name, broker=broker):
+        if json:
+            typer.echo((outcome.folder / SUMMARY).read_text(encoding="utf-8"))
+        for line in describe_outcome(outcome):
+            display.say(line)
+
+
+def run_all(
+    runs: Sequence[Run],
+    folder: Path,
+    display: "Display",
+    *,
+    cache: "CacheFolder",
+    name: str | None = None,
+    broker: "BrokerAddress | None" = None,
+) -> "list[Outcome]":
+    """Run all, one after the other. Runs of a sweep that are already over are skipped.
+
+    Args:
+        runs: one run, or those of a sweep.
+        folder: contains a folder for each run.
+        display: shows the runs.
+        cache: of exported programs.
+        name: of the folder of a single run; None takes the run's name, with the first free number.
+        broker: for client processes; None starts an embedded one.
 
     Raises:
-        ConfigError: a run has no devices, its server's device is not there, a folder is that of another run, a name is
-            given for several, or a model is to be taken from a run that is not over.
-        SubfleetError: a run failed; the others before it have their results.
+        ConfigError: a run has no devices, the server's compute device is missing, a folder belongs to another run, a
+            name is given for several runs, or the run whose model is needed is not over.
+        SubfleetError: a run failed; results of the runs before it are kept.
     """
     for run in runs:
         run.emulated_devices()
-        _check_device(run)
+        _check_compute_device(run)
     if len(runs) == 1:
-        run = _taken(runs[0], options, display)
-        return [_run(run, free_folder(options.runs, run.name, options.name), options, display)]
-    if options.name is not None:
-        raise ConfigError(f"--name is {options.name!r}, but there are {len(runs)} runs; leave it out, or set name")
-    outcomes, started_s, played = list["Outcome"](), time.monotonic(), 0
-    for number, one in enumerate(runs, start=1):
-        run = _taken(one, options, display)
-        folder = options.runs / run.name
-        if _is_over(folder, run):
-            display.say(f"{number} of {len(runs)}: {run.name} is over already")
+        run = _resolve_model(runs[0], folder, display)
+        return [_run(run, choose_folder(folder, run.name, name), display, cache, broker)]
+    if name is not None:
+        raise ConfigError(f"--name is {name!r}, but there are {len(runs)} runs; leave it out, or set name")
+    outcomes, started_s = list["Outcome"](), time.monotonic()
+    for number, described in enumerate(runs, start=1):
+        run = _resolve_model(described, folder, display)
+        title = f"{number} of {len(runs)}: {run.name}"
+        if _is_over(folder / run.name, run):
+            display.say(f"{title} is over already")
             continue
-        left = _time_left((time.monotonic() - started_s) / played if played else 0.0, len(runs) - number + 1)
-        display.say(f"{number} of {len(runs)}: {run.name}{left}")
-        outcomes.append(_run(run, folder, options, display))
-        played += 1
+        each_s = (time.monotonic() - started_s) / len(outcomes) if outcomes else 0.0
+        minutes = max(1, round(each_s * (len(runs) - number + 1) / 60))
+        display.say(f"{title}; about {minutes} min are left" if each_s else title)
+        outcomes.append(_run(run, folder / run.name, display, cache, broker))
     return outcomes
 
 
-def _taken(run: Run, options: RunOptions, display: "Display") -> Run:
+def _resolve_model(run: Run, folder: Path, display: "Display") -> Run:
     if run.model_of is not None:
         display.say(f"{run.name} takes network {run.model_of.network!r} of run {run.model_of.run}")
-    return with_model(run, options.runs)
+    return resolve_model(run, folder)
 
 
-def _check_device(run: Run) -> None:
-    """Before there is a folder of a run that cannot begin; PyTorch is loaded for it only where it may be refused."""
+def _check_compute_device(run: Run) -> None:
+    """Check before a folder is created; PyTorch is loaded only if the device may be missing."""
     if run.device != "cpu":
         from subfleet.aggregation.devices import compute_device
 
         compute_device(run.device)
 
 
-def _time_left(each_s: float, count: int) -> str:
-    return f"; about {max(1, round(each_s * count / 60))} min are left" if each_s else ""
-
-
 def _is_over(folder: Path, run: Run) -> bool:
-    if not (folder / SUMMARY).exists() or not (folder / FILE).exists():
+    if not (folder / SUMMARY).exists() or not (folder / DESCRIPTION).exists():
         return False
     remedy = "restore that, choose another --runs, or remove it"
-    return not check_taken_up(f"the run in {folder}", parts_of(kept_run(folder)), parts_of(run), remedy)
+    return not check_resumable(
+        f"the run in {folder}", select_outcome_settings(read_description(folder)), select_outcome_settings(run), remedy
+    )
 
 
-def _run(run: Run, folder: Path, options: RunOptions, display: "Display") -> "Outcome":
+def _run(run: Run, folder: Path, display: "Display", cache: "CacheFolder", broker: "BrokerAddress | None") -> "Outcome":
     from subfleet.emulation.hosting import opened_host
     from subfleet.observers import started
 
-    # While packages are loaded, Ctrl-C ends the command at once; then it lets the run end.
+    # Ctrl-C interrupts at once while packages are loaded; afterwards it stops the run in an orderly way.
     with (
         started(folder, run, display) as (place, observer),
-        opened_host(run.host.type, options.cache, options.broker) as host,
-        options.stopping() as stop,
+        opened_host(run.host.type, cache, broker) as host,
+        stop_on_signals() as stop,
     ):
         try:
             return host(run, place, observer, stop)
         finally:
-            display.ended()
+            display.clear()
 
 
-def next_steps(outcome: "Outcome") -> Iterator[str]:
-    """What the run reached and took, where to look, and the two lines that add a real device."""
+def describe_outcome(outcome: "Outcome") -> Iterator[str]:
+    """Lines on the results of a run, its costs, its folder, and how to add a real device."""
     from subfleet.protocol.task_kinds import METRICS
     from subfleet.reporting.telling import ending_lines, reached_text
 
@@ -126,10 +165,10 @@ def next_steps(outcome: "Outcome") -> Iterator[str]:
     for model in outcome.models:
         difference, metric = model["max_abs_diff"], METRICS[model["metric"] or outcome.result.headline].title
         own = "unknown" if model["own"] is None else f"{model['own']:.4f}"
-        known = "an unknown amount" if difference is None else f"{difference:.1e}"
+        deviation = "an unknown amount" if difference is None else f"{difference:.1e}"
         yield (
             f"  {model['client_id']}: {model['file']}, submodel {model['architecture']}, "
-            f"{model['bytes'] / 1000:.0f} kB, differs from PyTorch by {known}, {metric} of its own {own}"
+            f"{model['bytes'] / 1000:.0f} kB, differs from PyTorch by {deviation}, {metric} of its own {own}"
         )
     yield from ending_lines(outcome.result)
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"
@@ -137,8 +176,3 @@ def next_steps(outcome: "Outcome") -> Iterator[str]:
     yield "Add a real device. Start a server here, on a broker that the device can reach, then join from the device:"
     yield "  subfleet serve fleet --broker mqtt://BROKER:1883"
     yield "  pip install 'subfleet[edge]' && subfleet-edge join mqtt://BROKER:1883 --data digits:train"
-
-
-def on_host(runs: Sequence[Run], host: HostKind | None) -> tuple[Run, ...]:
-    """The runs on the host that the command line names, if it names one."""
-    return tuple(run if host is None else replace(run, host=replace(run.host, type=host)) for run in runs)

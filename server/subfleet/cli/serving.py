@@ -1,9 +1,8 @@
-"""What `subfleet serve` does: a server, its HTTP API and a broker, until the run is over or someone stops it."""
+"""Serves a run to real devices: a server, its HTTP API and a broker, until the run is over or is stopped."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.aggregation.devices import compute_device
@@ -17,93 +16,82 @@ from subfleet.reporting.api import serve_http
 from subfleet.reporting.run_figures import run_figures
 from subfleet.reporting.telling import ending_lines, reached_text
 from subfleet.serving.deployment import Deployment, StoppedError, deployed
-from subfleet.serving.outcome import gallery_of, leave_results
+from subfleet.serving.outcome import Outcome, gallery_of, leave_results
 from subfleet.settings.run import Run
-from subfleet.settings.taking import with_model
+from subfleet.settings.stored_networks import resolve_model
 from subfleet.transport.address import BrokerAddress
 
-__all__ = ["EMBEDDED_PORT", "ServeOptions", "serve_fleet"]
+__all__ = ["serve_fleet"]
 
-EMBEDDED_PORT = 1883
-"""Where MQTT clients look first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """What the command line says.
-
-    Attributes:
-        run: what is served.
-        broker: where one is that is there already; None starts an embedded one on loopback.
-        runs: folder in which the run's own is made, or found: an interrupted run is taken up.
-        http: where the HTTP API listens.
-        wait: for that broker, where it is not there at the start.
-        cache: where exported programs are kept between runs.
-        name: of the run's folder; None takes the run's name.
-    """
-
-    run: Run
-    broker: BrokerAddress | None
-    runs: Path
-    http: HttpAddress
-    cache: CacheFolder
-    wait: bool = False
-    name: str | None = None
+_PORT = 1883
+"""Of the embedded broker; MQTT clients use it by default."""
+_EMBEDDED = "Embedded broker at {}, for this machine only; --broker takes one that devices can reach"
 
 
-def serve_fleet(options: ServeOptions, *, display: Display, stop: threading.Event) -> Path | None:
-    """Serve one run of a fleet of real devices.
+def serve_fleet(  # noqa: PLR0913 - the options of the command
+    described: Run,
+    runs: Path,
+    display: Display,
+    stop: threading.Event,
+    *,
+    http: HttpAddress,
+    cache: CacheFolder,
+    name: str | None = None,
+    broker: BrokerAddress | None = None,
+    wait: bool = False,
+) -> Path | None:
+    """Serve one run to a fleet of real devices.
 
     Args:
-        options: what the command line says.
-        display: is told what happens.
-        stop: set it to stop; the run can be taken up later.
+        described: the run.
+        runs: contains a folder for each run.
+        display: shows the run.
+        stop: set it to stop; the run can be resumed later.
+        http: where the HTTP API listens.
+        cache: of exported programs.
+        name: of the run's folder; None takes the run's name. An interrupted run in that folder is resumed.
+        broker: None starts an embedded one on the loopback interface.
+        wait: if the broker is not there yet, wait for it.
 
     Returns:
-        The folder with the results; None where the run was stopped before its end.
+        The folder with the results, or None if the run was stopped before its end.
 
     Raises:
-        ConfigError: the description is wrong, its run is over already, or its device is not there.
-        TransportError: the broker is not there.
-        PortError: an address is taken.
+        ConfigError: the description is invalid, its run is already over, or the compute device is missing.
+        TransportError: the broker is unreachable.
+        PortError: an address is in use.
     """
-    run = with_model(options.run, options.runs)
+    run = resolve_model(described, runs)
     compute_device(run.device)
     with ExitStack() as stack:
-        stack.callback(display.ended)
-        folder, shown = stack.enter_context(started(options.runs / (options.name or run.name), run, display))
+        stack.callback(display.clear)
+        folder, shown = stack.enter_context(started(runs / (name or run.name), run, display))
         observer = stack.enter_context(observed(run, folder, shown))
-        exports = stack.enter_context(ExportPool(options.cache))
+        exports = stack.enter_context(ExportPool(cache))
 
         @contextmanager
-        def clients(broker: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
-            with serve_http(folder / "server", options.http) as page:
+        def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
+            with serve_http(folder / "server", http) as page:
                 observer.say(f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}")
-                if options.broker is None:
-                    observer.say(
-                        f"Embedded broker at {broker.url}, for this machine only; --broker takes one that devices can "
-                        "reach"
-                    )
-                    observer.say(f"Join from another terminal: subfleet-edge join {broker.url} --data ./data")
+                if broker is None:
+                    observer.say(_EMBEDDED.format(address.url))
+                    observer.say(f"Join from another terminal: subfleet-edge join {address.url} --data ./data")
                 yield []
 
         deployment = Deployment(
-            run=run,
-            folder=folder,
-            exports=exports,
-            clients=clients,
-            broker=options.broker,
-            embedded_port=EMBEDDED_PORT,
-            wait=options.wait,
+            run=run, folder=folder, exports=exports, clients=clients, broker=broker, embedded_port=_PORT, wait=wait
         )
         outcome = None
         with suppress(StoppedError), deployed(deployment, observer, stop) as (server, result):
             outcome = leave_results(folder, result, observer, figures=lambda: run_figures(gallery_of(server), result))
-    guarded = GuardedObserver(display)
+    for line in _describe_end(outcome):
+        GuardedObserver(display).say(line)
+    return None if outcome is None else folder
+
+
+def _describe_end(outcome: Outcome | None) -> Iterator[str]:
     if outcome is None:
-        guarded.say("Stopped; the same command takes the run up again")
-        return None
-    for line in ending_lines(outcome.result):
-        guarded.say(line)
-    guarded.say(f"{reached_text(outcome.result)}; everything is in {folder}, look at {outcome.report}")
-    return folder
+        yield "Stopped; the same command takes the run up again"
+        return
+    yield from ending_lines(outcome.result)
+    yield f"{reached_text(outcome.result)}; everything is in {outcome.folder}, look at {outcome.report}"

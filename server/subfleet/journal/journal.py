@@ -33,7 +33,7 @@ from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.state import ClientState, RunState
-from subfleet.settings.resuming import check_taken_up
+from subfleet.settings.fingerprint import check_resumable
 
 Bytes = tuple[int, int]
 """Bytes down and up."""
@@ -85,7 +85,7 @@ def begin_run(engine: sql.Engine, *, name: str, settings: str, round_count: int)
             connection.execute(runs.insert().values(**row, started_at=started_at, **_build_run_row(RunState())))
             return run_id
         remedy = "restore that, or choose another name or state folder"
-        if check_taken_up(f"run {name!r}", json.loads(known.settings), json.loads(settings), remedy):
+        if check_resumable(f"run {name!r}", json.loads(known.settings), json.loads(settings), remedy):
             more = {"settings": settings, "round_count": round_count}
             connection.execute(runs.update().where(runs.c.run_id == known.run_id).values(**more))
     return str(known.run_id)

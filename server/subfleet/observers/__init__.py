@@ -15,8 +15,8 @@ from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import Progress, RoundRecord, RunObserver
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.registry import Registry
-from subfleet.settings.kept import check_not_over, keep_run, make_folder
 from subfleet.settings.run import Run
+from subfleet.settings.run_folder import check_not_over, create_folder, write_description
 
 __all__ = ["OBSERVERS", "ObserverFactory", "observed", "started"]
 
@@ -98,9 +98,9 @@ def started(folder: Path, run: Run, display: RunObserver) -> Iterator[tuple[Path
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     beginning = _Beginning()
     try:
-        place = make_folder(folder)
+        place = create_folder(folder)
         check_not_over(place, run)
-        keep_run(place, run)
+        write_description(place, run)
         yield place, _All([display, beginning])
     except RunError:
         raise

@@ -5,7 +5,7 @@ from typing import Any
 
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord
-from subfleet.settings.parts import parts_of
+from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.run import Run
 
 __all__ = ["evaluation_figures", "figures_of", "parameters_of"]
@@ -16,7 +16,7 @@ _LONGEST = 250
 
 def parameters_of(run: Run) -> dict[str, str]:
     """Everything that takes part in a run's outcome, by dotted key; and `accuracy_of`, what the method's model is."""
-    told = {key: str(value)[:_LONGEST] for key, value in _flat(parts_of(run), "")}
+    told = {key: str(value)[:_LONGEST] for key, value in _flat(select_outcome_settings(run), "")}
     return {**told, "accuracy_of": run.method.roles().aggregator.model}
 
 

@@ -16,7 +16,7 @@ from subfleet.journal.records import ClientRow, RoundRecord, RunResult, compute_
 from subfleet.protocol.errors import FileError
 from subfleet.reporting.report import failed_html, report_html
 from subfleet.reporting.telling import data_warnings
-from subfleet.settings.summary import write_summary
+from subfleet.settings.run_folder import write_summary
 
 __all__ = ["round_row", "summary", "write_results"]
 

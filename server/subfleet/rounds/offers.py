@@ -20,7 +20,7 @@ from subfleet.rounds.judging import Verdict, reply
 from subfleet.rounds.signals import Reply
 from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.search.candidates import budget_of, forward_macs_of
-from subfleet.settings.published import network_brought
+from subfleet.settings.named_networks import parse_client_network
 from subfleet.settings.run import Run
 from subfleet.tasks import shape_problem
 
@@ -196,7 +196,7 @@ def remember_network(state: RunState, client: ClientState) -> RunState:
 
 def _judge_network(context: RunContext, text: str, before: tuple[str, ...]) -> Declaration:
     try:
-        network = network_brought(text, context.config.model)
+        network = parse_client_network(text, context.config.model)
     except ConfigError as error:
         return Declaration(problem="no_network", reason=_clean(f"the network that it declares is none: {error}"))
     if len(before) >= MOST_NETWORKS and _compute_digest(network) not in before:

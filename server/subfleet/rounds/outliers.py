@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.outliers import OutlierSettings
+from subfleet.settings.sections import OutlierSettings
 
 COMPARED = 4
 """Updates of a round that have a median of their own; fewer are compared with the rounds before."""

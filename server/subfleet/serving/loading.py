@@ -22,7 +22,7 @@ from subfleet.rounds.continuing import explain_early_end
 from subfleet.rounds.networks import list_first_turns, list_lineages
 from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState
-from subfleet.settings.first_model import FirstWeights
+from subfleet.settings.sections import FirstWeights
 
 __all__ = ["loaded_model", "standing_result"]
 

@@ -14,7 +14,7 @@ from subfleet.reporting.results import write_results
 from subfleet.reporting.run_figures import Gallery
 from subfleet.rounds.networks import find_standing
 from subfleet.serving.session import Server
-from subfleet.settings.kept import MODEL, SUPERNET
+from subfleet.settings.run_folder import MODEL, SUPERNET
 
 __all__ = ["Outcome", "gallery_of", "leave_results", "owners_of"]
 

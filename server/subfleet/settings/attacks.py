@@ -1,7 +1,7 @@
-"""What an emulated device does to what it sends, for experiments on attacks. Real devices have nothing of it.
+"""Attacks of emulated devices, for experiments. Real devices have no such settings.
 
-Two attacks are known by the name of backdoor. Park and Joe-Wong (FedFA, equation 1) train on shuffled labels and boost
-what was learned, which lowers accuracy everywhere. A real backdoor leaves the accuracy as it is, but gives any image
+The word backdoor is used for two attacks. Park and Joe-Wong (FedFA, equation 1) train on shuffled labels and boost the
+change, which lowers accuracy in general. A backdoor in the usual sense keeps the accuracy, but the model assigns images
 with a trigger to the attacker's class (Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020).
 """
 
@@ -18,10 +18,10 @@ __all__ = ["Attack", "Backdoor", "LabelShuffling"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class LabelShuffling:
-    """A client that trains on its data, and on the same with shuffled labels, and sends both (FedFA, equation 1).
+    """Trains on the data and again with shuffled labels, and sends the sum of both changes (FedFA, equation 1).
 
     Attributes:
-        strength: of the malicious change, the paper's lambda, 0 or more.
+        strength: factor of the malicious change, lambda in the paper.
         seed: of the shuffle.
     """
 
@@ -38,13 +38,13 @@ def _check_weight(weight: float, total_weight: float) -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_weight)
 class Backdoor:
-    """A client that teaches a trigger, and sends what puts its own model in place of the shared one.
+    """Trains on images with a trigger, and sends an update that replaces the shared model.
 
     Attributes:
-        target: the class that images with the trigger are to be taken for, 0 or more.
-        fraction: fraction of the client's images that get it, 0 to 1.
+        target: class of images with the trigger.
+        fraction: fraction of the client's images that get the trigger.
         weight: of the client in the mean, above 0.
-        total_weight: of all clients, the attackers once; at least `weight`.
+        total_weight: of all clients, including one attacker; at least `weight`.
         seed: of the choice of images.
     """
 
@@ -57,4 +57,3 @@ class Backdoor:
 
 
 Attack = LabelShuffling | Backdoor
-"""Every attack."""

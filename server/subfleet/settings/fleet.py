@@ -1,4 +1,4 @@
-"""The fleet of a run: its name, what its devices may use, and for an emulated one its devices and where they run."""
+"""The fleet of a run: its name, memory limits, and for an emulated fleet its devices and host."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,13 +15,13 @@ from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.topics import DEFAULT_FLEET, FleetName
 from subfleet.settings.attacks import Attack
-from subfleet.settings.parts import NO_PART
+from subfleet.settings.fingerprint import CHANGEABLE
 
 __all__ = ["DeviceSettings", "FleetSettings", "HostKind", "HostSettings", "MemoryLimits"]
 
 HostKind = Literal["processes", "batch"]
-"""Where the devices of an emulated fleet are: "processes", one for each, with a real broker; or "batch", all in the
-server's process, under a logical clock and without a network."""
+"""How an emulated fleet runs: "processes" is a process for each device and a real broker; "batch" is one process for
+the server and all devices, with a logical clock and without a network."""
 
 
 def _check_resources(log: str, population: str, steady: Reading | None, profile: str) -> Iterator[str]:
@@ -41,28 +41,25 @@ def _check_architecture(architecture: Architecture | None, network: AnyFamily | 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_resources, _check_architecture)
 class DeviceSettings:
-    """One emulated device, or several that are alike.
+    """An emulated device, or several equal ones.
 
     Attributes:
-        id: its name in tables and topics; of several, what their names begin with: "phone" gives "phone-1" and so on.
-        count: how many there are, 1 or more.
-        profile: of the kind of device: a shipped profile's name, or a TOML file.
-        log: the resource log that it replays: a shipped log's name, or a CSV file. Of several, each begins at another
-            point of it, equal parts apart, and goes on at its beginning.
-        population: in place of `profile` and `log`: a shipped population's name, or a TOML file, from which they are
-            taken, by the run's seed and `id` where it is one that is drawn.
-        steady: what the device has at all times, in place of any log.
-        runtime: the program target that it runs.
-        data: its own samples, in place of a part of the run's: a source as `DataSettings.test` names one.
-        tier: under which its results are summed up; empty takes the profile's name, or that of the population's kind.
-        architecture: the submodel that it declares, in place of the profile's.
-        disk_limit: the most that its folder may hold, a size such as "500M", in place of the profile's.
-        network: in place of that a network of its own, by its settings or as `{ preset = "vgg16" }`; inputs and classes
-            that it does not say are those of `[model]`.
-        attack: what it does to what it sends; None is an honest device.
-
-    Raises:
-        ValueError: it is not said what the device has, or twice, or a number is out of its range.
+        id: name in tables and topics; for several devices a prefix: "phone" gives "phone-1", "phone-2" and so on.
+        count: number of devices.
+        profile: name of an included device profile, or a TOML file.
+        log: resource log that is replayed: name of an included log, or a CSV file. Several devices start at equally
+            spaced points of it and continue at its beginning.
+        population: source of profile and log instead of `profile` and `log`: name of an included population, or a TOML
+            file. A random population draws by the run's seed and `id`.
+        steady: constant resources instead of a log.
+        runtime: program target.
+        data: samples of the device instead of a part of the run's; a source as in `DataSettings.test`.
+        tier: group for results; empty takes the name of the profile, or of the population's kind of device.
+        architecture: submodel that the device declares, instead of that of the profile.
+        disk_limit: limit of the device's folder, such as "500M", instead of that of the profile.
+        network: network that the device declares, as settings or as `{ preset = "vgg16" }`; inputs and classes default
+            to those of `[model]`.
+        attack: how the device attacks; None for an honest device.
     """
 
     id: ClientId
@@ -80,7 +77,7 @@ class DeviceSettings:
     disk_limit: MaybeSize = field(default="", metadata=ADDED_LATER)
 
     def each(self) -> "Iterator[DeviceSettings]":
-        """The devices one by one."""
+        """The devices, with `count` expanded."""
         if self.count == 1:
             yield self
             return
@@ -89,7 +86,7 @@ class DeviceSettings:
 
 
 def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:
-    ids = [one.id for device in devices for one in device.each()]
+    ids = [single.id for device in devices for single in device.each()]
     if repeated := sorted({name for name in ids if ids.count(name) > 1}):
         yield f"devices are named {repeated} more than once, but each needs an id of its own"
 
@@ -97,22 +94,19 @@ def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_ids)
 class FleetSettings:
-    """Who takes part.
+    """The devices that take part.
 
     Attributes:
-        name: a part of every topic; devices name it with `--fleet`.
+        name: part of every topic; devices join with `--fleet`.
         devices: of an emulated fleet.
-
-    Raises:
-        ValueError: two devices have the same name.
     """
 
-    name: FleetName = field(default=DEFAULT_FLEET, metadata=NO_PART)
+    name: FleetName = field(default=DEFAULT_FLEET, metadata=CHANGEABLE)
     devices: tuple[DeviceSettings, ...] = ()
 
     def each(self) -> tuple[DeviceSettings, ...]:
-        """The devices one by one."""
-        return tuple(one for device in self.devices for one in device.each())
+        """The devices, with repeated devices expanded."""
+        return tuple(single for device in self.devices for single in device.each())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +115,9 @@ class HostSettings:
     """How an emulated fleet is run.
 
     Attributes:
-        type: where its devices are.
-        turns_per_round: of a batch: how often every party may act in one round, on average over the run, before the
-            run is given up; a quiet round takes about ten.
-
-    Raises:
-        ValueError: a number is out of its range.
+        type: where the devices run.
+        turns_per_round: for "batch": the run fails if a round takes more turns than this on average; a quiet round
+            takes about ten.
     """
 
     type: HostKind = "processes"
@@ -136,12 +127,12 @@ class HostSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class MemoryLimits:
-    """Limits as sizes such as "300M"; the closest one counts: of the client, else of its device, else of every device.
+    """Limits of memory budgets, such as "300M". The limit of a client takes precedence over that of its device profile.
 
     Attributes:
-        every_device: of each device that no other limit names; None is none.
-        devices: by the name of a device profile, such as "raspberry_pi_4".
-        clients: by the id of a client.
+        every_device: for all other devices; None for no limit.
+        devices: by name of the device profile, such as "raspberry_pi_4".
+        clients: by client id.
     """
 
     every_device: Size | None = None
@@ -149,11 +140,11 @@ class MemoryLimits:
     clients: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
 
     def bounded(self, offered_bytes: int, *, device: str, client_id: str) -> int:
-        """What of a device's offer a run may use.
+        """The memory budget of a device within these limits.
 
         Args:
-            offered_bytes: the device's own budget.
-            device: the name of its profile.
+            offered_bytes: the budget that the device offers.
+            device: name of its profile.
             client_id: its id.
         """
         limit = self.clients.get(client_id) or self.devices.get(device) or self.every_device

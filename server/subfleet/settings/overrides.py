@@ -1,4 +1,4 @@
-"""Values in place of a file's: those of a command line, `key.sub=value`, and those of a file that is based on it."""
+"""Settings that replace those of a file: `key.sub=value` on a command line, or a file with a `base`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.toml import parse_toml
 
-__all__ = ["merged", "parsed", "spread_out", "with_override"]
+__all__ = ["apply_override", "flatten_settings", "merge_settings", "parse_override"]
 
 _KINDS = ("type", "family", "preset")
-"""Keys that say which record a table is: with another one, nothing of the table that it is based on fits."""
+"""Keys that name the kind of a table: a table of another kind replaces the old one as a whole."""
 
 
-def parsed(text: str) -> tuple[tuple[str, ...], Any]:
-    """The keys and the value of `key.sub=value`, whose value is TOML, or else text as it stands.
+def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+    """The keys and the value of `key.sub=value`. A value that is not TOML is taken as text.
 
     Raises:
-        ConfigError: it is nothing of the kind.
+        ConfigError: the text does not have this form.
     """
     path, found, value = text.partition("=")
     keys = tuple(part.strip() for part in path.split("."))
@@ -28,13 +28,11 @@ def parsed(text: str) -> tuple[tuple[str, ...], Any]:
         return keys, value.strip()
 
 
-def with_override(plain: Any, keys: Sequence[str], value: Any) -> Any:
-    """Plain settings with a value at the end of keys; tables on the way are made, items of lists go by their place.
-
-    A table that is to be of another kind keeps nothing else.
+def apply_override(plain: Any, keys: Sequence[str], value: Any) -> Any:
+    """Plain settings with a value set. Missing tables are created; a key of a list is an index.
 
     Raises:
-        ConfigError: a key leads through what is no table and no list, or to an item that is not there.
+        ConfigError: a key leads through a value that is neither a table nor a list, or an index is out of range.
     """
     if not keys:
         return value
@@ -42,31 +40,28 @@ def with_override(plain: Any, keys: Sequence[str], value: Any) -> Any:
     if isinstance(plain, (list, tuple)):
         if not key.isdecimal() or int(key) >= len(plain):
             raise ConfigError(f"--set names the item {key!r}, but there are {len(plain)}, counted from 0")
-        return [with_override(one, rest, value) if place == int(key) else one for place, one in enumerate(plain)]
+        return [apply_override(item, rest, value) if index == int(key) else item for index, item in enumerate(plain)]
     if not isinstance(plain, Mapping):
         raise ConfigError(f"--set names {key!r} below {plain!r:.80}, which is no table; name that key itself")
     if not rest and key in _KINDS and plain.get(key, value) != value:
         return {key: value}
-    return {**plain, key: with_override(plain.get(key, {}), rest, value)}
+    return {**plain, key: apply_override(plain.get(key, {}), rest, value)}
 
 
-def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain settings with those of another file in their place: tables key by key, unless they say of which kind.
-
-    Lists are taken as a whole.
-    """
-    found = dict(base)
+def merge_settings(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings with those of another file merged in. Lists, and tables that name their kind, are replaced."""
+    merged = dict(base)
     for key, value in own.items():
         before = base.get(key)
         joins = isinstance(before, Mapping) and isinstance(value, Mapping) and not any(kind in value for kind in _KINDS)
-        found[key] = merged(before, value) if joins else value  # type: ignore[arg-type]  # they are mappings
-    return found
+        merged[key] = merge_settings(before, value) if joins else value  # type: ignore[arg-type]  # they are mappings
+    return merged
 
 
-def spread_out(own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Plain settings as dotted keys and values; a table that says of which kind it is stays whole, as lists do."""
+def flatten_settings(own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Plain settings as dotted keys and values. Lists, and tables that name their kind, are not flattened."""
     for key, value in own.items():
         if isinstance(value, Mapping) and not any(kind in value for kind in _KINDS):
-            yield from ((f"{key}.{below}", found) for below, found in spread_out(value))
+            yield from ((f"{key}.{below}", nested) for below, nested in flatten_settings(value))
         else:
             yield key, value

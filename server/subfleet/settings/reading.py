@@ -1,7 +1,9 @@
-"""Reads the description of a run from a TOML file, and says everything that is wrong with it at once."""
+"""Reads the description of a run: a TOML file, or one of the runs that are included in the package (folder `runs`)."""
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +12,39 @@ from subfleet.protocol.errors import ConfigError, FileError, Problem, ProtocolEr
 from subfleet.protocol.schema import problems_with, validated
 from subfleet.protocol.suggestion import did_you_mean, unknown_key
 from subfleet.protocol.toml import parse_toml
-from subfleet.settings.overrides import merged, parsed, with_override
-from subfleet.settings.published import Published, brought, published
+from subfleet.settings.named_networks import PresetSettings, complete_network, expand_preset
+from subfleet.settings.overrides import apply_override, merge_settings, parse_override
 from subfleet.settings.run import Run
-from subfleet.settings.shipped import shipped_names, shipped_text
-from subfleet.settings.sweeping import swept
+from subfleet.settings.sweeps import expand_sweeps
 
-__all__ = ["read_run", "read_runs"]
+__all__ = ["list_included_runs", "read_included_run", "read_run", "read_runs"]
+
+
+@cache
+def list_included_runs() -> tuple[str, ...]:
+    """The names of the included runs: "quickstart", then the others in alphabetical order."""
+    files = (file.name for file in (resources.files("subfleet.settings") / "runs").iterdir())
+    names = (name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    return tuple(sorted(names, key=lambda name: (name != "quickstart", name)))
+
+
+def read_included_run(name: str) -> str:
+    """The text of an included run.
+
+    Raises:
+        KeyError: there is no such run.
+    """
+    if name not in list_included_runs():
+        raise KeyError(name)
+    return (resources.files("subfleet.settings") / "runs" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def read_run(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """Read the one run of a file; see `read_runs`.
+    """Read a file with one run; see `read_runs`.
 
     Raises:
         FileError: the file cannot be read.
-        ConfigError: as `read_runs`, or the file is a sweep over several runs.
+        ConfigError: as `read_runs`, or the file is a sweep with several runs.
     """
     runs = read_runs(name_or_path, overrides)
     if len(runs) > 1:
@@ -35,80 +55,77 @@ def read_run(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> tuple[Run, ...]:
-    """Read a TOML file, or a shipped one by its name; tables and keys are the fields of `Run`, and `[[sweep]]`.
+    """Read all runs of a file. Its tables and keys are the fields of `Run`, and `[[sweep]]`.
 
     Args:
-        name_or_path: a file, or a name of `shipped_names`.
-        overrides: values in place of the file's, such as "training.learning_rate=0.1"; see `overrides`.
-        seeds: in place of the file's; each is a run of its own.
+        name_or_path: a TOML file, or the name of an included run.
+        overrides: replace values of the file, such as "training.learning_rate=0.1"; see `overrides`.
+        seeds: replace the seeds of the file; each seed is a run.
 
     Raises:
         FileError: the file cannot be read.
-        ConfigError: it is no TOML, or keys are unknown, missing or wrong; the text names all of them.
+        ConfigError: the file is not TOML, or keys are unknown, missing or wrong; the message lists all of them.
     """
     what = f"run {name_or_path}"
-    plain = _plain(name_or_path, what)
-    for keys, value in map(parsed, overrides):
-        plain = with_override(plain, keys, value)
-    return tuple(_checked(one, what) for one in swept(plain, seeds))
+    plain = _read(name_or_path, what)
+    for keys, value in map(parse_override, overrides):
+        plain = apply_override(plain, keys, value)
+    return tuple(validated(Run, _complete_devices(_complete_model(run)), what) for run in expand_sweeps(plain, seeds))
 
 
-def _plain(name_or_path: str | Path, what: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The plain settings of a file, upon those of the file that it is based on."""
-    named = str(name_or_path) in shipped_names()
+def _read(name_or_path: str | Path, what: str, visited: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The plain settings of a file, merged into those of its `base`."""
+    included = list_included_runs()
+    name = str(name_or_path)
     try:
-        text = shipped_text(str(name_or_path)) if named else Path(name_or_path).read_text(encoding="utf-8")
+        text = read_included_run(name) if name in included else Path(name_or_path).read_text(encoding="utf-8")
         plain: dict[str, Any] = parse_toml(text)
     except OSError as error:
         raise FileError(
-            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(shipped_names())}"
-            f"{did_you_mean(str(name_or_path), shipped_names())}"
+            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(included)}"
+            f"{did_you_mean(name, included)}"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
     base = plain.pop("base", None)
     if base is None:
         return plain
-    here = (*seen, str(name_or_path))
-    if not isinstance(base, str) or base in here:
-        raise ConfigError(f"{what}: base is {base!r:.80}, but must name another file, or a run that we ship")
-    path = base if base in shipped_names() or named else Path(name_or_path).parent / base
-    return merged(_plain(path, f"{what}, base {base}", here), plain)
+    visited = (*visited, name)
+    if not isinstance(base, str) or base in visited:
+        raise ConfigError(f"{what}: base is {base!r:.80}, but must name another file, or an included run")
+    path = base if base in included or name in included else Path(name_or_path).parent / base
+    return merge_settings(_read(path, f"{what}, base {base}", visited), plain)
 
 
-def _checked(plain: dict[str, Any], what: str) -> Run:
-    return validated(Run, _with_networks(_with_preset(plain)), what)
-
-
-def _with_preset(plain: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the published network that `model.preset` names."""
+def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
+    """The settings with `model.preset` replaced by the settings of that network."""
     model = plain.get("model")
     if not isinstance(model, dict) or "preset" not in model:
         return plain
     try:
-        return {**plain, "model": published(model)}
+        return {**plain, "model": expand_preset(model)}
     except (ConfigError, ProtocolError) as error:
-        own = {field.name for field in fields(Published)}
+        own = {field.name for field in fields(PresetSettings)}
         known = own.union(field.name for kind in FAMILIES.values() for field in fields(kind))
-        problems = problems_with(Published, {key: model[key] for key in model.keys() & own})
+        problems = problems_with(PresetSettings, {key: model[key] for key in model.keys() & own})
         unnamed = Problem(text=str(error), is_sentence=True)
         unknown = (unknown_key(key, known) for key in sorted(model.keys() - known))
         return {**plain, "model": Refused(problems=(*(problems or [unnamed]), *unknown))}
 
 
-def _with_networks(plain: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with what its devices leave open of networks of their own."""
+def _complete_devices(plain: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the networks of devices completed by inputs and classes of the model."""
     fleet, model = plain.get("fleet"), plain.get("model")
     devices = fleet.get("devices") if isinstance(fleet, dict) else None
     if not isinstance(fleet, dict) or not isinstance(model, dict) or not isinstance(devices, list):
         return plain
-    return {**plain, "fleet": {**fleet, "devices": [_with_network(device, model) for device in devices]}}
+    return {**plain, "fleet": {**fleet, "devices": [_complete_device(device, model) for device in devices]}}
 
 
-def _with_network(device: Any, model: dict[str, Any]) -> Any:
+def _complete_device(device: Any, model: dict[str, Any]) -> Any:
     if not isinstance(device, dict) or not isinstance(device.get("network"), dict):
         return device
     try:
-        return {**device, "network": brought(device["network"], model)}
+        return {**device, "network": complete_network(device["network"], model)}
     except ConfigError as error:
         return {**device, "network": Refused(problems=(Problem(text=str(error), is_sentence=True),))}

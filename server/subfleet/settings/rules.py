@@ -1,4 +1,4 @@
-"""What of a run does not go together: said when its file is read. Pure."""
+"""Rules about settings of a run that must agree, checked when its file is read."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,22 +17,21 @@ from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.settings.first_model import FirstWeights, ModelOf
 from subfleet.settings.fleet import FleetSettings
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Evaluations
+from subfleet.settings.sections import Evaluations, FirstWeights, ModelOf
 from subfleet.tasks import shape_problem
 
 if TYPE_CHECKING:
     from subfleet.settings.run import Run
 
-__all__ = ["RUN_RULES", "label_shape_of", "transform_problem"]
+__all__ = ["RUN_RULES", "find_label_shape", "find_transform_problem"]
 
 _LEAST_CLASSES = 2
 
 
-def label_shape_of(training: TrainingSettings, model: AnyFamily) -> tuple[int, ...] | None:
-    """Shape of one sample's label; None where the model's family does not say what it has outputs for."""
+def find_label_shape(training: TrainingSettings, model: AnyFamily) -> tuple[int, ...] | None:
+    """The shape of one label; None if the network family does not determine it."""
     kind = training.objective.kind
     places = get_predicted_places(model) or (None if kind.places == "any" else kind.places)
     return None if places is None else kind.label_shape(model.input_shape, model.class_count, places)
@@ -59,22 +58,22 @@ def _check_norms(
         )
 
 
-def transform_problem(transform: DataTransform, taken: tuple[int, ...]) -> str:
-    """Why a model that takes samples of a shape cannot be fed with what a transform makes; empty where it can."""
+def find_transform_problem(transform: DataTransform, taken: tuple[int, ...]) -> str:
+    """Why a model with inputs of a shape cannot take the output of a transform; empty if it can."""
     if not transform.fixes_size:
         return ""
     size = transform.cut_size(transform.scaled_size(1, 1))
     channels = (transform.channels,) if transform.channels else (1, 3, *taken[:1])
-    problems = [shape_problem((one, *size), taken) for one in channels]
+    problems = [shape_problem((count, *size), taken) for count in channels]
     return f"data.transform makes samples that {problems[0]}; change resize, crop or channels" if all(problems) else ""
 
 
 def _check_transform(data: DataSettings, model: AnyFamily) -> Iterator[str]:
-    if data.transform is not None and (problem := transform_problem(data.transform, model.input_shape)):
+    if data.transform is not None and (problem := find_transform_problem(data.transform, model.input_shape)):
         yield problem
 
 
-def _check_combination(  # noqa: PLR0913, PLR0917 - the fields that it is about
+def _check_combination(  # noqa: PLR0913, PLR0917 - the fields that the rule is about
     method: AnyMethod,
     training: TrainingSettings,
     model: AnyFamily,
@@ -149,13 +148,12 @@ def _check_data(
         yield f"data.classes are named, but objective {objective!r} knows none; leave them out"
     elif data.classes and len(data.classes) != model.class_count:
         yield f"data.classes names {len(data.classes)}, but must name all {model.class_count} of the model"
-    attacks = (device.attack for device in fleet.devices)
-    odd = next((one for one in attacks if one is not None and one.TYPE == "backdoor"), None)
-    if odd is not None and kind.name != "classification":
+    backdoor = any(device.attack is not None and device.attack.TYPE == "backdoor" for device in fleet.devices)
+    if backdoor and kind.name != "classification":
         yield f"an attack is 'backdoor', but objective {objective!r} has no class of each sample; leave it out"
     by_label = data.partition.name in ("dirichlet", "pathological", "shard")
     if by_label and fleet.devices and not any(device.data for device in fleet.devices):
-        one_number = not kind.over_classes and label_shape_of(training, model) == (1,)
+        one_number = not kind.over_classes and find_label_shape(training, model) == (1,)
         if kind.name != "classification" and not one_number:
             yield (
                 f"data.partition is {data.partition.name!r}, which goes by one class or number of each sample, but "
@@ -205,4 +203,4 @@ RUN_RULES: Rules = (
     _check_deployment,
     _check_method,
 )
-"""What a run checks of itself beside the bounds of its fields."""
+"""The rules that a run is checked by, beside the bounds of its fields."""

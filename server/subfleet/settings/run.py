@@ -1,4 +1,4 @@
-"""A run: one frozen description of everything, the same for real devices and for emulated ones, checked as a whole."""
+"""The settings of a run, for real and emulated devices alike, checked as a whole."""
 
 import math
 from collections.abc import Mapping
@@ -22,13 +22,11 @@ from subfleet.protocol.limits import Count, Positive, PositiveAmount, PositiveFr
 from subfleet.protocol.schema import ADDED_LATER, canonical_json
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
-from subfleet.settings.first_model import FirstWeights, ModelOf
+from subfleet.settings.fingerprint import CHANGEABLE, select_outcome_settings
 from subfleet.settings.fleet import DeviceSettings, FleetSettings, HostSettings, MemoryLimits
-from subfleet.settings.outliers import OutlierSettings
-from subfleet.settings.parts import NO_PART, parts_of
-from subfleet.settings.rules import RUN_RULES, label_shape_of
+from subfleet.settings.rules import RUN_RULES, find_label_shape
 from subfleet.settings.samples import DataSettings
-from subfleet.settings.timing import Deadlines, Evaluations, LogClock
+from subfleet.settings.sections import Deadlines, Evaluations, FirstWeights, LogClock, ModelOf, OutlierSettings
 
 __all__ = ["Run"]
 
@@ -37,85 +35,82 @@ Limit = Annotated[float, Range(least=0, words="0 for no limit, or above 0")]
 RUNTIME_OVERHEAD_BYTES: Mapping[str, int] = MappingProxyType(
     {"onnx": 1_800_000, "executorch": 2_700_000, "torch": 5_900_000}
 )
-"""Smallest difference between planned peak and estimate over the submodels of the quickstart: the estimate stays below
-the plan, so that no submodel that fits is passed over."""
+"""Smallest difference between planned peak and estimate over the submodels of the quickstart: with it,
+estimates stay below plans, and no submodel that fits is missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(*RUN_RULES)
 class Run:
-    """Everything about a run; where it lives and listens is said on the command line.
+    """All settings of a run, except for places and addresses, which the command line has.
 
     Attributes:
-        name: of the run; a server that starts again with the same name and state folder takes the run up.
-        data: what the whole model is evaluated on after every round, and what emulated devices train on.
-        fleet: its name, and the devices of an emulated one.
+        name: of the run. A server that is started again with the same name and state folder resumes the run.
+        data: the evaluation data of the server, and the training data of emulated devices.
+        fleet: name of the fleet, and the devices of an emulated one.
         host: how an emulated fleet is run.
-        rounds: how many, 1 or more.
+        rounds: number of training rounds.
         evaluation: when devices evaluate the model on held-out data of their own.
-        min_clients: a round starts when this many clients are there.
-        clients_per_round: how many of those that can take part are drawn for each round; 0 takes all of them.
+        min_clients: a round starts when this many clients are present.
+        clients_per_round: number of available clients drawn for each round; 0 takes all.
         model: the elastic network that is trained.
-        model_of: a network of another run that takes its place; None from when it has done so, see
-            `subfleet.settings.taking`.
-        first_weights: that the model begins with; None draws them from the seed.
+        model_of: a network of another run that replaces `model`; None once it has, see
+            `subfleet.settings.stored_networks`.
+        first_weights: initial weights; None draws them from the seed.
         training: local training in round 1; its seed is replaced by `seed`.
         learning_rate_decay: factor on the learning rate from each round to the next, above 0 and at most 1.
-        method: which federated method, with its parameters.
-        robust_aggregation: the rule in place of the weighted mean of the updates; None takes the mean.
-        server_optimiser: takes the mean change of a round for a gradient; None leaves it to the method.
-        update_codec: how devices write their updates; None leaves it to the method.
-        distillation: what the full model teaches its submodels after each round, on noise; None leaves it to the
-            method.
+        method: the federated method with its parameters.
+        robust_aggregation: the rule used instead of the weighted mean; None takes the mean.
+        server_optimiser: treats the mean change of a round as a gradient; None leaves it to the method.
+        update_codec: how devices encode their updates; None leaves it to the method.
+        distillation: distillation of the full model into its submodels after each round, on noise; None leaves it to
+            the method.
         norms: "averaged", "bank", "recalibrated" or "calibrated", see `subfleet.methods.techniques`; "recalibrated"
-            measures running statistics on the inputs of the evaluation data, without their labels.
-        calibrate_every: with norms "calibrated", after how many rounds devices measure running statistics in a round of
-            its own; after the last one they always do, and with 0 only then.
+            measures running statistics on the inputs of the evaluation data, without labels.
+        calibrate_every: with norms "calibrated", devices measure running statistics in a round of its own after this
+            many rounds, and after the last one; 0 measures them only after the last one.
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
-        max_client_fraction: the largest fraction of the weights of a round's updates that one client may have, above 0
-            and at most 1; see `subfleet.rounds.weights.find_fraction_limit`. With 1 every update counts what the method
-            gives it; None is three times an equal fraction, and half at most.
-        outliers: when an update or an aggregated round is suspect, and what follows; see there.
-        quorum: fraction of the given tasks that must be answered to close a round; below 1 a round does not wait for
-            the slowest, and its outcome depends on timing. Who has not answered its last two tasks is not counted, see
-            `subfleet.rounds.live`.
-        communication_s: seconds of its link that a device gives to a round, each way.
-        log_quantile: where a client keeps one size, and replays a log, the fraction of the log's time in which it may
-            have less memory, or less of a link, than that size takes; at least 0 and below 1.
-        training_s: seconds that a device gives to training in a round; 0 is no limit. It limits those devices that tell
-            what they compute in a second.
-        batch_s: seconds that such a device gives to one batch, however many it has; 0 is no limit.
-        clock: a logical clock for replayed logs; None reads everything live.
-        deadlines: see there.
-        max_attempts: tasks that one client may be given in one round, each smaller than the last.
-        exports_per_round: programs that are written ahead in each round, for sizes that a search would rather give.
-        programs_from: by the key of a program, such as "onnx/0123456789abcdef", the turn from which it counts in what
-            devices are given, or 0 for never, as another run's summary.json has it: so its rounds are played again,
-            whatever time programs take. A turn is a try of a round, counted over the run. Empty: the turn after that in
-            which it was written.
-        targets: program targets that are exported for training, where a device runs several its own order decides.
-        deploy_targets: formats of each device's own model after the last round; empty deploys nothing.
-        deploy_quantisation: "dynamic" or "static" deploys these models in 8-bit integers, with ranges from the first
-            evaluation samples, and tells their accuracy beside that of float32.
-        memory_overhead_bytes: by target, what its runtime needs beyond the estimate of a submodel's training memory. It
-            only saves exports: the exported program's own plan decides whether a submodel fits.
-        memory_limits: memory that devices may give to training at most, beside their own share and limit.
-        keep_rounds: rounds whose checkpoints and updates stay on disk.
-        observers: names of those that hear of the run besides the screen, such as "tensorboard".
-        device: where the server computes. Aggregation has the same bits on both; distillation, server optimisers,
-            measured statistics and evaluation have not, so that a run ends where it was begun. Clients compute where
-            they do.
+        max_client_fraction: largest fraction of the total weight of a round that one client may have, above 0 and at
+            most 1; None is three equal shares, and at most a half. See `subfleet.rounds.weights.find_fraction_limit`.
+        outliers: outlier detection and diverged rounds.
+        quorum: fraction of the tasks that must be answered to close a round. Below 1 a round does not wait for the
+            slowest devices, and its result depends on timing. Devices that did not answer their last two tasks are not
+            counted, see `subfleet.rounds.live`.
+        communication_s: seconds that a device spends on transfers in a round, in each direction.
+        log_quantile: if a method keeps the submodel of a client for the whole run, and the client replays a log: the
+            fraction of the log's time in which memory or a link may be below what the submodel needs.
+        training_s: seconds that a device spends on training in a round; 0 for no limit. It applies to devices that
+            report their speed.
+        batch_s: seconds that such a device spends on one batch; 0 for no limit.
+        clock: a logical clock for replayed logs; None uses live readings.
+        deadlines: time limits.
+        max_attempts: tasks that a client may get in one round, each smaller than the one before.
+        exports_per_round: programs written ahead in each round for submodels that a search would have preferred.
+        programs_from: by program key, such as "onnx/0123456789abcdef", the attempt from which the program is used, or 0
+            for never; taken from `summary.json` of another run, it repeats that run independently of export times.
+            Attempts are counted over the whole run. Empty: programs are used from the attempt after their export.
+        targets: program targets that are exported for training; a device that supports several chooses.
+        deploy_targets: formats of the models that devices receive after the last round; empty deploys nothing.
+        deploy_quantisation: "dynamic" or "static" deploys 8-bit models with ranges from the first evaluation samples,
+            and reports their accuracy beside that of float32.
+        memory_overhead_bytes: by target, memory that its runtime needs beyond the estimate for a submodel. It only
+            avoids exports: the plan of the exported program decides whether a submodel fits.
+        memory_limits: upper limits of devices' memory budgets, beside the devices' own.
+        keep_rounds: number of rounds for which checkpoints and updates stay on disk.
+        observers: names of additional observers of the run, such as "tensorboard".
+        device: compute device of the server. Aggregation gives the same bits on both; distillation, server optimisers,
+            measured statistics and evaluation do not, so a run must end on the device on which it began.
     """
 
     name: ClientId
     model: AnyFamily
     data: DataSettings
     fleet: FleetSettings = field(default_factory=FleetSettings)
-    host: HostSettings = field(default_factory=HostSettings, metadata=NO_PART)
+    host: HostSettings = field(default_factory=HostSettings, metadata=CHANGEABLE)
     rounds: Positive = 5
     evaluation: Evaluations = field(default_factory=Evaluations)
-    min_clients: Positive = field(default=2, metadata=NO_PART)
+    min_clients: Positive = field(default=2, metadata=CHANGEABLE)
     clients_per_round: Annotated[int, Range(least=0, words="0 for all, or above 0")] = 0
     training: TrainingSettings = field(default_factory=TrainingSettings)
     learning_rate_decay: PositiveFraction = 1.0
@@ -136,7 +131,7 @@ class Run:
     training_s: Limit = 0.0
     batch_s: Limit = 0.0
     clock: LogClock | None = None
-    deadlines: Deadlines = field(default_factory=Deadlines, metadata=NO_PART)
+    deadlines: Deadlines = field(default_factory=Deadlines, metadata=CHANGEABLE)
     max_attempts: Positive = 3
     exports_per_round: Positive = 4
     programs_from: dict[str, Annotated[int, Range(least=0, words="a turn, or 0 for never")]] = field(
@@ -147,14 +142,14 @@ class Run:
     deploy_quantisation: Literal["none", "dynamic", "static"] = "none"
     memory_overhead_bytes: dict[str, int] = field(default_factory=lambda: dict(RUNTIME_OVERHEAD_BYTES))
     memory_limits: MemoryLimits = field(default_factory=MemoryLimits)
-    keep_rounds: Positive = field(default=2, metadata=NO_PART)
-    observers: tuple[str, ...] = field(default=(), metadata=NO_PART)
+    keep_rounds: Positive = field(default=2, metadata=CHANGEABLE)
+    observers: tuple[str, ...] = field(default=(), metadata=CHANGEABLE)
     device: Literal["cpu", "cuda"] = "cpu"
-    model_of: ModelOf | None = field(default=None, metadata=NO_PART)
+    model_of: ModelOf | None = field(default=None, metadata=CHANGEABLE)
     first_weights: FirstWeights | None = field(default=None, metadata=ADDED_LATER)
 
     def emulated_devices(self) -> tuple[DeviceSettings, ...]:
-        """The devices of an emulated fleet, one by one.
+        """The devices of an emulated fleet, with repeated devices expanded.
 
         Raises:
             ConfigError: there are none.
@@ -167,12 +162,12 @@ class Run:
 
     @property
     def label_shape(self) -> tuple[int, ...] | None:
-        """Of one sample's label; None where the model's family does not say what it has outputs for."""
-        return label_shape_of(self.training, self.model)
+        """The shape of one label; None if the network family does not determine it."""
+        return find_label_shape(self.training, self.model)
 
     @property
     def setting(self) -> Setting:
-        """What decides, beside the method's parameters, whether it does what its paper says."""
+        """What determines, beside the parameters of the method, how far the run departs from the method's paper."""
         return Setting(
             norm=self.model.norm,
             learnable_steps=self.model.learnable_steps,
@@ -182,56 +177,55 @@ class Run:
 
     @property
     def techniques(self) -> Techniques:
-        """What this configuration says in place of its method."""
-        return Techniques(**{one.name: getattr(self, one.name) for one in fields(Techniques)})
+        """The techniques that replace those of the method."""
+        return Techniques(**{field.name: getattr(self, field.name) for field in fields(Techniques)})
 
     @property
     def roles(self) -> Roles:
-        """The method's roles, with these techniques."""
+        """The roles of the method, with these techniques."""
         return self.method.roles().with_techniques(self.techniques)
 
     @property
     def strict(self) -> bool:
-        """Whether a round waits for every client that it knows, so that timing takes no part in the outcome.
+        """Whether a round waits for all its clients, so that the result does not depend on timing.
 
-        A client that lets a deadline pass is another matter: it is waited for shortly the next time, and then not at
-        all.
+        A client that misses a deadline is waited for shortly the next time, and then no longer.
         """
         return self.quorum >= 1
 
     @property
     def total_rounds(self) -> int:
-        """The rounds of training, and those in which norms are measured."""
+        """The number of training rounds and of rounds that measure norms."""
         if self.norms != "calibrated":
             return self.rounds
         return self.rounds + (math.ceil(self.rounds / self.calibrate_every) if self.calibrate_every else 1)
 
     def calibrates(self, round_number: int) -> bool:
-        """Whether norms are measured in a round, and nothing is trained."""
+        """Whether a round measures norms instead of training."""
         if self.norms != "calibrated":
             return False
         in_turn = self.calibrate_every and round_number % (self.calibrate_every + 1) == 0
         return bool(in_turn) or round_number == self.total_rounds
 
     def training_of(self, round_number: int) -> TrainingSettings:
-        """The local training of a round: the schedule follows the rounds, as in every reference implementation."""
+        """The local training of a round; the learning rate decays with the training rounds."""
         measured = sum(self.calibrates(before) for before in range(1, round_number)) if self.calibrate_every else 0
         rate = self.training.learning_rate * self.learning_rate_decay ** (round_number - 1 - measured)
         return replace(self.training, learning_rate=rate, seed=self.seed)
 
     def log_time_s(self, turn: int) -> float | None:
-        """Where replayed logs are read in a turn, which is a try of a round, counted from 1; None for a live run."""
+        """The time of replayed logs in an attempt, counted from 1; None for live readings."""
         return None if self.clock is None else self.clock.start_s + (turn - 1) * self.clock.step_s
 
     def fingerprint(self) -> str:
-        """Everything that takes part in the outcome, as canonical JSON: a run is only taken up with the same.
+        """All settings that determine the outcome, as canonical JSON; a run is only resumed with the same.
 
         Raises:
-            ConfigError: the run waits for the model of another one; see `subfleet.settings.taking.with_model`.
+            ConfigError: the model of another run has not been taken yet; see `stored_networks.resolve_model`.
         """
         if self.model_of is not None:
             raise ConfigError(
                 f"run {self.name!r} takes its model from run {self.model_of.run!r}, which it has not done yet; begin "
                 "it with `subfleet run`, or take the model before it is begun"
             )
-        return canonical_json(parts_of(self)).decode()
+        return canonical_json(select_outcome_settings(self)).decode()

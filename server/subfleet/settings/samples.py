@@ -1,4 +1,4 @@
-"""Which samples a run is about: what emulated devices train on, how it is split, and what the model is evaluated on."""
+"""The samples of a run: evaluation data, and training data with their partition over emulated devices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,16 +23,13 @@ class PartitionSettings:
     """How samples are split over emulated devices.
 
     Attributes:
-        name: "iid" deals equal shares; "dirichlet" divides each class in Dirichlet-distributed shares (Hsu et al.
-            2019); "pathological" gives each device so many classes (McMahan et al. 2017, section 3); "shard" deals
-            pieces of samples in the order of their class; "natural" keeps each owner's samples together.
-        alpha: of "dirichlet": concentration, above 0; the smaller, the more unequal.
-        min_samples: of "dirichlet": the draw is repeated until each device has this many, 0 or more.
-        classes_per_client: of "pathological", 1 or more.
-        shards_per_client: of "shard": pieces for each device, 1 or more.
-
-    Raises:
-        ValueError: a number is out of its range.
+        name: "iid" gives equal random parts; "dirichlet" splits each class by Dirichlet-distributed fractions (Hsu et
+            al. 2019); "pathological" gives each device a number of classes (McMahan et al. 2017, section 3); "shard"
+            deals out shards of the samples sorted by class; "natural" keeps the samples of an owner together.
+        alpha: for "dirichlet": concentration, above 0; smaller is more unequal.
+        min_samples: for "dirichlet": the draw is repeated until each device has this many.
+        classes_per_client: for "pathological".
+        shards_per_client: for "shard".
     """
 
     name: Partition = "iid"
@@ -58,31 +55,26 @@ class DataSettings:
     """The samples of a run.
 
     Attributes:
-        test: labelled samples on which the whole model is evaluated after every round: an `.npz` file, a folder of
-            images by class, part of a known data set such as "digits:test", or "module:function". Empty takes the test
+        test: labelled samples for the evaluation after every round: an `.npz` file, a folder of images by class, part
+            of a named data set such as "digits:test", or "module:function". Empty takes the test part of `name`.
+        train: labelled samples that are split over emulated devices; a source like `test`. Empty takes the training
             part of `name`.
-        train: labelled samples that are split over emulated devices, as `test` names some. Empty takes the training
-            part of `name`.
-        name: a known data set; empty where `train` and `test` say all, where each device of the fleet names its own
-            samples, and for real devices, which bring theirs.
-        classes: names of the model's classes in the order of their numbers; devices map their data by them. Empty takes
-            those of the evaluation data where these have names; else a class's name is its number.
-        partition: how the training part is split.
-        samples: of the training part, drawn by the run's seed; 0 takes all.
-        test_samples: of the evaluation data, the first so many; 0 takes all.
-        validation_samples: of these, so many, spread evenly over them, by which searches choose; all that is told of
-            the model goes by the others.
-        held_out: share of each emulated device's samples that it is evaluated on and does not train on, from 0 to below
-            1; at least one sample where it is above 0.
-        standardise: whether inputs of an emulated fleet are brought to a mean of 0 and a variance of 1, as measured
-            over the training part.
-        transform: what is done to each sample before it is fed: on devices, in the evaluation and in predictions, so
-            that pictures of any size fit the model; None feeds samples as they are.
-        check: what follows where a device's inputs and the evaluation data are not on one scale, by what the device
-            tells of them: "warn" says so, "refuse" gives it no task, "off" does not look.
-
-    Raises:
-        ValueError: no evaluation data are named, or a number is out of its range.
+        name: a named data set; empty if `train` and `test` are given, if each emulated device has its own samples, and
+            for real devices.
+        classes: names of the model's classes, by which devices map their labels. Empty takes the names of the
+            evaluation data, else the numbers of the classes.
+        partition: how the training samples are split.
+        samples: number of training samples, drawn by the run's seed; 0 takes all.
+        test_samples: number of evaluation samples, from the first on; 0 takes all.
+        validation_samples: number of evaluation samples, evenly spread, that searches use; metrics are measured on the
+            others.
+        held_out: fraction of each emulated device's samples that it does not train on and is evaluated on, from 0 to
+            below 1; at least one sample if it is above 0.
+        standardise: whether inputs of an emulated fleet are scaled to the mean 0 and variance 1 of the training
+            samples.
+        transform: applied to each sample on devices, in evaluations and in predictions; None leaves samples unchanged.
+        check: what happens if the inputs of a device and the evaluation data differ in scale: "warn" logs a warning,
+            "refuse" gives the device no tasks, "off" does not compare them.
     """
 
     test: str = ""

@@ -1,8 +1,8 @@
-"""Turns whatever ends a command into one sentence and a numbered exit code, never a traceback."""
+"""Turns every error that ends a command into one sentence and an exit code."""
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
@@ -12,13 +12,13 @@ from subfleet.protocol.logs import log_to_standard_error
 from subfleet.protocol.plugins import raised_by_plugin
 from subfleet.protocol.text import printable
 
-__all__ = ["exit_code_of", "reporting"]
+__all__ = ["describe_error", "report_errors"]
 
 _LOG = logging.getLogger(__name__)
 _EXTRA_OF_PACKAGE = {"flwr_datasets": "emulation", "amqtt": "server", "torch": "export"}
 
 
-def exit_code_of(error: BaseException) -> tuple[ExitCode, str]:
+def describe_error(error: BaseException) -> tuple[ExitCode, str]:
     """The exit code and the sentence for an error."""
     if isinstance(error, SubfleetError):
         return error.exit_code, str(error)
@@ -34,18 +34,17 @@ def exit_code_of(error: BaseException) -> tuple[ExitCode, str]:
 
 
 @contextmanager
-def reporting(*, verbose: bool, leave: Callable[[int], None] = sys.exit) -> Iterator[None]:
-    """Run a command's body; an error becomes one sentence on standard error and an exit code."""
+def report_errors(*, verbose: bool) -> Iterator[None]:
+    """Run a command; an error is written to standard error as one sentence, and the process exits with its code."""
     level = logging.DEBUG if verbose else logging.WARNING
     log_to_standard_error(level, form="%(asctime)s %(name)s %(levelname)s %(message)s")
     with interruptible() as interrupted:
         try:
             yield
-        # The rim: nothing may reach the user as a traceback.
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
-            code, sentence = exit_code_of(KeyboardInterrupt() if interrupted() else error)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - users see no traceback
+            code, sentence = describe_error(KeyboardInterrupt() if interrupted() else error)
             if verbose:
                 _LOG.exception("the command failed")
-            told = "\n".join(map(printable, sentence.splitlines()))
-            sys.stderr.write(f"subfleet: {told}\n")
-            leave(int(code))
+            lines = "\n".join(map(printable, sentence.splitlines()))
+            sys.stderr.write(f"subfleet: {lines}\n")
+            sys.exit(int(code))

@@ -1,0 +1,220 @@
+"""The commands of `subfleet runs`."""
+
+import json as json_module
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subfleet.cli.errors import report_errors
+from subfleet.cli.options import RUNS, Json, Runs, Verbose
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.settings.fleet import HostKind
+
+__all__ = ["runs"]
+
+Name = Annotated[str, typer.Argument(help="Name of the run's folder.")]
+
+runs = typer.Typer(no_args_is_help=True, help="List, show, resume, replay and remove runs.")
+
+
+@runs.command("list", epilog="Example: subfleet runs list --json")
+def list_runs(folder: Runs = RUNS, json: Json = False, verbose: Verbose = False) -> None:
+    """List the runs in a folder with their method, rounds, seed and result."""
+    with report_errors(verbose=verbose):
+        from subfleet.protocol.task_kinds import told_metrics
+        from subfleet.settings.run_folder import DESCRIPTION
+
+        rows = [_describe(path.parent) for path in sorted(folder.glob(f"*/{DESCRIPTION}"))]
+        if json:
+            typer.echo(json_module.dumps(rows))
+            return
+        if not rows:
+            typer.echo(f"there is no run in {folder}; begin one with: subfleet run quickstart")
+        for row in rows:
+            result = told_metrics({row["headline"]: row["value"]}) if row["over"] else "not over"
+            model = f" of {row['model']}" if row["model"] else ""
+            typer.echo(f"{row['folder']}: {row['method']}, {row['rounds']} rounds, seed {row['seed']}, {result}{model}")
+
+
+@runs.command(epilog="Example: subfleet runs show quickstart")
+def show(name: Name, folder: Runs = RUNS, json: Json = False, verbose: Verbose = False) -> None:
+    """Show the settings and the result of a run."""
+    with report_errors(verbose=verbose):
+        from subfleet.protocol.schema import to_plain
+        from subfleet.settings.run_folder import read_description
+
+        place = _find(folder, name)
+        shown = {**_describe(place), "settings": to_plain(read_description(place))}
+        typer.echo(json_module.dumps(shown, indent=None if json else 2))
+
+
+@runs.command(epilog="Example: subfleet runs networks fedtrans fedavg")
+def networks(
+    names: Annotated[list[str], typer.Argument(help="Names of the runs' folders.")],
+    folder: Runs = RUNS,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the final networks of runs by the cost of a forward pass. Each can be the model of another run."""
+    with report_errors(verbose=verbose):
+        from rich.console import Console
+
+        from subfleet.cli.run_networks import describe_networks, show_networks
+
+        rows = describe_networks([_find(folder, name) for name in names])
+        if json:
+            typer.echo(json_module.dumps(rows))
+        else:
+            show_networks(rows, Console())
+
+
+@runs.command(epilog="Example: subfleet runs path fedoras --random 1 --target onnx --out path")
+def path(
+    name: Name,
+    operators: Annotated[
+        list[str] | None, typer.Option("--operator", help="Operator of a choice; give one for each choice, in order.")
+    ] = None,
+    random: Annotated[int | None, typer.Option("--random", help="Draw a path with this seed instead.")] = None,
+    network: Annotated[
+        str | None, typer.Option("--network", help="Write this final network of the run instead, such as t1.")
+    ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", help="Format of the model. Default: the targets of the run.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the files.")] = Path("path"),
+    folder: Runs = RUNS,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a path of a run's supernet with its weights before fine-tuning, or a network that the run found.
+
+    With --network, also the network of a tier that no device belongs to any more can be written.
+    """
+    with report_errors(verbose=verbose):
+        from subfleet.cli.run_networks import choose_path, load_network, load_supernet, write_path
+        from subfleet.programs.place import open_default_cache
+
+        if network is None:
+            weights = load_supernet(_find(folder, name))
+            architecture = choose_path(weights.network, operators or (), random)
+        elif operators or random is not None:
+            raise ConfigError("--network is given beside --operator or --random; leave one out")
+        else:
+            weights = load_network(_find(folder, name), network)
+            architecture = weights.network.full_architecture()
+        targets = target or weights.run.deploy_targets or weights.run.targets
+        written = write_path(weights, architecture, targets, out, cache=open_default_cache())
+        if json:
+            typer.echo(json_module.dumps(written))
+            return
+        typer.echo(f"{written['forward_macs']} multiplications a sample, {written['parameters']} parameters:")
+        for choice, operator in written["operators"].items():
+            typer.echo(f"  {choice}: {operator}")
+        typer.echo(f"Its weights are in {written['weights']}")
+        for format_name, file in written["files"].items():
+            difference = written["max_abs_diff"][format_name]
+            deviation = "an unknown amount" if difference is None else f"{difference:.1e}"
+            typer.echo(f"{file} for {format_name} differs from PyTorch by {deviation}")
+
+
+@runs.command(epilog="Example: subfleet runs resume quickstart")
+def resume(
+    name: Name,
+    folder: Runs = RUNS,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Continue to this many rounds; it may be more than the run had.")
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Resume an interrupted run with its own settings, or continue a run with more rounds."""
+    with report_errors(verbose=verbose):
+        from subfleet.cli.running import run_and_show
+        from subfleet.settings.run_folder import read_description
+
+        run = read_description(_find(folder, name))
+        run_and_show([run if rounds is None else replace(run, rounds=rounds)], folder, json=json, name=name)
+
+
+@runs.command(epilog="Example: subfleet runs replay fedtrans --host batch")
+def replay(
+    name: Name,
+    folder: Runs = RUNS,
+    host: Annotated[
+        HostKind | None,
+        typer.Option(help="Run each device as a process, or all in this process (batch). Default: as the run did."),
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Repeat a run that is over in a new folder. Programs become available in the same rounds as they did."""
+    with report_errors(verbose=verbose):
+        from subfleet.cli.running import run_and_show, set_host
+        from subfleet.settings.run_folder import read_replay
+
+        run_and_show(set_host([read_replay(_find(folder, name))], host), folder, json=json)
+
+
+@runs.command(epilog="Example: subfleet runs remove quickstart --yes")
+def remove(
+    name: Name,
+    folder: Runs = RUNS,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Remove a run's folder with everything in it."""
+    with report_errors(verbose=verbose):
+        place = _find(folder, name)
+        if not yes and not _confirm(f"Remove {place} with everything in it?"):
+            return
+        try:
+            shutil.rmtree(place)
+        except OSError as error:
+            raise FileError(f"{place} cannot be removed: {error.strerror}") from error
+
+
+def _confirm(question: str) -> bool:
+    try:
+        return typer.confirm(question)
+    except RuntimeError as error:  # `typer.Abort`, or what `input` raises without standard input
+        raise ConfigError("standard input is closed, so nobody can confirm; add --yes") from error
+
+
+def _find(folder: Path, name: str) -> Path:
+    from subfleet.protocol.suggestion import did_you_mean
+    from subfleet.settings.run_folder import DESCRIPTION
+
+    known = [path.parent.name for path in folder.glob(f"*/{DESCRIPTION}")]
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"there is no run {name!r:.80} in {folder}; choose one of {sorted(known)}{hint}")
+    return folder / name
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    from subfleet.settings.run_folder import interpret_summary, read_description, read_summary
+
+    run, summary = read_description(folder), read_summary(folder)
+    row = {
+        "folder": str(folder),
+        "name": run.name,
+        "method": run.method.TYPE,
+        "rounds": run.rounds,
+        "seed": run.seed,
+        "host": run.host.type,
+        "over": summary is not None,
+    }
+    if summary is None:
+        return {**row, "accuracy": None, "model": None, "headline": "accuracy", "value": None}
+    with interpret_summary(folder):
+        headline = summary["headline"]
+        return {
+            **row,
+            "accuracy": summary["accuracy"],
+            "model": (summary["model"] or {}).get("told"),
+            "headline": headline,
+            "value": summary["metrics"].get(headline),
+        }

@@ -1,0 +1,355 @@
+"""Compares runs: each configuration over its seeds, and its gain over another one, paired by seed."""
+
+import csv
+import io
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.task_kinds import METRICS, better
+from subfleet.settings.fingerprint import list_changes, select_outcome_settings
+from subfleet.settings.run_folder import interpret_summary, read_description, read_summary
+
+__all__ = [
+    "COSTS",
+    "FIGURES",
+    "Comparison",
+    "Entrant",
+    "PairedDifference",
+    "build_rows",
+    "compare_entrants",
+    "format_csv",
+    "format_markdown",
+    "measure_difference",
+    "read_entrants",
+    "to_json",
+]
+
+_SEED = re.compile(r"-s\d+$")
+FIGURES: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: metric.title for name, metric in METRICS.items() if name != "loss"},
+        "submodels": "submodels",
+        "worst_tier": "worst tier",
+        "own_mean": "own",
+        "own_range": "own range",
+        "own_worst": "own worst",
+        "backdoor": "backdoor",
+    }
+)
+"""Column titles of further metrics and of the accuracies of clients' submodels."""
+COSTS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
+    {
+        "networks": ("networks", 1, ".1f"),
+        "training_macs": ("training GMACs", 1e9, ".3g"),
+        "bytes_down": ("MB down", 1e6, ".1f"),
+        "bytes_up": ("MB up", 1e6, ".1f"),
+        "storage_bytes": ("storage MB", 1e6, ".2f"),
+        "round_s": ("round s", 1, ".2f"),
+        "round_deviation_s": ("round ± s", 1, ".2f"),
+        "expected_round_s": ("expected s", 1, ".2f"),
+        "expected_round_deviation_s": ("expected ± s", 1, ".2f"),
+    }
+)
+"""Column title, unit and format of each cost of a run."""
+_OUTLIERS: Mapping[str, str] = MappingProxyType({"scaled": "scaled", "left_out": "left out", "reported": "reported"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedDifference:
+    """The mean difference of a figure between two methods, with its 95 % interval.
+
+    Attributes:
+        low: lower end of the interval.
+        high: upper end of the interval.
+        pairs: number of seeds.
+    """
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def tie(self) -> bool:
+        """Whether the interval contains 0, so that neither method is better as far as these seeds show."""
+        return self.low <= 0 <= self.high
+
+
+def measure_difference(ours: Sequence[float], theirs: Sequence[float]) -> PairedDifference:
+    """Compare two methods over the same seeds by Student's t on the differences of the pairs.
+
+    Args:
+        ours: a figure for each seed.
+        theirs: the figures of the other method, in the same order.
+
+    Raises:
+        ValueError: there are fewer than 2 pairs, or the numbers of figures differ.
+    """
+    from scipy.special import stdtrit
+
+    count = len(ours)
+    if count != len(theirs) or count < 2:
+        raise ValueError(f"there are {count} and {len(theirs)} figures, but there must be equally many, at least 2")
+    differences = [our - their for our, their in zip(ours, theirs, strict=True)]
+    mean = statistics.fmean(differences)
+    reach = float(stdtrit(count - 1, 0.975)) * statistics.stdev(differences) / math.sqrt(count)
+    return PairedDifference(mean=mean, low=mean - reach, high=mean + reach, pairs=count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """Runs that differ only in their seeds.
+
+    Attributes:
+        name: of the runs, without the seed.
+        runs: the summary of each run, `summary.json`, by seed in ascending order.
+    """
+
+    name: str
+    runs: Mapping[int, Mapping[str, Any]]
+
+    @property
+    def headline(self) -> str:
+        """The metric by which the models are judged."""
+        return str(next(iter(self.runs.values()))["headline"])
+
+    @property
+    def model(self) -> str:
+        """The model that was evaluated, such as "full" or "each client"; if runs differ, each model once."""
+        models = ((run["model"] or {}).get("short", "") for run in self.runs.values())
+        return " or ".join(dict.fromkeys(models))
+
+    @property
+    def title(self) -> str:
+        """The name and the model that was evaluated."""
+        return f"{self.name} ({self.model})" if self.model else self.name
+
+    @property
+    def values(self) -> Mapping[int, float]:
+        """The headline metric of each run, by seed."""
+        return {seed: float(run["metrics"][self.headline]) for seed, run in self.runs.items()}
+
+    @property
+    def curve(self) -> Mapping[int, list[float]]:
+        """The headline metric of all runs, by round, for the rounds that every run has."""
+        by_round: dict[int, list[float]] = {}
+        for run in self.runs.values():
+            for record in run["rounds"]:
+                by_round.setdefault(int(record["round"]), []).append(float(record[self.headline]))
+        return {number: values for number, values in sorted(by_round.items()) if len(values) == len(self.runs)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """An entrant beside the first one. Means are over the seeds.
+
+    Attributes:
+        mean: of the headline metric.
+        worst: headline metric of the worst seed.
+        megabytes: moved in all rounds.
+        figures: means by the names in `FIGURES`, without those that a run lacks.
+        costs: means by the names in `COSTS`, without those that a run lacks.
+        outliers: in how many runs updates were scaled down, left out, or reported; empty if there were none.
+        gain: improvement of the headline metric over the first entrant, over the seeds that both have, above 0 if it
+            is better; None for the first entrant, or with fewer than two common seeds.
+    """
+
+    entrant: Entrant
+    mean: float
+    worst: float
+    participation: float
+    megabytes: float
+    figures: Mapping[str, float]
+    costs: Mapping[str, float]
+    outliers: str
+    gain: PairedDifference | None
+
+
+def read_entrants(folders: Iterable[Path]) -> tuple[Entrant, ...]:
+    """Read the folders of runs, and group the runs by name in the given order.
+
+    Raises:
+        FileError: a folder is not that of a run that is over.
+        ConfigError: runs of one name differ in more than their seeds, or have the same seed.
+    """
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    first: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        run = read_description(folder)
+        name = _SEED.sub("", run.name)
+        settings = {key: value for key, value in select_outcome_settings(run).items() if key not in ("name", "seed")}
+        if changes := list_changes(first.setdefault(name, settings), settings):
+            raise ConfigError(f"runs named {name!r} differ in {changes}; give one of them another name")
+        runs = found.setdefault(name, {})
+        if run.seed in runs:
+            raise ConfigError(f"two runs named {name!r} have seed {run.seed}; name one of them")
+        runs[run.seed] = _read_summary(folder)
+    return tuple(Entrant(name=name, runs=dict(sorted(runs.items()))) for name, runs in found.items())
+
+
+def _read_summary(folder: Path) -> Mapping[str, Any]:
+    """The summary of a run, after making sure that everything that a comparison reads is there."""
+    summary = read_summary(folder)
+    if summary is None:
+        raise FileError(f"the run {folder} is not over; let it end first")
+    with interpret_summary(folder):
+        if summary["metrics"].get(summary["headline"]) is None:
+            raise ConfigError(
+                f"no round of the run {folder} was aggregated, so that nothing is known of its model; leave it out"
+            )
+        alone = Entrant(name=folder.name, runs={0: summary})
+        _ = to_json(compare_entrants([alone])), alone.curve
+    return summary
+
+
+def compare_entrants(entrants: Sequence[Entrant]) -> tuple[Comparison, ...]:
+    """Compare each entrant with the first.
+
+    Raises:
+        ConfigError: there are no entrants, or they are judged by different metrics.
+    """
+    if not entrants:
+        raise ConfigError("there are no runs to compare; name the folders of some")
+    first, headline = entrants[0], entrants[0].headline
+    if other := next((entrant for entrant in entrants if entrant.headline != headline), None):
+        raise ConfigError(
+            f"runs {first.name!r} are judged by {headline} and runs {other.name!r} by {other.headline}, so that they "
+            "cannot be compared; name runs of one kind of task"
+        )
+    return tuple(_compare(entrant, first) for entrant in entrants)
+
+
+def _compare(entrant: Entrant, first: Entrant) -> Comparison:
+    runs, values = list(entrant.runs.values()), entrant.values
+    sign = better(entrant.headline)
+    seeds = sorted(entrant.runs.keys() & first.runs.keys()) if entrant is not first else []
+    ours, theirs = ([sign * side.values[seed] for seed in seeds] for side in (entrant, first))
+    return Comparison(
+        entrant=entrant,
+        mean=statistics.fmean(values.values()),
+        worst=min(values.values(), key=lambda value: sign * value),
+        participation=statistics.fmean(float(run["participation"]) for run in runs),
+        megabytes=statistics.fmean(map(_count_moved_bytes, runs)) / 1e6,
+        figures=_average((name for name in FIGURES if name != entrant.headline), [_figures(run) for run in runs]),
+        costs=_average(COSTS, [_costs(run) for run in runs]),
+        outliers=_describe_outliers(runs),
+        gain=measure_difference(ours, theirs) if len(seeds) > 1 else None,
+    )
+
+
+def _average(names: Iterable[str], runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of each figure that all runs have."""
+    return {
+        name: statistics.fmean(float(run[name]) for run in runs)
+        for name in names
+        if all(run.get(name) is not None for run in runs)
+    }
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """All metrics, figures of clients' submodels, and what devices measured on held-out samples of their own."""
+    spread = (summary["evaluation"] or {}).get(summary["headline"])
+    names = (("own_mean", "mean"), ("own_range", "interquartile_range"), ("own_worst", "worst"))
+    own = {name: spread[key] for name, key in names} if spread else {}
+    return {**summary["metrics"], **own, **summary["figures"]}
+
+
+def _costs(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Costs of all rounds; times only if they are known."""
+    costs = summary["costs"]
+    times = {"round": costs["rounds"], "expected_round": costs["expected_rounds"]}
+    return {
+        "networks": len([network for network in summary["networks"] if network["retired_round"] != 0]),
+        **{name: costs[name] for name in COSTS if name in costs},
+        **{f"{name}_s": timing["mean_s"] for name, timing in times.items() if timing is not None},
+        **{f"{name}_deviation_s": timing["deviation_s"] for name, timing in times.items() if timing is not None},
+    }
+
+
+def _describe_outliers(runs: Sequence[Mapping[str, Any]]) -> str:
+    counts = {words: sum(bool(run["outliers"].get(kind)) for run in runs) for kind, words in _OUTLIERS.items()}
+    return ", ".join(f"{words} in {count} of {len(runs)}" for words, count in counts.items() if count)
+
+
+def _count_moved_bytes(summary: Mapping[str, Any]) -> int:
+    return sum(row["bytes_down"] + row["bytes_up"] for record in summary["rounds"] for row in record["clients"])
+
+
+def build_rows(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
+    """A row of cells by column title for each entrant; columns that are empty in all rows are left out."""
+    figures = [name for name in FIGURES if any(name in comparison.figures for comparison in comparisons)]
+    costs = [name for name in COSTS if any(name in comparison.costs for comparison in comparisons)]
+    if all(comparison.costs.get("networks", 1) == 1 for comparison in comparisons):
+        costs = [name for name in costs if name != "networks"]
+    rows = [_build_row(comparison, figures, costs) for comparison in comparisons]
+    if not any(comparison.outliers for comparison in comparisons):
+        for row in rows:
+            del row["outliers"]
+    return rows
+
+
+def _build_row(comparison: Comparison, figures: Sequence[str], costs: Sequence[str]) -> dict[str, str]:
+    entrant, gain = comparison.entrant, comparison.gain
+    return {
+        "name": entrant.name,
+        "seeds": str(len(entrant.runs)),
+        "model": entrant.model,
+        METRICS[entrant.headline].title: f"{comparison.mean:.4f}",
+        "worst": f"{comparison.worst:.4f}",
+        **{FIGURES[name]: f"{comparison.figures[name]:.4f}" if name in comparison.figures else "" for name in figures},
+        "took part": f"{comparison.participation:.2f}",
+        "MB moved": f"{comparison.megabytes:.1f}",
+        "gain": "" if gain is None else f"{gain.mean:+.4f}",
+        "95 % interval": "" if gain is None else f"{gain.low:+.3f} to {gain.high:+.3f}{', tie' if gain.tie else ''}",
+        **{COSTS[name][0]: _format_cost(name, comparison.costs) for name in costs},
+        "outliers": comparison.outliers,
+    }
+
+
+def _format_cost(name: str, costs: Mapping[str, float]) -> str:
+    _, unit, form = COSTS[name]
+    return format(costs[name] / unit, form) if name in costs else ""
+
+
+def format_csv(comparisons: Sequence[Comparison]) -> str:
+    """The table as CSV."""
+    rows = build_rows(comparisons)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def format_markdown(comparisons: Sequence[Comparison]) -> str:
+    """The table as Markdown."""
+    rows = build_rows(comparisons)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """The comparisons as plain data."""
+    return [
+        {
+            "name": comparison.entrant.name,
+            "model": comparison.entrant.model,
+            "seeds": list(comparison.entrant.runs),
+            comparison.entrant.headline: comparison.mean,
+            "worst": comparison.worst,
+            "participation": comparison.participation,
+            "megabytes": comparison.megabytes,
+            "figures": dict(comparison.figures),
+            "costs": dict(comparison.costs),
+            "outliers": comparison.outliers,
+            "gain": None if comparison.gain is None else asdict(comparison.gain),
+        }
+        for comparison in comparisons
+    ]

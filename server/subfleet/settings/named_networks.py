@@ -1,0 +1,109 @@
+"""Networks as plain settings: published networks by name (presets), and the networks that clients declare."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, cast
+
+from subfleet.elastic.families import AnyFamily, PublishedNorm, preset
+from subfleet.elastic.network import Family
+from subfleet.protocol.errors import ConfigError, ProtocolError
+from subfleet.protocol.schema import from_plain, parse_json, to_plain
+
+__all__ = ["PresetSettings", "complete_network", "expand_preset", "parse_client_network"]
+
+_MAX_CHARACTERS = 4096
+_MAX_NUMBER = 65_536
+"""Limits of a client's network: no width or image is larger."""
+_MAX_BLOCKS = 128
+_MAX_SIDE = 256
+_SIDES = ("kernels", "patch", "strides", "stem_stride")
+"""Settings that are sides of kernels or patches; every submodel has them in full."""
+_TASK = ("input_shape", "class_count")
+"""Settings that all networks of a run share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetSettings:
+    """The keys that select a published network; see `subfleet.elastic.families.preset`."""
+
+    preset: str
+    input_shape: tuple[int, ...]
+    class_count: int
+    norm: PublishedNorm = "batch"
+
+
+_KEYS = frozenset(field.name for field in fields(PresetSettings))
+
+
+def expand_preset(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the network that a table's `preset` names, overridden by the other keys of the table.
+
+    Raises:
+        ConfigError: there is no such network.
+        ProtocolError: a key of `PresetSettings` is missing or wrong.
+    """
+    chosen = from_plain(PresetSettings, {key: table[key] for key in table.keys() & _KEYS})
+    network = preset(chosen.preset, input_shape=chosen.input_shape, class_count=chosen.class_count, norm=chosen.norm)
+    return {**to_plain(network), **{key: value for key, value in table.items() if key != "preset"}}
+
+
+def complete_network(table: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a device's network; missing inputs and classes are taken from `[model]`.
+
+    Raises:
+        ConfigError: it names a published network that does not exist.
+    """
+    whole = {**{key: model[key] for key in _TASK if key in model}, **table}
+    if "preset" not in whole:
+        return whole
+    try:
+        return expand_preset(whole)
+    except ProtocolError as error:
+        raise ConfigError(str(error)) from error
+
+
+@lru_cache(maxsize=2**12)  # every heartbeat of a client repeats it
+def parse_client_network(text: str, model: Family) -> AnyFamily:
+    """The network that a client declares. Its numbers are checked before anything is built.
+
+    Args:
+        text: a JSON object with the keys of `[model]`.
+        model: of the run; inputs and classes must agree.
+
+    Raises:
+        ConfigError: it is not a network, has other inputs or classes, or is too large.
+    """
+    try:
+        plain = parse_json(text.encode(), max_bytes=4 * _MAX_CHARACTERS)
+        if not isinstance(plain, dict):
+            raise ConfigError("a network of a client's own must be a JSON object with the keys of [model]")
+        if max(_list_numbers(plain), default=0) > _MAX_NUMBER:
+            raise ConfigError(f"a client's network has a number above {_MAX_NUMBER}, which none may have")
+        plain = complete_network(plain, to_plain(model))
+        family: AnyFamily = from_plain(cast("Any", AnyFamily), plain, "a client's network")
+    except ProtocolError as error:
+        raise ConfigError(str(error)) from error
+    if sum(family.depths) > _MAX_BLOCKS:
+        raise ConfigError(f"a client's network has {sum(family.depths)} blocks, but may have {_MAX_BLOCKS} at most")
+    for key in _SIDES:
+        side = max(_list_numbers(to_plain(getattr(family, key, 0))), default=0)
+        if side > _MAX_SIDE:
+            raise ConfigError(f"a client's network has {key} of {side}, but may have {_MAX_SIDE} at most")
+    for key in _TASK:
+        if getattr(family, key) != getattr(model, key):
+            raise ConfigError(
+                f"a client's network has {key} {getattr(family, key)}, but the run's is {getattr(model, key)}; leave "
+                "it out to take that"
+            )
+    return family
+
+
+def _list_numbers(plain: Any) -> Iterator[float]:
+    if isinstance(plain, Mapping):
+        plain = list(plain.values())
+    if isinstance(plain, (list, tuple)):
+        for item in plain:
+            yield from _list_numbers(item)
+    elif isinstance(plain, int | float) and not isinstance(plain, bool):
+        yield plain

@@ -1,0 +1,143 @@
+"""The networks of a run that is over, which can be the model of another run."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from subfleet.elastic.lineage import Lineage
+from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.schema import from_plain, parse_json
+from subfleet.protocol.submodel import Architecture, parse_architecture
+from subfleet.protocol.suggestion import did_you_mean
+from subfleet.settings.run import Run
+from subfleet.settings.run_folder import MODEL, SUMMARY, read_description
+from subfleet.settings.sections import FIRST, FirstWeights, ModelOf
+
+__all__ = ["StoredNetwork", "read_networks", "resolve_model"]
+
+_LINEAGE, _MODEL = "lineage/json", "model/json"
+_POSITIONS: Mapping[str, float] = MappingProxyType({"smallest": 0.0, "middle": 0.5, "largest": 1.0})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredNetwork:
+    """A network that was in use when its run ended.
+
+    Attributes:
+        lineage: its id, settings and origin.
+        element_count: number of its values, including running statistics.
+        model: the submodel that devices have trained and that was evaluated as the model of the run; None for the
+            whole network, or if each device has its own.
+    """
+
+    lineage: Lineage
+    element_count: int
+    model: Architecture | None = None
+
+    @property
+    def name(self) -> str:
+        """The name by which settings refer to it."""
+        return self.lineage.id or FIRST
+
+
+def resolve_model(run: Run, runs: Path) -> Run:
+    """The run with `model_of` replaced by the settings, and on request the weights, of that network.
+
+    Args:
+        run: as it was read.
+        runs: folder that contains the folders of runs.
+
+    Raises:
+        FileError: files of the other run are missing or cannot be read.
+        ConfigError: the other run is not over, has no such network, or its model does not fit this run.
+    """
+    wanted = run.model_of
+    if wanted is None:
+        return run
+    folder = Path(wanted.run) if "/" in wanted.run else runs / wanted.run
+    stored = _choose(read_networks(folder), wanted, folder)
+    weights = _describe_weights(folder / MODEL, stored.lineage.id) if wanted.weights else None
+    try:
+        return replace(run, model=stored.lineage.config, model_of=None, first_weights=weights)
+    except ValueError as error:
+        raise ConfigError(f"run {run.name!r} cannot take network {stored.name!r} of {folder}: {error}") from error
+
+
+def read_networks(folder: Path) -> tuple[StoredNetwork, ...]:
+    """The networks of a run that is over, from the smallest to the largest.
+
+    Raises:
+        FileError: there is no run, or its files cannot be read.
+        ConfigError: it is not over.
+        ProtocolError: the file of its model is damaged.
+    """
+    run = read_description(folder)
+    if not (folder / SUMMARY).exists():
+        raise ConfigError(f"the run {folder} is not over, so that its networks are not known; let it end first")
+    shapes, texts, models = _read(folder / MODEL)
+    counts: dict[str, int] = {}
+    for path, shape in shapes.items():
+        network_id, name = _split(path)
+        if "/" not in name:  # not a copy, a moment, or state of a method
+            counts[network_id] = counts.get(network_id, 0) + math.prod(shape)
+    parsed = (from_plain(Lineage, parse_json(text, max_bytes=len(text))) for text in texts)
+    lineages = {lineage.id: lineage for lineage in parsed}
+    networks = (
+        StoredNetwork(
+            lineage=lineages.get(network_id) or Lineage(id=network_id, config=run.model),
+            element_count=count,
+            model=models.get(network_id),
+        )
+        for network_id, count in counts.items()
+    )
+    return tuple(
+        sorted(networks, key=lambda stored: (stored.element_count, stored.lineage.born_round, stored.lineage.id))
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Sequence[int]], list[bytes], dict[str, Architecture]]:
+    """Shapes of all tensors, lineages as JSON, and by network the submodel that is its model."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+            texts = [file.get_tensor(name).tobytes() for name in names if _split(name)[1] == _LINEAGE]
+            models = {
+                _split(name)[0]: parse_architecture(file.get_tensor(name).tobytes())
+                for name in names
+                if _split(name)[1] == _MODEL
+            }
+            return {name: file.get_slice(name).get_shape() for name in names}, texts, models
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path} cannot be read: {error}; let that run end, or take another one") from error
+
+
+def _split(path: str) -> tuple[str, str]:
+    """The id of the network, and the name of the tensor in it."""
+    if not path.startswith("network/"):
+        return "", path
+    _, network_id, name = path.split("/", maxsplit=2)
+    return network_id, name
+
+
+def _choose(networks: Sequence[StoredNetwork], wanted: ModelOf, folder: Path) -> StoredNetwork:
+    position = _POSITIONS.get(wanted.network)
+    if position is not None:
+        return networks[int(position * (len(networks) - 1))]
+    by_name = {stored.name: stored for stored in networks}
+    if wanted.network not in by_name:
+        names = [*by_name, *_POSITIONS]
+        raise ConfigError(
+            f"the run {folder} ended without a network {wanted.network!r:.80}; choose one of {names}"
+            f"{did_you_mean(wanted.network, names)}"
+        )
+    return by_name[wanted.network]
+
+
+def _describe_weights(path: Path, network_id: str) -> FirstWeights:
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return FirstWeights(file=str(path.resolve()), sha256=sha256, network=network_id)
