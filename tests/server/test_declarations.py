@@ -112,7 +112,7 @@ def test_a_method_that_goes_by_no_declarations_says_so_and_gives_what_fits() -> 
     context = context_of(rounds=3)
     (ack,) = acks(context, measuring(context), SMALL)
     assert (ack.status, ack.problem) == ("refused", "not_used")
-    assert ack.reason == "the run's method 'heterofl' goes by no declarations, and gives what fits"
+    assert ack.reason == "the run's method 'heterofl' uses no declarations and assigns what fits"
     state = assigned(context, declared(context, SMALL))
     assert {client.size for client in state.clients.values()} == {context.space[-1]}
 
@@ -123,7 +123,7 @@ def test_everyone_is_given_what_it_declares_and_who_declares_nothing_is_left_out
     state = assigned(context, declared(context, context.space[1], context.space[-1]))
     assert [state.clients[name].size for name in CLIENTS] == [context.space[1], context.space[-1], None]
     assert state.clients["cyd"].reason == (
-        "the method goes by declared architectures, but the device declares none; name it with --architecture, or in "
+        "the method needs declared architectures, but the device declares none; declare one with --architecture, or in "
         "its profile"
     )
 

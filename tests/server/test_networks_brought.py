@@ -113,7 +113,7 @@ def test_what_is_no_network_of_the_run_is_refused_in_a_sentence(changes: dict[st
         network_brought(json.dumps(plain), MODEL)
     found = ack(CONTEXT, json.dumps(plain))
     assert (found.status, found.problem) == ("refused", "no_network")
-    assert found.reason.startswith("the network that it declares is none: ")
+    assert found.reason.startswith("its declared network is invalid: ")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "null", '{"widths": NaN}'])
@@ -162,7 +162,7 @@ def test_who_brings_nothing_and_who_declares_a_submodel_of_a_model_that_is_not_t
     state = declared(CONTEXT, SMALL, None)
     state, _ = step(CONTEXT, state, replace(profile("cyd"), architecture=CONTEXT.space[0]), 1.0)
     state = measured(CONTEXT, state, *CLIENTS)
-    assert state.clients["bob"].reason.startswith("the method goes by declared architectures")
+    assert state.clients["bob"].reason.startswith("the method needs declared architectures")
     assert state.clients["cyd"].reason == "it has declared no architecture"
     assert (state.clients["ada"].stage, state.clients["cyd"].stage) == ("preparing", "skipped")
 
