@@ -73,7 +73,7 @@ def acks(context: RunContext, state: RunState, size: Architecture | None) -> lis
         ({"blocks": ("no such block",)}, "unknown_block", "keeps the blocks"),
         ({"choices": (("operator", ("conv",)),)}, "unknown_block", "has no choices"),
         ({"axes": ((AXIS, Prefix(size=3)),)}, "not_in_space", "whole aligned groups of 4"),
-        ({"axes": SMALL.axes[:1], "blocks": ()}, "not_in_space", "none of the .* sizes of the run, from 'w1/2 d"),
+        ({"axes": SMALL.axes[:1], "blocks": ()}, "not_in_space", "not one of the .* sizes of the run, from 'w1/2 d"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_kind_and_a_sentence(

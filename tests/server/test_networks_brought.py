@@ -224,7 +224,7 @@ def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_
         state, actions = step(CONTEXT, state, told_now, 1.0)
         (answer,) = [one.ack for one in actions if isinstance(one, Reply)]
         assert answer.problem == ("too_many" if number > MOST_NETWORKS else None)
-        assert ("but may declare 4" in answer.reason) == (number > MOST_NETWORKS)
+        assert ("but may declare only 4" in answer.reason) == (number > MOST_NETWORKS)
         before = survived(state, 1.0)
         state, _ = step(CONTEXT, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
         state, _ = step(CONTEXT, state, told_now, 1.0)
