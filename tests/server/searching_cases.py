@@ -53,7 +53,7 @@ def context_with(search: TierSearch, **changes: Any) -> RunContext:
 BY_SERVER = context_with(TierSearch(evolution=EVOLUTION))
 SCORING = TierSearch(evolution=EVOLUTION, scoring="devices", scoring_clients=2, scoring_rounds=1)
 BY_DEVICES = context_with(replace(SCORING, scoring_rounds=2))
-NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
+NOBODY = "no device that can compute its paths has scored them; let some devices hold out samples"
 
 
 def supernet_round(context: RunContext, held_out: int = HELD_OUT) -> Outcome:

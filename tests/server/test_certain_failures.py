@@ -80,8 +80,8 @@ def test_where_every_device_fails_for_good_the_run_ends_after_the_second_attempt
     state = attempt(PLAN, state, all_say(reason, "label 12 of 10"))
     assert (state.phase, state.retry) == ("failed", 2)
     assert state.failure == (
-        "round 1 left nothing to aggregate in 2 attempts, and another would come to the same: "
-        f"ada, bob, cyd refused: {reason}: label 12 of 10; mend what that names, and start the run again"
+        "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: "
+        f"ada, bob, cyd refused: {reason}: label 12 of 10; repair these devices, and start the run again"
     )
 
 
@@ -180,7 +180,7 @@ def test_who_is_not_drawn_has_not_failed_and_has_not_mended() -> None:
     ("changes", "words"),
     [
         ({"input_shape": (SHAPE[0] + 1,)}, "its samples have shape"),
-        ({"runtimes": ("torch",)}, "it runs torch, but programs are made for"),
+        ({"runtimes": ("torch",)}, "it runs torch, but the run has programs for"),
         ({"class_counts": (1,) * 99}, "classes"),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
     failure = world.server.state.failure
     assert world.server.state.retry == 2
     assert failure.startswith(
-        "round 1 left nothing to aggregate in 2 attempts, and another would come to the same: ada, bob"
+        "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: ada, bob"
     )
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
         (run,) = httpx.get(f"{url}/api/runs").json()

@@ -259,9 +259,9 @@ def test_a_model_that_diverges_whoever_is_left_out_ends_a_run_after_a_few_tries(
         assert (state.aggregated_round, state.round) == (0, 1)
     assert state.phase == "failed"
     assert state.failure == (
-        "round 1 could not be aggregated in 3 tries (bob, cyd, eve refused: the model diverged to a loss of nan, "
-        "whoever was left out); lower the learning rate and begin a new run, or mend the devices and start the server "
-        "again"
+        "round 1 could not be aggregated in 3 attempts (bob, cyd, eve refused: the model diverged to a loss of nan, "
+        "whichever updates were left out); lower the learning rate and begin a new run, or repair the devices and "
+        "start the server again"
     )
     assert state.outliers.spoiled == 0
 

@@ -103,9 +103,9 @@ TRANSFORM = DataTransform(resize=(3, 2), channels=1)
     ("transform", "changes", "problem"),
     [
         (None, {}, ""),
-        (None, {"sizes_differ": True}, "its pictures have several sizes, but the run brings them to none; set resize"),
+        (None, {"sizes_differ": True}, "its pictures have several sizes, and the run does not resize them; set resize"),
         (TRANSFORM, {"input_shape": (3, 40, 30), "sizes_differ": True}, ""),
-        (TRANSFORM, {"input_shape": (6,)}, r"its samples cannot be brought to .* \(6,\) are no pictures"),
+        (TRANSFORM, {"input_shape": (6,)}, r"its samples cannot be transformed by .* \(6,\) are no pictures"),
         (None, {"input_shape": (7,)}, "its samples have shape"),
         (
             None,

@@ -76,7 +76,7 @@ def test_a_will_is_only_a_hint_and_ends_no_wait_before_the_deadline(context: Run
     assert stages(state)["ada"] == (stage, "")
     state, _ = step(context, state, Tick(), state.live.entered_s + 600)
     assert {name: reason for name, (_, reason) in stages(state).items() if name in ("ada", "bob")} == {
-        "ada": "no answer came in time: its connection broke, says the broker (its will)",
+        "ada": "no answer came in time: the broker reported a broken connection (its will)",
         "bob": f"no answer came in time: no heartbeat for {state.live.entered_s - now_s:.0f} s",
     }
 
@@ -99,9 +99,11 @@ def test_each_reason_has_its_words() -> None:
     )
     last = {"eve": replace(state.clients["ada"], client_id="eve")}
     state = replace(state, profiles=state.profiles.updated({"eve": profile("eve")}), live=live, last=last)
-    assert {one.client_id: (one.kind, one.told(now_s + 41)) for one in list_absences(STRICT, state, now_s + 41)} == {
+    assert {
+        one.client_id: (one.kind, one.describe(now_s + 41)) for one in list_absences(STRICT, state, now_s + 41)
+    } == {
         "ada": ("goodbye", f"{WHY}, last seen 36 s ago"),
-        "bob": ("will", "its connection broke, says the broker (its will), last seen 35 s ago"),
+        "bob": ("will", "the broker reported a broken connection (its will), last seen 35 s ago"),
         "cyd": ("silent", "no heartbeat for 41 s"),
         "eve": ("unheard", "it has not been heard since the server started"),
     }

@@ -266,7 +266,7 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
         assert state.clients["ada"].models == (model,)
     else:
         assert sent(actions) == []
-        assert state.clients["ada"].reason == "none of its models fits the 1999 bytes of its disk twice"
+        assert state.clients["ada"].reason == "none of its models fits twice on the 1999 bytes of its disk"
 
 
 @pytest.mark.slow

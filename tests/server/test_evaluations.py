@@ -278,7 +278,7 @@ def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
     state, actions = said(CONTEXT, state, "cyd")
     assert told(actions) == {
         "ada": "skipped: export failed: no",
-        "bob": "skipped: to evaluate takes 1000000000000 bytes of memory, but the budget is 1000000000",
+        "bob": "skipped: the evaluation needs 1000000000000 bytes of memory and the budget is 1000000000",
         "cyd": "evaluated",
     }
 

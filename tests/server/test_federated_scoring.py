@@ -200,7 +200,7 @@ def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
     client = state.clients[wanted.client_id]
     assert (client.stage, client.reason) == (
         "skipped",
-        "its runtime 'onnx' lacks an operator of what is to be evaluated",
+        "its runtime 'onnx' lacks an operator of its submodel",
     )
 
 

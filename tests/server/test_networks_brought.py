@@ -113,7 +113,7 @@ def test_what_is_no_network_of_the_run_is_refused_in_a_sentence(changes: dict[st
         parse_client_network(json.dumps(plain), MODEL)
     found = ack(CONTEXT, json.dumps(plain))
     assert (found.status, found.problem) == ("refused", "no_network")
-    assert found.reason.startswith("the network that it declares is none: ")
+    assert found.reason.startswith("its declared network is invalid: ")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "null", '{"widths": NaN}'])
@@ -162,7 +162,7 @@ def test_who_brings_nothing_and_who_declares_a_submodel_of_a_model_that_is_not_t
     state = declared(CONTEXT, SMALL, None)
     state, _ = step(CONTEXT, state, replace(profile("cyd"), architecture=CONTEXT.space[0]), 1.0)
     state = measured(CONTEXT, state, *CLIENTS)
-    assert state.clients["bob"].reason.startswith("the method goes by declared architectures")
+    assert state.clients["bob"].reason.startswith("the method needs declared architectures")
     assert state.clients["cyd"].reason == "it has declared no architecture"
     assert (state.clients["ada"].stage, state.clients["cyd"].stage) == ("preparing", "skipped")
 
@@ -224,7 +224,7 @@ def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_
         state, actions = step(CONTEXT, state, told_now, 1.0)
         (answer,) = [one.ack for one in actions if isinstance(one, Reply)]
         assert answer.problem == ("too_many" if number > MOST_NETWORKS else None)
-        assert ("but may declare 4" in answer.reason) == (number > MOST_NETWORKS)
+        assert ("but may declare only 4" in answer.reason) == (number > MOST_NETWORKS)
         before = survived(state, 1.0)
         state, _ = step(CONTEXT, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
         state, _ = step(CONTEXT, state, told_now, 1.0)

@@ -138,7 +138,7 @@ def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_
             state, _ = step(context, state, Tick(), state.live.entered_s + paused_s)
     assert pauses == [2.0, 4.0, 8.0, 9.0, 9.0, 9.0]
     assert state.failure.startswith(
-        "round 1 left nothing to aggregate for 40 s, in 7 tries (ada, bob, cyd skipped: no submodel"
+        "round 1 left nothing to aggregate for 40 s, in 7 attempts (ada, bob, cyd skipped: no submodel"
     )
     assert "start the server again" in state.failure
     info = build_round_info(context, state, state.live.entered_s)
@@ -192,7 +192,7 @@ def test_the_deadline_counts_the_seconds_of_replayed_logs() -> None:
         state = starved(LOGS, state, 2.0)
         assert state.tries.lost == tries
     assert state.phase == "failed"
-    assert "for 35 s, in 4 tries" in state.failure
+    assert "for 35 s, in 4 attempts" in state.failure
 
 
 def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> None:
@@ -381,7 +381,7 @@ def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) ->
     world = finished(World(tmp_path, settings, short_until(80.0)))
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(
-        "round 1 left nothing to aggregate for 50 s, in 5 tries (ada, bob, cyd skipped"
+        "round 1 left nothing to aggregate for 50 s, in 5 attempts (ada, bob, cyd skipped"
     )
     world.kill_server()
     (record,) = finished(world).server.result().rounds

@@ -159,7 +159,7 @@ def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: 
     world.run()
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(
-        "round 1 could not be aggregated in 3 tries (ada, bob, cyd refused: the model diverged to a loss of "
+        "round 1 could not be aggregated in 3 attempts (ada, bob, cyd refused: the model diverged to a loss of "
     )
     assert world.server.result().rounds == ()
 

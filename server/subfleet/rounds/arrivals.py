@@ -1,4 +1,4 @@
-"""What follows when work beside the loop is done, or has failed. Pure."""
+"""Applies the results and failures of requested work to the state. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 def apply_result(  # noqa: C901, PLR0912 - a case for each request
     context: RunContext, state: RunState, event: RequestDone, now_s: float
 ) -> Outcome:
-    """Take in the result of a request; one that nobody waits for any more changes nothing."""
+    """Apply the result of a request; an obsolete one changes nothing."""
     request, result = event.request, event.result
     match request:
         case work.TaskRequest():
@@ -71,7 +71,7 @@ def apply_failure(  # noqa: C901, PLR0912 - a case for each request
             known = client is not None and (state.round, client.attempt) == (request.round, request.attempt)
             outcome: Outcome = _skip_client(context, state, client if known else None, reason), ()
         case work.EvaluationRequest() | work.ModelsRequest():
-            # What fails late may be of another phase, in which the client has another client state.
+            # A late failure may belong to an earlier phase, in which the client had another state.
             phases = ("evaluate", "search") if isinstance(request, work.EvaluationRequest) else ("deploy",)
             known = state.phase in phases and state.round == request.round
             client = state.clients.get(request.client_id) if known else None
@@ -100,7 +100,7 @@ def apply_failure(  # noqa: C901, PLR0912 - a case for each request
 
 
 def request_tasks(state: RunState) -> tuple[work.TaskRequest, ...]:
-    """The requests for the tasks that are not out yet."""
+    """Request the tasks that were not sent yet."""
     clients = (client for _, client in sorted(state.clients.items()) if client.stage == "preparing")
     requests = (request_task(state, client) for client in clients)
     return tuple(request for request in requests if request is not None)
@@ -117,7 +117,7 @@ def _receive_task(
         wanted.participant.size.architecture_id,
     ):
         return state, ()
-    if list_lacking(context, state):  # a smaller size could not be chosen yet; it is asked for again when it can
+    if list_lacking(context, state):  # a smaller size cannot be chosen yet; the task is requested again later
         return state, ()
     state = _remember_program(context, state, client, made.facts)
     client, actions = send_training(context, state, client, made, now_s)
@@ -125,7 +125,7 @@ def _receive_task(
 
 
 def _remember_program(context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts) -> RunState:
-    """The state with what was learned of a client's training program; nothing is learned in the deploy phase."""
+    """The state that knows a client's training program; unchanged in other phases."""
     if client.given is None or state.phase != "train":
         return state
     program = SizedProgram(size=client.given.size, target=client.offer.runtime, student=client.given.student)
@@ -133,7 +133,7 @@ def _remember_program(context: RunContext, state: RunState, client: ClientState,
 
 
 def _add_program(context: RunContext, state: RunState, program: SizedProgram, facts: ProgramFacts) -> RunState:
-    """The state that knows one more written program; what was told of it first stays."""
+    """The state that knows one more written program; the first facts stay."""
     one = WrittenProgram(program=program, facts=facts, turn=state.turn)
     written = MappingProxyType({program.key: one, **state.written})
     live = replace(state.live, written_estimates=_add_estimate(context, state, program))
@@ -141,7 +141,7 @@ def _add_program(context: RunContext, state: RunState, program: SizedProgram, fa
 
 
 def _add_estimate(context: RunContext, state: RunState, program: SizedProgram) -> Mapping[str, Candidate]:
-    """What written programs cost by cost estimates, with one more: told once, as each choice goes by all of them."""
+    """The estimated costs of written programs, with one more; cached, since each choice needs all of them."""
     if context.roles.assigner.search is None or not has_estimates(context, state, program.target):
         return state.live.written_estimates
     estimate = get_estimates(context, state, program.target)(program.size)
@@ -149,7 +149,7 @@ def _add_estimate(context: RunContext, state: RunState, program: SizedProgram) -
 
 
 def _skip_client(context: RunContext, state: RunState, client: ClientState | None, reason: str) -> RunState:
-    """Without a client whose task or models cannot be made."""
+    """Skip a client with a task or models that cannot be made."""
     if client is None or client.stage != "preparing":
         return state
     state = _remember_program(context, state, client, ProgramFacts.untrainable(reason))
@@ -182,7 +182,7 @@ def _receive_models(
     programs = select_models(client, made.programs)
     if not programs:
         disk_bytes = client.offer.budget.disk_bytes if client.offer.budget else 0
-        reason = f"none of its models fits the {disk_bytes} bytes of its disk twice"
+        reason = f"none of its models fits twice on the {disk_bytes} bytes of its disk"
         return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
     task, targets = build_deploy_task(context, state, client, programs, now_s), {one.target for one in programs}
     models = tuple(model for model in made.models if model.target in targets)
@@ -192,7 +192,7 @@ def _receive_models(
 def _receive_program(
     context: RunContext, state: RunState, wanted: work.ProgramRequest, facts: ProgramFacts
 ) -> RunState:
-    """A program for later rounds; of one that cannot be written it is known that nobody can be given it."""
+    """Take a program for later rounds out of the queue; it is known as untrainable if it could not be written."""
     if wanted.program not in state.queue:
         return state
     state = replace(state, queue=tuple(one for one in state.queue if one != wanted.program))
@@ -202,7 +202,7 @@ def _receive_program(
 def _receive_estimates(
     context: RunContext, state: RunState, wanted: work.CostRequest, estimates: TargetEstimates
 ) -> Outcome:
-    """Sizes can be chosen for a target; what was told of it first stays."""
+    """Remember the estimates of a target; the first ones stay."""
     known = MappingProxyType({wanted.key: estimates, **state.live.estimates})
     state = state.without_request(wanted)
     return _request_next(context, replace(state, live=replace(state.live, estimates=known)))
@@ -223,7 +223,7 @@ def _receive_search(
 
 
 def _skip_unsearched(state: RunState, wanted: work.SearchRequest, reason: str) -> RunState:
-    """A search that fails leaves nothing to give, nor a smaller size where a server before this one had given one."""
+    """Skip the clients without a task after a failed search; no smaller size could be chosen for them either."""
     state = state.without_request(wanted)
     if wanted.turn != state.turn:
         return state
@@ -236,7 +236,7 @@ def _skip_unsearched(state: RunState, wanted: work.SearchRequest, reason: str) -
 
 
 def _request_next(context: RunContext, state: RunState) -> Outcome:
-    """Ask for what is to be made next; where nothing is, for tasks that a server before this one was preparing."""
+    """Make the next requests; if none is needed, request tasks that were requested before a restart."""
     if state.phase != "train":
         return state, ()
     wanted = list_lacking(context, state)
@@ -244,7 +244,7 @@ def _request_next(context: RunContext, state: RunState) -> Outcome:
 
 
 def _accept_update(context: RunContext, state: RunState, update: Update, change: ChangeSize, now_s: float) -> Outcome:
-    """An update whose blob is on disk, synced and checked."""
+    """Accept an update that is on disk and checked."""
     verdict, reason = judge(context, state, update)
     answer = reply(update.client_id, update.message_id, verdict, reason)
     if verdict != "accepted":
@@ -257,7 +257,7 @@ def _accept_update(context: RunContext, state: RunState, update: Update, change:
 
 
 def _reject_update(context: RunContext, state: RunState, update: Update, why: str) -> Outcome:
-    """An update whose blob is not what it should be."""
+    """Refuse an update with an invalid blob."""
     verdict, reason = judge(context, state, update)
     if verdict != "accepted":
         return state, (reply(update.client_id, update.message_id, verdict, reason),)

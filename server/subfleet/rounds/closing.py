@@ -1,12 +1,12 @@
-"""The end of a round: which updates are aggregated, and what becomes of an aggregation that went wrong. Pure.
+"""The end of a round: which updates are aggregated, and what follows if the model diverges. Pure.
 
-    train     --> aggregate  updates far outside what is usual count less (or not, and their clients wait some rounds)
-    aggregate --> aggregate  the model diverged: once more without the most suspect, one, then twice as many each time
-    aggregate --> waiting    it did not: the suspects are left out for some rounds
-    both      --> waiting    nobody is left to aggregate, so nobody is to blame: another attempt (failed: too often)
+    train     --> aggregate  outliers count less (or not, and their clients are excluded for some rounds)
+    aggregate --> aggregate  the model diverged: again without the most suspect update, then without twice as many
+    aggregate --> waiting    it did not diverge: the suspects are excluded for some rounds
+    both      --> waiting    no update is left: another attempt (failed: too many diverged attempts)
 
 Every step is in the journal before the next aggregation begins, and each aggregation starts from the last checkpoint.
-So a run that was killed in between goes on with the same bits.
+So a run that was killed continues with the same bits.
 """
 
 import math
@@ -36,7 +36,7 @@ from subfleet.rounds.work import AggregatedRound
 
 
 def apply_exclusion(state: RunState, client: ClientState) -> ClientState:
-    """A client's state; skipped where an earlier update has cost it this round."""
+    """A client's state; skipped if an earlier update has excluded the client from this round."""
     excluded = state.outliers.excluded.get(client.client_id)
     if excluded is None or state.round > excluded.until_round:
         return client
@@ -44,7 +44,7 @@ def apply_exclusion(state: RunState, client: ClientState) -> ClientState:
 
 
 def begin_aggregation(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Aggregate what has come, one update or more, with those far outside what is usual as the run treats them."""
+    """Aggregate the updates, with outliers scaled down, excluded or reported as the run is configured."""
     settings, sizes = context.config.outliers, _measure_changes(state, "done")
     far = {} if settings.outliers == "off" else find_outliers(sizes, state.outliers.changes, settings)
     aggregation = state.enter(Aggregating(), now_s)
@@ -63,7 +63,7 @@ def begin_aggregation(context: RunContext, state: RunState, now_s: float) -> Out
 
 
 def request_aggregation(context: RunContext, state: RunState) -> AggregationRequest:
-    """Aggregate the updates of a round that are not suspect."""
+    """Request the aggregation of the updates that are not suspect."""
     return AggregationRequest(
         round=state.round,
         clients=_list_stage(state, "done"),
@@ -76,7 +76,7 @@ def request_aggregation(context: RunContext, state: RunState) -> AggregationRequ
 def finish_aggregation(
     context: RunContext, state: RunState, request: AggregationRequest, result: AggregatedRound, now_s: float
 ) -> Outcome:
-    """Close the round; or aggregate it once more, where the model has diverged."""
+    """Close the round; or aggregate again, if the model has diverged."""
     if state.phase != "aggregate" or request.round != state.round:
         return state, ()
     damaged = {name: why for name, why in result.refused.items() if name in state.clients}
@@ -91,7 +91,7 @@ def finish_aggregation(
 def retry_aggregation(
     context: RunContext, state: RunState, request: AggregationRequest, reason: str, now_s: float
 ) -> Outcome:
-    """Aggregate once more: without the networks that clients bring, else without the most suspect update."""
+    """Aggregate again: without the networks that clients bring, else without the most suspect update."""
     if state.phase != "aggregate" or request.round != state.round:
         return state, ()
     if not list_new_networks(context, state):
@@ -100,7 +100,7 @@ def retry_aggregation(
         replace(
             client,
             offer=replace(client.offer, brought=None),
-            reason=f"the network that it brings cannot be taken in ({reason})",
+            reason=f"its network cannot be added ({reason})",
         )
         for client in state.clients.values()
         if client.offer.brought is not None and find_own_size(context, state.lineages, client) is None
@@ -113,7 +113,8 @@ def _exclude_suspects(context: RunContext, state: RunState, why: str, now_s: flo
     sizes = _measure_changes(state, "done", "suspect")
     count = max(1, 2 * len(_list_stage(state, "suspect"))) if context.config.outliers.alters else len(sizes)
     if count >= len(sizes):
-        return _fail_round(context, _suspect(state, dict.fromkeys(sizes, f"{why}, whoever was left out")), now_s)
+        reasons = dict.fromkeys(sizes, f"{why}, whichever updates were left out")
+        return _fail_round(context, _suspect(state, reasons), now_s)
     state = _suspect(state, dict.fromkeys(rank_outliers(sizes)[:count], why))
     return state, (request_aggregation(context, state),)
 
@@ -147,7 +148,7 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
 
 
 def _update_detection(context: RunContext, state: RunState, loss: float) -> OutlierDetection:
-    """What a round tells about the next ones."""
+    """The outlier detection after a round."""
     usual = compute_usual_change(_measure_changes(state, "done").values())
     excluded = {name: one for name, one in state.outliers.excluded.items() if one.until_round > state.round}
     return OutlierDetection(
@@ -158,22 +159,22 @@ def _update_detection(context: RunContext, state: RunState, loss: float) -> Outl
 
 
 def _fail_round(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """No update is more suspect than the others: try the round again, but not for ever."""
+    """Attempt the round again, as no update is more suspect than the others; fail the run after too many attempts."""
     state = _refuse(state, {client.client_id: client.reason for client in _list_stage(state, "suspect")})
     count = state.outliers.spoiled + 1
     if count < context.config.outliers.spoiled_tries:
         state = replace(state, outliers=replace(state.outliers, spoiled=count))
         return fail_attempt(context, state, now_s), ()
     failure = (
-        f"round {state.round} could not be aggregated in {count} tries ({describe_missing(state.clients)}); lower the "
-        "learning rate and begin a new run, or mend the devices and start the server again"
+        f"round {state.round} could not be aggregated in {count} attempts ({describe_missing(state.clients)}); lower "
+        "the learning rate and begin a new run, or repair the devices and start the server again"
     )
-    forgotten = replace(state.outliers, spoiled=0)
-    return replace(state, outliers=forgotten).fail(failure, now_s), ()
+    reset = replace(state.outliers, spoiled=0)
+    return replace(state, outliers=reset).fail(failure, now_s), ()
 
 
 def _leave_out(context: RunContext, state: RunState, why: Mapping[str, str]) -> RunState:
-    """The state without the updates of some clients, and without the clients for some rounds."""
+    """Leave out the updates of some clients, and exclude the clients for some rounds."""
     state, until = _refuse(state, why), state.round + context.config.outliers.exclusion_rounds
     if not why or until == state.round:
         return state
@@ -207,7 +208,7 @@ def _measure_changes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
 
 
 def _measure_change(client: ClientState) -> ChangeSize:
-    """How far an update moves the model, and how far its training could have moved it."""
+    """The change of an update, and how far its training could have moved the model."""
     change = ChangeSize() if client.trained is None else client.trained.change
     if client.task is None or not isinstance(client.task.work, Train | Calibrate):
         return change

@@ -1,15 +1,15 @@
-"""Whether a run goes on: after an attempt without an update, after its last round, or as its method says. Pure.
+"""Whether a run goes on: after an attempt without an update, after its last round, or by its method. Pure.
 
-A round in which nothing was aggregated is no round: it is tried again, later and later, and not for ever. Pure.
+A round that aggregated nothing is attempted again, with growing pauses and a deadline.
 
-Nor is it tried again where that is certain to come to nothing: an attempt is deterministic, so that a device whose data
-cannot be used, or whose training diverges, fails again. Where every device that is there, and as many as a round begins
-with, has failed so in two attempts, the run ends with the reasons of the first. A device for which another attempt may
-be another, or that comes to the run before that, keeps it going.
+The run fails earlier if another attempt is certain to aggregate nothing: an attempt is deterministic, so a device with
+unusable data or diverging training fails again. If every present device, and at least as many as a round needs, has
+failed so in two attempts, the run fails with the reasons of the first. A device that may succeed in another attempt, or
+that joins the run, keeps it going.
 
-Devices need time, so each pause is twice as long as the one before. Logs that are replayed need none: each try reads
-them a step later, at once where they alone decided that nobody takes part, and the deadline counts their seconds. So
-the same logs give the same choices, and a run ends where they never have what it needs.
+Devices need time, so each pause is twice as long as the one before. Replayed logs need none: each attempt reads them a
+step later, at once if they alone kept all devices from the round, and the deadline counts their seconds. So the same
+logs give the same choices, and a run fails if they never have what it needs.
 """
 
 from collections.abc import Mapping
@@ -28,16 +28,16 @@ _MOST_NAMES = 3
 _MOST_CHARACTERS = 160  # of one reason
 _MOST_DOUBLINGS = 60
 _MOST_ATTEMPTS = 2
-"""In which a device fails for what another attempt does not change, before nothing more is expected of it."""
+"""Attempts in which a device fails for a lasting reason before it is given up."""
 
 
 def open_round(state: RunState, now_s: float) -> RunState:
-    """The state with a round announced: the next one, or again one that left no update or no answer."""
+    """Announce a round: the next one, or again one without an update or an answer."""
     again = state.round > state.aggregated_round
     unanswered = again and not state.clients
     live = replace(
         state.live,
-        # An attempt that nobody answered is announced again, but it began when it was announced first.
+        # An attempt without an answer is announced again, but it began with its first announcement.
         opened_s=state.live.opened_s if unanswered else now_s,
         retries=state.live.retries if again else RetryTimes(),
     )
@@ -47,12 +47,12 @@ def open_round(state: RunState, now_s: float) -> RunState:
 
 
 def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """The state after an attempt at the open round without an update: it waits for the next one, or has failed."""
+    """The state after an attempt without an update: the run waits for the next attempt, or fails."""
     before, times = state.tries, state.live.retries
     if times.since_s is None:
         times = RetryTimes(since_s=now_s, since_turn=state.turn)
     failing = _update_failing(before.failing, state.clients)
-    # What follows from the reason that was true first says less.
+    # The first reason says more than those that follow from it.
     first = {name: one.first for name, one in failing.items() if name in state.clients}
     waits_for = _group_reasons({**_list_reasons(state.clients), **first})
     tries = Tries(retry=before.retry + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
@@ -60,22 +60,22 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
     state = replace(state, tries=tries, live=live).enter(Waiting(), now_s)
     if _is_certain(context, state, now_s):
         failure = (
-            f"round {state.round} left nothing to aggregate in {tries.retry} attempts, and another would come to the "
-            f"same: {waits_for}; mend what that names, and start the run again"
+            f"round {state.round} left nothing to aggregate in {tries.retry} attempts, and another would have the same "
+            f"outcome: {waits_for}; repair these devices, and start the run again"
         )
         return state.fail(failure, now_s)
     tried, limit_s = state.turn - times.since_turn, context.config.deadlines.retry_s
     if max(now_s - (times.since_s or 0.0), _get_log_s(context, tried)) < limit_s:
         return state
     failure = (
-        f"round {state.round} left nothing to aggregate for {limit_s:g} s, in {tried} tries "
-        f"({waits_for}); give the devices what they lack and start the server again, or raise deadlines.retry_s"
+        f"round {state.round} left nothing to aggregate for {limit_s:g} s, in {tried} attempts "
+        f"({waits_for}); repair the devices and start the server again, or raise deadlines.retry_s"
     )
     return state.fail(failure, now_s)
 
 
 def _update_failing(before: Mapping[str, Failing], clients: Mapping[str, ClientState]) -> Mapping[str, Failing]:
-    """The clients that fail in every attempt, after one more."""
+    """The clients that have failed in every attempt, after one more."""
     found = {
         name: one for name, client in clients.items() if (one := _update_failure(before.get(name), client)) is not None
     }
@@ -83,7 +83,7 @@ def _update_failing(before: Mapping[str, Failing], clients: Mapping[str, ClientS
 
 
 def _update_failure(before: Failing | None, client: ClientState) -> Failing | None:
-    if client.reason == NOT_DRAWN:  # nothing was learned of it
+    if client.reason == NOT_DRAWN:  # it was not tried
         return before
     if client.lasts == "passing" or client.stage not in ("refused", "skipped"):
         return None
@@ -94,7 +94,7 @@ def _update_failure(before: Failing | None, client: ClientState) -> Failing | No
 
 
 def _is_certain(context: RunContext, state: RunState, now_s: float) -> bool:
-    """Whether nothing is to be expected of any device that is there."""
+    """Whether every present device has failed for a lasting reason."""
     assigned = (name for name, client in state.clients.items() if client.stage != "missing")
     there, failing = {*list_expected(context, state, now_s), *assigned}, state.tries.failing
     is_over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
@@ -102,7 +102,7 @@ def _is_certain(context: RunContext, state: RunState, now_s: float) -> bool:
 
 
 def describe_missing(clients: Mapping[str, ClientState]) -> str:
-    """Who did not take part and why, in words: most of them first, and never long."""
+    """The clients that did not take part and why, in a short text, the most frequent reasons first."""
     return _group_reasons(_list_reasons(clients))
 
 
@@ -138,14 +138,14 @@ def _get_log_s(context: RunContext, turns: int) -> float:
 
 
 def is_over(context: RunContext, state: RunState) -> bool:
-    """Whether no further round begins."""
+    """Whether the run has no further round."""
     return state.aggregated_round >= context.config.total_rounds or bool(explain_early_end(context, state))
 
 
 def resume_state(context: RunContext, state: RunState) -> RunState:
-    """The stored state of a run that somebody starts again.
+    """The stored state of a run that is started again.
 
-    What failed is tried, what has more rounds goes on, and a generation that devices were scoring is scored anew.
+    A failed run is attempted again, a run with more rounds goes on, and a generation is scored by devices again.
     """
     if isinstance(state.at, Failed):
         tries = replace(state.tries, failing=MappingProxyType({}))
@@ -158,9 +158,9 @@ def resume_state(context: RunContext, state: RunState) -> RunState:
 
 
 def explain_early_end(context: RunContext, state: RunState) -> str:
-    """Why a run is over before its last round; empty where it is not.
+    """Why a run ends before its last round; empty if it does not.
 
-    A run whose norms are measured in its last round is not left without them, and goes on to its end.
+    A run that calibrates norms in its last round goes on to its end.
     """
     config = context.config
     if not 0 < state.aggregated_round < config.total_rounds or config.calibrates(config.total_rounds):

@@ -1,7 +1,7 @@
 """The run as a pure state machine: (context, state, event, now) to (state, actions). No clock, no file, no network.
 
-Handlers take in what happened; `advance` alone moves from phase to phase. A caller stores the new state durably before
-it performs the actions, so that whatever was promised to a client survives a crash.
+Handlers apply events; only `advance` moves from phase to phase. A caller stores the new state durably before it
+performs the actions, so that every promise to a client survives a crash.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
 
 
 def step(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
-    """Take in an event, then move on as far as the state allows."""
+    """Apply an event, then move on as far as the state allows."""
     handled, actions = _handle(context, state, event, now_s)
     if isinstance(event, Presence | Profile | Telemetry) and _moves_nothing(context, state, handled, event, now_s):
         return handled, actions
@@ -49,9 +49,9 @@ def step(context: RunContext, state: RunState, event: signals.Event, now_s: floa
 
 
 def build_round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo | None:
-    """What everyone is told of the run now; None where there is nothing to tell, between rounds.
+    """The announcement of the current phase to all devices; None between rounds.
 
-    Its message id follows from what it says, so that repetitions are recognised.
+    Its message id follows from its content, so that devices recognise repetitions.
     """
     phases: Mapping[str, tuple[Any, float]] = {
         "measure": ("measure", context.config.deadlines.measure_s),
@@ -81,7 +81,7 @@ def build_round_info(context: RunContext, state: RunState, now_s: float) -> Roun
 
 
 def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.Action, ...]:
-    """What is to be done again when a stored state is taken up: everything that was under way."""
+    """The actions that a server repeats when it continues a stored run: everything that was in progress."""
     ahead = (ProgramRequest(program=one, round=state.round) for one in state.queue)
     actions: list[signals.Action] = [*ahead]
     if state.phase == "aggregate":
@@ -90,14 +90,14 @@ def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.A
         return (*actions, *_list_deployments(state))
     if state.phase == "evaluate":
         return (*actions, *_list_sent_tasks(state), *request_evaluations(state, state.clients))
-    if state.phase not in ("measure", "train"):  # in a search the next step asks for its generation
+    if state.phase not in ("measure", "train"):  # in a search, the next step requests its generation
         return tuple(actions)
     for client in state.clients.values():
         if client.stage in ("scoring", "out") and client.task is not None:
             actions.append(signals.SendTask(task=client.task))
         elif client.stage == "scoring":
             actions.append(request_scoring(state, client))
-    # Tasks that are not out yet are asked for when a smaller size could be chosen, should one be too large.
+    # Other tasks are requested once sizes can be chosen, in case one is too large.
     return (*actions, *(list_lacking(context, state) or request_tasks(state)))
 
 
@@ -126,7 +126,7 @@ def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: f
 def _moves_nothing(
     context: RunContext, before: RunState, after: RunState, event: Presence | Profile | Telemetry, now_s: float
 ) -> bool:
-    """Whether a client that is there has said no more than that: what else is due is seen in the next tick.
+    """Whether a message only confirms that a client is present. The next tick does what is due.
 
     So a heartbeat costs the same in a fleet of any size.
     """
@@ -173,7 +173,7 @@ def _handle_result(context: RunContext, state: RunState, event: signals.FromServ
 def _receive_presence(context: RunContext, state: RunState, presence: Presence, now_s: float) -> signals.Outcome:
     member = state.live.members.get(presence.client_id, FleetMember())
     if not presence.online:
-        # A will is only a hint, and one of an earlier session says nothing of this one.
+        # A will is only a hint, and one of an earlier session does not count.
         if presence.client_id not in state.live.members or presence.session_id not in ("", member.session_id):
             return state, ()
         member = record_departure(member, presence, now_s)
@@ -183,7 +183,7 @@ def _receive_presence(context: RunContext, state: RunState, presence: Presence, 
     state = _with_member(state, presence.client_id, member)
     client = state.clients.get(presence.client_id)
     if started_anew and client is not None and client.stage in ("scoring", "out") and client.task is not None:
-        # The ack of this task may have come from the life before, which took the task with it.
+        # The ack of this task may have come from the earlier session, which has lost the task.
         return state, (signals.SendTask(task=client.task),)
     return state, build_skip_notice(client)
 
@@ -194,7 +194,7 @@ def _mark_heard(member: FleetMember, session_id: str, now_s: float) -> FleetMemb
 
 def _receive_profile(context: RunContext, state: RunState, profile: Profile, now_s: float) -> signals.Outcome:
     member = state.live.members.get(profile.client_id, FleetMember())
-    # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
+    # It comes with every heartbeat, and is answered each time, as answers may be lost.
     answer = reply_to_declaration(context, profile, state.brought.get(profile.client_id, ()))
     if state.profiles.get(profile.client_id) == profile:
         return state, answer
@@ -222,7 +222,7 @@ def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetr
     if state.phase != "measure":
         return state, (reply(client_id, message_id, "refused", f"round {state.round} has begun without this client"),)
     if (profile := state.profiles.get(client_id)) is None:
-        # Its profile is still on its way; the client sends the telemetry again until it has an ack.
+        # Its profile has not arrived yet; the client repeats the telemetry until it is acknowledged.
         return state, ()
     state = record_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
     client = apply_exclusion(state, build_client(context, state, profile, telemetry))
@@ -235,13 +235,13 @@ def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetr
 def _receive_answer(
     context: RunContext, state: RunState, answer: Scores | Refusal | Evaluated | Deployed, now_s: float
 ) -> signals.Outcome:
-    """Take in an answer that counts; each is repeated until its ack arrives."""
+    """Apply an answer that counts; a client repeats each until it is acknowledged."""
     verdict, reason = judge(context, state, answer)
     ack = reply(answer.client_id, answer.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (ack,)
     if state.phase == "train" and list_lacking(context, state):
-        return state, ()  # no size can be chosen yet; without an ack the client sends it again
+        return state, ()  # no size can be chosen yet; without an ack the client repeats its answer
     client, actions = state.clients[answer.client_id], tuple[signals.Action, ...]()
     match answer:
         case Scores():

@@ -1,4 +1,4 @@
-"""What submodels cost in a run: by its context, or by the cost estimates in its state. Pure."""
+"""The estimated costs of submodels: by the run context, or by the planner's estimates in the state. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,12 +24,12 @@ class _OfEach:
     estimates: Mapping[str, Estimates]
 
     def __call__(self, architecture: Architecture) -> Candidate:
-        """What a submodel costs, by the cost estimates of its own network."""
+        """The cost of a submodel, by the estimates of its network."""
         return self.estimates[architecture.network](architecture)
 
 
 def request_estimates(context: RunContext, state: RunState, target: str) -> tuple[CostRequest, ...]:
-    """The cost estimates that are lacking before sizes can be chosen for a target: those of every network in use."""
+    """Request the cost estimates that sizes for a target are chosen by; nothing if all are known."""
     if not context.roles.assigner.planned_estimates:
         return ()
     wanted = (_request(target, lineage) for lineage in list_living_lineages(context, state))
@@ -37,18 +37,18 @@ def request_estimates(context: RunContext, state: RunState, target: str) -> tupl
 
 
 def has_estimates(context: RunContext, state: RunState, target: str) -> bool:
-    """Whether cost estimates are there, for a target on which sizes are to be chosen."""
+    """Whether the cost estimates of a target are known."""
     return not request_estimates(context, state, target)
 
 
 def get_estimates(context: RunContext, state: RunState, target: str) -> CostEstimates:
-    """What any size costs on a target that has cost estimates."""
+    """The cost of any size on a target with known estimates."""
     found = {one.id: _get_estimates(context, state, one, target) for one in list_living_lineages(context, state)}
     return next(iter(found.values())) if len(found) == 1 else _OfEach(estimates=MappingProxyType(found))
 
 
 def list_candidates(context: RunContext, state: RunState, target: str) -> Sequence[Candidate]:
-    """The method's space, from smallest to largest, with its costs on a target that has cost estimates."""
+    """The method's space, from smallest to largest, with its costs on a target with known estimates."""
     found = [_list_candidates(context, state, one, target) for one in list_living_lineages(context, state)]
     return found[0] if len(found) == 1 else ordered([one for of_network in found for one in of_network])
 
@@ -56,7 +56,7 @@ def list_candidates(context: RunContext, state: RunState, target: str) -> Sequen
 def build_target_estimates(
     context: RunContext, wanted: CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> TargetEstimates:
-    """What cost estimates of a network on a target come to; without any, nothing can be trained there."""
+    """The estimates of a network on a target; without memory estimates, the target can train nothing."""
     estimate, space = (
         _plan_estimates(context, wanted.lineage, wanted.target, memory),
         context.declared(wanted.lineage).space,

@@ -1,11 +1,10 @@
-"""After a round: devices say how good the model is on data of their own that it was not trained on. Pure.
+"""The evaluation after a round, by devices on held-out data of their own. Pure.
 
-    aggregate --> evaluate   it is due, and somebody who is there has held-out data
-    evaluate  --> waiting    all that are waited for have answered, quorum, or deadline
+    aggregate --> evaluate   an evaluation is due, and a present client has held-out data
+    evaluate  --> waiting    all awaited clients have answered, quorum, or deadline
 
-A client state goes as in the deploy phase: preparing, out, done; or refused, skipped, missing. Each client evaluates
-the submodel that it would be given for good, so that what it says is what it would have of it. A few are asked in each
-step.
+Client states have the stages of the deploy phase: preparing, out, done; or refused, skipped, missing. Each client
+evaluates the submodel that it would be deployed. A few clients get their tasks in each step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,11 +29,11 @@ from subfleet.rounds.tasks import build_evaluate_task
 from subfleet.rounds.work import EvaluationRequest, PreparedTask
 
 AT_ONCE = 8
-"""Clients that are asked in one step."""
+"""Clients that evaluations are requested for in one step."""
 
 
 def begin_evaluation(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """The state after a round was closed: in this phase, where it is due and there is anyone to ask."""
+    """Begin an evaluation after a closed round, if it is due and a client can evaluate."""
     last_round = state.aggregated_round if is_over(context, state) else context.config.total_rounds
     due = context.config.evaluation.due(state.aggregated_round, last_round)
     if not due or next(_list_evaluators(context, state, now_s), None) is None:
@@ -43,7 +42,7 @@ def begin_evaluation(context: RunContext, state: RunState, now_s: float) -> RunS
 
 
 def advance_evaluation(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Ask the next few, and end the phase where nothing more is to be waited for."""
+    """Request the evaluations of the next few clients, and end the phase when it waits for no client."""
     late = now_s - state.live.entered_s >= get_limit_s(context, "evaluation")
     names = [] if late else list(islice(_list_evaluators(context, state, now_s), AT_ONCE + 1))
     if names:
@@ -61,7 +60,7 @@ def advance_evaluation(context: RunContext, state: RunState, now_s: float) -> Ou
 
 
 def request_evaluations(state: RunState, names: Iterable[str]) -> tuple[EvaluationRequest, ...]:
-    """What the tasks of some clients are made of."""
+    """Request the evaluate tasks of clients that wait for one."""
     clients = (state.clients[name] for name in sorted(names))
     return tuple(
         EvaluationRequest(participant=client.participant, round=state.round, target=client.offer.runtime)
@@ -73,7 +72,7 @@ def request_evaluations(state: RunState, names: Iterable[str]) -> tuple[Evaluati
 def send_evaluation(
     context: RunContext, state: RunState, request: EvaluationRequest, made: PreparedTask, now_s: float
 ) -> Outcome:
-    """Send a task, if what its program plans fits what the client had to give in its last round."""
+    """Send an evaluate task, if its program fits the client's budget of its last round."""
     client = state.clients.get(request.client_id)
     if state.phase not in ("evaluate", "search") or client is None or client.stage != "preparing":
         return state, ()
@@ -84,10 +83,10 @@ def send_evaluation(
         client, made.facts, get_operators(state, client.client_id), lambda room: room.evaluation_peak_bytes
     )
     if planned_bytes is None:
-        reason = f"its runtime {client.offer.runtime!r} lacks an operator of what is to be evaluated"
+        reason = f"its runtime {client.offer.runtime!r} lacks an operator of its submodel"
         return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
     if planned_bytes > budget.memory_bytes:
-        reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
+        reason = f"the evaluation needs {planned_bytes} bytes of memory and the budget is {budget.memory_bytes}"
         return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
     task = build_evaluate_task(context, state, client, made, planned_bytes, now_s)
     if reason := explain_disk(client, task):
@@ -98,14 +97,14 @@ def send_evaluation(
 def record_evaluation(
     context: RunContext, state: RunState, client: ClientState, answer: Evaluated, now_s: float
 ) -> tuple[RunState, ClientState]:
-    """What a device found, in an evaluation or of paths."""
+    """Record the evaluation of a model or of paths by a device."""
     duty: Duty = "paths" if state.phase == "search" else "evaluation"
     state = record_answer(state, answer.client_id, duty, now_s - find_sent_s(context, state, client, duty))
     return state, replace(client, stage="done", evaluated=answer)
 
 
 def _close_evaluation(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
-    """The state after the evaluation."""
+    """Close the evaluation."""
     clients = MappingProxyType(dict(sorted(state.clients.items())))
     done = [client for client in clients.values() if client.stage == "done"]
     last = {
@@ -129,7 +128,7 @@ def _close_evaluation(state: RunState, now_s: float) -> tuple[RunState, CloseEva
 
 
 def _list_evaluators(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
-    """Those with a model and held-out data who are there, or are waited for, and have not been asked; by their ids."""
+    """The ids of the expected clients with a model and held-out data that have no task yet, sorted."""
     for name in sorted(
         name for name in list_expected(context, state, now_s) if name in state.last and name not in state.clients
     ):
@@ -153,14 +152,14 @@ def _build_client(context: RunContext, state: RunState, name: str) -> ClientStat
 def build_evaluator(
     state: RunState, name: str, size: Architecture, architecture: Architecture, class_counts: tuple[int, ...] = ()
 ) -> ClientState:
-    """The state of a client that is to evaluate a submodel, within what it could give when it took part last.
+    """The state of a client that evaluates a submodel, with the budget of its last round.
 
     Raises:
-        ValueError: it has told no profile.
+        ValueError: the client has no profile.
     """
     last, profile = state.last[name], state.profiles.get(name)
     if profile is None:
-        raise ValueError(f"client {name} has told no profile")
+        raise ValueError(f"client {name} has no profile")
     held_out = profile.held_out_count
     return ClientState(
         client_id=name,

@@ -1,11 +1,11 @@
-"""The networks of a run: with which it begins, which are in use, what they cost, and when their programs count. Pure.
+"""The networks of a run: the first ones, those in use, their costs, and when their programs can be given. Pure.
 
-As long as a method changes none, there is the one that the configuration describes, and no lineage is written down.
+Unless a method changes networks, the run has the configured one only, and no lineage is stored.
 
-A program that is written in a turn counts from the next one on. How long that takes is a matter of speed. A strict run
-waits for the programs that its devices requested program for, so that speed takes no part in it, unless its method has
-rounds go on. The turns are in the journal and in what a run leaves behind, and a run with the same ones plays the same
-rounds again.
+A program that is written in one attempt of a round can be given from the next attempt on. Which attempt that is depends
+on the speed of the exporter, unless the run is strict: then a round waits for the programs that its clients requested,
+if the method asks for that. The attempts are in the journal and in the summary of the run; a run that is given them
+plays the same rounds again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,48 +25,48 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import fits
 from subfleet.search.queue import SizedProgram, WrittenProgram
 
-NOT_YET = "the network that it brings is in no union; one has it from the next round on, unless it is too large"
-"""Why a client is skipped in the round in which it comes."""
+NOT_YET = "its network is not in the union model yet; it will be added next round if it fits"
+"""Why a client is skipped in its first round."""
 
 
 def list_lineages(context: RunContext, lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
-    """Of all networks that the run has had, the one that it begins with first."""
+    """The lineages of all networks of the run, beginning with the first."""
     return lineages or (Lineage(id="", config=context.config.model),)
 
 
 def list_living_lineages(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
-    """Of the networks that sizes may be chosen of, in the order in which they appeared."""
+    """The lineages of the networks in use, in the order in which they appeared."""
     return tuple(one for one in list_lineages(context, state.lineages) if one.living)
 
 
 def list_networks(context: RunContext, state: RunState) -> tuple[Declared, ...]:
-    """The networks that sizes may be chosen of."""
+    """The networks in use: sizes may be chosen from them."""
     return tuple(context.declared(one) for one in list_living_lineages(context, state))
 
 
 def get_network(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Declared:
-    """The network of a submodel, whether it is in use or has retired.
+    """The network of a submodel, in use or retired.
 
     Raises:
-        ValueError: the run never had it.
+        ValueError: the run never had the network.
     """
     if not architecture.network:
         return context.first
     found = next((one for one in lineages if one.id == architecture.network), None)
     if found is None:
         raise ValueError(
-            f"submodel {architecture.name!r} is of network {architecture.network!r}, which the run never had"
+            f"submodel {architecture.name!r} belongs to network {architecture.network!r}, which the run never had"
         )
     return context.declared(found)
 
 
 def estimate_size(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Candidate:
-    """What a submodel of any of the run's networks costs; memory is estimated from shapes."""
+    """The estimated cost of a submodel of any network of the run; memory is estimated from shapes."""
     return get_network(context, lineages, architecture).estimate(architecture)
 
 
 def list_carriers(context: RunContext, clients: Iterable[ClientState], lineage: Lineage) -> tuple[str, ...]:
-    """The clients whose budget has room for the largest size of a network, as shapes tell what that takes."""
+    """The clients with a budget for the largest size of a network, estimated from shapes."""
     largest = context.declared(lineage).candidates[-1]
     return tuple(
         client.client_id
@@ -76,7 +76,7 @@ def list_carriers(context: RunContext, clients: Iterable[ClientState], lineage: 
 
 
 def find_own_size(context: RunContext, lineages: tuple[Lineage, ...], client: ClientState) -> Architecture | None:
-    """The size that a client has declared, of a network in use; None where it is of none, or nothing is declared."""
+    """The size of a network in use that a client has declared; None if it has declared none."""
     living = [one for one in list_lineages(context, lineages) if one.living]
     if client.offer.brought is None:
         return client.offer.architecture if any(not one.id for one in living) else None
@@ -85,16 +85,16 @@ def find_own_size(context: RunContext, lineages: tuple[Lineage, ...], client: Cl
 
 
 def list_new_networks(context: RunContext, state: RunState) -> tuple[AnyFamily, ...]:
-    """The networks that clients of the round bring and that are in no union yet, in the order of the clients' ids."""
+    """The networks that clients of the round bring and that no union contains yet, by the clients' ids."""
     clients = [client for _, client in sorted(state.clients.items()) if client.offer.brought is not None]
     new = (client.offer.brought for client in clients if find_own_size(context, state.lineages, client) is None)
     return tuple(dict.fromkeys(one for one in new if one is not None))
 
 
 def find_standing(context: RunContext, state: RunState, client: ClientState) -> Participant | None:
-    """The client of an earlier client state with the submodel that is its own while it trains nothing.
+    """A client with its own submodel between trainings, from an earlier client state.
 
-    None where it had none, or the network of that has retired and the method names no other.
+    None if it had none, or if its network has retired and the method gives no other.
     """
     known = client.participant
     if known is None or not state.lineages:  # most runs have one network
@@ -116,14 +116,14 @@ def find_standing(context: RunContext, state: RunState, client: ClientState) -> 
         return known
     declared = get_network(context, state.lineages, architecture)
     size = declared.network.size_of(architecture)
-    # By the name under which tables have it.
+    # With the name that tables show.
     size = next((one for one in declared.space if one.architecture_id == size.architecture_id), size)
     return replace(known, architecture=architecture, size=size)
 
 
 def _is_ready(context: RunContext, state: RunState, client: ClientState, size: Architecture) -> bool:
-    """See `Standing.ready`."""
-    if client.size is not None and size.architecture_id == client.size.architecture_id:  # whatever both are called
+    """See `StandingContext.ready`."""
+    if client.size is not None and size.architecture_id == client.size.architecture_id:
         return any(one.id == size.network and one.living for one in state.lineages)
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
     if written is None or not is_available(context, state, written) or client.offer.budget is None:
@@ -138,7 +138,7 @@ def _is_ready(context: RunContext, state: RunState, client: ClientState, size: A
 
 
 def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
-    """The state with the networks that a round has left, without what is known of those that have retired."""
+    """The state with the networks after a round, without programs and estimates of retired ones."""
     if lineages == state.lineages:
         return state
     state = replace(state, lineages=lineages)
@@ -166,7 +166,7 @@ def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Linea
 
 
 def describe_networks(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[str, ...]:
-    """What people are told of networks that have appeared or retired, a sentence each."""
+    """A sentence for each network that has appeared or retired."""
     known = {one.id: one.living for one in before}
     told = list[str]()
     for one in after:
@@ -179,7 +179,7 @@ def describe_networks(before: Iterable[Lineage], after: Iterable[Lineage]) -> tu
 
 
 def describe_readiness(context: RunContext, before: RunState, after: RunState) -> tuple[str, ...]:
-    """What people are told of networks whose first program counts from the next turn on, a sentence each."""
+    """A sentence for each network that can be trained from the next attempt on, as its first program is written."""
     if (after.written is before.written and after.turn == before.turn) or not after.lineages:
         return ()
     known = _list_trainable(context, before)
@@ -189,7 +189,7 @@ def describe_readiness(context: RunContext, before: RunState, after: RunState) -
 
 
 def _list_trainable(context: RunContext, state: RunState) -> set[str]:
-    """The networks that a program trains which counts in the next turn."""
+    """The networks with a program that can be given in the next attempt."""
     return {
         one.program.size.network
         for one in state.written.values()
@@ -202,31 +202,31 @@ def _describe_growth(lineage: Lineage) -> str:
 
 
 def _name_network(network_id: str) -> str:
-    return f"network {network_id}" if network_id else "the network that the run began with"
+    return f"network {network_id}" if network_id else "the first network"
 
 
 def _parse_program_key(refusal: str) -> str:
-    """The key of the program that a refusal is of, see `refusals`."""
+    """The key of the program in a key of `RunState.unfit`."""
     *_, target, architecture_id = refusal.split("/")
     return f"{target}/{architecture_id}"
 
 
 NEVER = 0
-"""In place of a turn: the program was not written in time for any."""
+"""In place of an attempt: the program was not written in time for any."""
 
 
 def find_first_turn(context: RunContext, written: WrittenProgram) -> int:
-    """The turn from which a program counts; 0 for never."""
+    """The first attempt in which a program can be given; 0 for never."""
     return context.config.programs_from.get(written.program.key, written.turn + 1)
 
 
 def is_available(context: RunContext, state: RunState, written: WrittenProgram) -> bool:
-    """Whether a program may be given in this turn, as far as it is a matter of when it was written."""
+    """Whether a program was written early enough to be given in this attempt."""
     return NEVER < find_first_turn(context, written) <= state.turn
 
 
 def has_awaited_programs(context: RunContext, state: RunState) -> bool:
-    """Whether a round all of whose clients have answered stays open for programs that are being written."""
+    """Whether a round with all answers stays open for programs that are being written."""
     told = context.config.programs_from
     if told:
         return any(NEVER < told.get(one.key, NEVER) <= state.turn + 1 for one in state.queue)
@@ -234,13 +234,13 @@ def has_awaited_programs(context: RunContext, state: RunState) -> bool:
 
 
 def list_first_turns(context: RunContext, state: RunState) -> Mapping[str, int]:
-    """The turns from which programs count, by their keys, as `Run.programs_from` takes them."""
+    """The first attempt of each program, by its key, as `Run.programs_from` takes them."""
     found = {key: find_first_turn(context, one) for key, one in state.written.items()}
     return dict(sorted({**{one.key: NEVER for one in state.queue}, **found}.items()))
 
 
 def request_networks(context: RunContext, state: RunState) -> tuple[NetworksRequest, ...]:
-    """What is to be made before the first round's clients are chosen; nothing where all is there."""
+    """Request the first networks before the clients of the first round are chosen; nothing if they are known."""
     begun = state.aggregated_round or state.lineages or state.live.begun_turn == state.turn
     if context.roles.networks.begin is None or begun or not _list_answered(state):
         return ()
@@ -248,17 +248,17 @@ def request_networks(context: RunContext, state: RunState) -> tuple[NetworksRequ
 
 
 def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
-    """The networks that the method begins with; the configured one retires before the first round.
+    """The networks that the method begins with; the configured one then retires before the first round.
 
     Args:
         context: of the run.
         state: with the answers of the first round's clients.
 
     Returns:
-        The lineages of the networks; none where the run begins with the configured one.
+        The lineages of the networks; empty if the run begins with the configured one.
 
     Raises:
-        ValueError: the method gives some that may not begin a run.
+        ValueError: the method gives a network that cannot begin a run.
     """
     clients = _list_answered(state)
     found: tuple[Lineage, ...] = ()
@@ -283,7 +283,7 @@ def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]
         )
     for lineage in found:
         _check(context, lineage)
-        context.declared(lineage)  # which takes its time here, and none later
+        context.declared(lineage)  # slow, and cached
     (first,) = list_lineages(context, ())
     return (replace(first, retired_round=0), *found) if found else ()
 
@@ -291,9 +291,9 @@ def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]
 def begin_with(
     context: RunContext, state: RunState, request: NetworksRequest, lineages: tuple[Lineage, ...]
 ) -> RunState:
-    """The state in which the run begins so; one that has begun stays as it is.
+    """The state in which the run begins with these networks; unchanged if it has begun.
 
-    The configured network may have been given out before, in a turn that came to nothing; it leaves nothing behind.
+    The configured network may have been given to clients in an earlier attempt; nothing of it remains.
     """
     if state.aggregated_round or state.lineages or request.turn != state.turn:
         return state
@@ -308,9 +308,9 @@ def _list_answered(state: RunState) -> list[ClientState]:
 def _check(context: RunContext, lineage: Lineage) -> None:
     if not lineage.id or lineage.born_round or not lineage.living or not isinstance(lineage.map, Drawn):
         raise ValueError(
-            f"a run is to begin with network {lineage.id!r}, but that must have an id, appear before the first round, "
+            f"a run cannot begin with network {lineage.id!r}: it must have an id, appear before the first round, "
             "be in use and have drawn weights"
         )
     config, first = lineage.config, context.config.model
     if (config.input_shape, config.class_count) != (first.input_shape, first.class_count):
-        raise ValueError(f"network {lineage.id!r} takes or tells something else than what the configuration describes")
+        raise ValueError(f"network {lineage.id!r} has other inputs or classes than the configuration")

@@ -1,4 +1,4 @@
-"""What clients declare and offer: their profiles and telemetry, judged by the run and its method. Pure."""
+"""The offers and declarations of clients, from their profiles and telemetry. Pure."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,17 +24,17 @@ from subfleet.settings.named_networks import parse_client_network
 from subfleet.settings.run import Run
 from subfleet.tasks import shape_problem
 
-MOST_CHARACTERS = 400  # of a reason, as it stands in tables
+MOST_CHARACTERS = 400  # of a reason in tables and logs
 
 
 def build_client(context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry) -> ClientState:
-    """The state of a client that has told what it can give; skipped where it can take no part at all.
+    """The state of a client that has sent its telemetry; skipped if it cannot take part.
 
     Args:
         context: of the run.
-        state: of the run. What a refusal has told of a disk counts where the telemetry tells nothing.
+        state: of the run. Free disk bytes from an earlier refusal count if the telemetry has none.
         profile: of the client.
-        telemetry: what it told.
+        telemetry: of the client.
     """
     if telemetry.disk_budget_bytes is None:
         telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
@@ -67,7 +67,7 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
             offer=replace(client.offer, architecture=declared.size, brought=declared.network),
         )
         reason = reason or declared.reason
-    if reason:  # as long as its profile stays what it is
+    if reason:  # as long as its profile does not change
         return replace(client, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
     if not telemetry.reading.available:
         return replace(client, stage="skipped", reason="the device is not available now")
@@ -87,7 +87,7 @@ def _build_budget(
 
 
 def _limit_forward_macs(context: RunContext, profile: Profile, round_number: int) -> int | None:
-    """What it may take for a sample, by the seconds of a round and by those of a batch; None is no limit."""
+    """Multiply-accumulates that a sample may take, by the seconds of a round and of a batch; None is no limit."""
     training, config = context.training(round_number), context.config
     limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
     found = [forward_macs_of(profile.macs_per_s, seconds, count) for seconds, count in limits]
@@ -95,7 +95,7 @@ def _limit_forward_macs(context: RunContext, profile: Profile, round_number: int
 
 
 def _build_lasting_budget(context: RunContext, profile: Profile, telemetry: Telemetry) -> Budget | None:
-    """What it says of its log; believed as its budget is: what it claims beyond that, no task is held against."""
+    """The budget that its log has for most of its time, as it reports it."""
     low = telemetry.log_low
     if low is None or context.log_quantile is None:
         return None
@@ -111,24 +111,25 @@ def _explain_exclusion(context: RunContext, profile: Profile, runtime: str) -> s
     if unfit := find_samples_problem(context.config, profile):
         return unfit
     if not runtime:
-        return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(context.config.targets)}"
+        runtimes, targets = ", ".join(profile.runtimes), ", ".join(context.config.targets)
+        return f"it runs {runtimes}, but the run has programs for {targets}"
     return ""
 
 
 MOST_NETWORKS = 4
-"""Of its own that one member may declare in a run: each may be one more union, which the server keeps."""
+"""Networks of its own that a client may declare in a run: each may need another union model."""
 _OTHERWISE: ArchitectureProblem = "not_in_space"
-_MOST_CHARACTERS = 400  # of a reason, as it stands in tables and logs
+_MOST_CHARACTERS = 400  # of a reason in tables and logs and logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a declared architecture is in a run.
+    """A judged declaration.
 
     Attributes:
-        size: of the method's space; None where there is none.
-        network: of the device's own; None where it declares none that can take part.
-        problem: why there is none; None where the device declares nothing.
+        size: the declared size of the method's space; None if it is none.
+        network: the device's own network; None if it declares none that can take part.
+        problem: what is wrong; None if nothing is, or nothing is declared.
         reason: the same in words.
     """
 
@@ -139,23 +140,23 @@ class Declaration:
 
 
 def judge_declaration(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
-    """Judge what a device declares. Wherever on an axis a submodel lies, it is the size that counts.
+    """Judge the declaration of a device. Only the size of a submodel counts, wherever it lies on its axes.
 
     Args:
         context: of the run.
         profile: of the device.
-        before: digests of the networks of its own that it has declared before, see `remember_network`.
+        before: digests of its own networks that it has declared before, see `remember_network`.
     """
     architecture = profile.architecture
     if architecture is None and not profile.network:
         return Declaration(
-            reason="the method goes by declared architectures, but the device declares none; name it with "
+            reason="the method needs declared architectures, but the device declares none; declare one with "
             "--architecture, or in its profile"
         )
     if not context.roles.assigner.declarations:
         return Declaration(
             problem="not_used",
-            reason=f"the run's method {context.config.method.TYPE!r} goes by no declarations, and gives what fits",
+            reason=f"the run's method {context.config.method.TYPE!r} uses no declarations and assigns what fits",
         )
     if architecture is None:
         return _judge_network(context, profile.network, before)
@@ -170,8 +171,8 @@ def judge_declaration(context: RunContext, profile: Profile, before: tuple[str, 
         return Declaration(
             problem="not_in_space",
             reason=_clean(
-                f"the declared architecture is none of the {len(context.space)} sizes of the run, from {smallest!r} to "
-                f"{largest!r}; declare one of those that `subfleet preflight --json` lists, or change its rates"
+                f"the declared architecture is not one of the {len(context.space)} sizes of the run, from {smallest!r} "
+                f"to {largest!r}; declare a size that `subfleet preflight --json` lists, or change the run's rates"
             ),
         )
     return Declaration(size=known)
@@ -187,7 +188,7 @@ def reply_to_declaration(context: RunContext, profile: Profile, before: tuple[st
 
 
 def remember_network(state: RunState, client: ClientState) -> RunState:
-    """The state that remembers the network that a client brings."""
+    """The state that remembers a client's own network."""
     known = state.brought.get(client.client_id, ())
     if client.offer.brought is None or (digest := _compute_digest(client.offer.brought)) in known:
         return state
@@ -198,23 +199,23 @@ def _judge_network(context: RunContext, text: str, before: tuple[str, ...]) -> D
     try:
         network = parse_client_network(text, context.config.model)
     except ConfigError as error:
-        return Declaration(problem="no_network", reason=_clean(f"the network that it declares is none: {error}"))
+        return Declaration(problem="no_network", reason=_clean(f"its declared network is invalid: {error}"))
     if len(before) >= MOST_NETWORKS and _compute_digest(network) not in before:
         return Declaration(
             problem="too_many",
-            reason=f"it has declared {len(before)} networks in this run and declares another, but may declare "
-            f"{MOST_NETWORKS}; declare one of those again",
+            reason=f"it has declared {len(before)} networks in this run and declares another, but may declare only "
+            f"{MOST_NETWORKS}; declare an earlier one again",
         )
     return Declaration(network=network)
 
 
-@lru_cache(maxsize=2**12)  # each heartbeat of a client says it again
+@lru_cache(maxsize=2**12)  # each heartbeat of a client repeats it
 def _compute_digest(network: AnyFamily) -> str:
     return hashlib.sha256(canonical_json(network)).hexdigest()[:16]
 
 
 def _list_problems(network: Network, architecture: Architecture) -> Iterator[ArchitectureProblem]:
-    """What is wrong with an architecture that is no submodel, the most telling first; nothing of groups and orders."""
+    """What is wrong with an invalid architecture, the most specific first; groups and orders are not checked."""
     if any(name not in network.axes for name, _ in architecture.axes):
         yield "unknown_axis"
     if architecture.choices or not set(architecture.blocks) <= {block.name for block in network.blocks}:
@@ -228,7 +229,7 @@ def _list_problems(network: Network, architecture: Architecture) -> Iterator[Arc
 
 
 def _compute_needed_size(index_set: IndexSet) -> int:
-    """How long an axis must be to have these indices."""
+    """The length that an axis needs for these indices."""
     if isinstance(index_set, Full):
         return 0
     if isinstance(index_set, Explicit):
@@ -237,14 +238,14 @@ def _compute_needed_size(index_set: IndexSet) -> int:
 
 
 def _clean(text: str) -> str:
-    """What stands in a message and in tables: neither long nor with characters that act."""
-    return "".join(character if character.isprintable() else " " for character in text)[:_MOST_CHARACTERS]
+    """A short text for messages and tables, without control characters."""
+    return "".join(character if character.isprintable() else " " for character in text)[:MOST_CHARACTERS]
 
 
 def count_classes(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
-    """How many labels of each of the run's classes a client tells that it has; and why it cannot take part.
+    """The number of a client's labels of each of the run's classes; and why it cannot take part, else an empty text.
 
-    The reason is empty where it can. Then it maps its data by the same names and the same rule.
+    The client maps its data by the same names and the same rule.
     """
     class_count, counts = config.model.class_count, profile.class_counts
     if not config.training.objective.over_classes:
@@ -269,10 +270,10 @@ _SHOWN = 5
 
 
 def find_samples_problem(config: Run, profile: Profile) -> str:
-    """Why a client's samples cannot be fed to the run's model; empty where they can, as far as it tells."""
+    """Why a client's samples cannot be fed to the run's model; empty if they can, as far as is known."""
     transform = config.data.transform
     if profile.sizes_differ and (transform is None or not transform.fixes_size):
-        return "its pictures have several sizes, but the run brings them to none; set resize in [data.transform]"
+        return "its pictures have several sizes, and the run does not resize them; set resize in [data.transform]"
     shapes = (profile.input_shape, *profile.other_input_shapes)
     problems = [_find_shape_problem(config, shape) for shape in shapes]
     if all(problems):
@@ -287,11 +288,11 @@ def _find_shape_problem(config: Run, shape: tuple[int, ...]) -> str:
     try:
         return shape_problem(transform.shape_of(shape), config.model.input_shape)
     except ValueError as error:
-        return f"cannot be brought to the run's data.transform: {error}"
+        return f"cannot be transformed by the run's data.transform: {error}"
 
 
 def _find_kind_problem(config: Run, inputs: InputStatistics) -> str:
-    """Indices for a model of numbers, numbers for one of indices, or indices beyond its vocabulary."""
+    """Whether the samples are indices or numbers unlike the model's inputs, or beyond its vocabulary."""
     vocabulary: int = getattr(config.model, "vocabulary", 0)
     wanted = "indices" if vocabulary else "numbers"
     if inputs.kind != wanted:
@@ -302,7 +303,7 @@ def _find_kind_problem(config: Run, inputs: InputStatistics) -> str:
 
 
 def find_scale_warning(context: RunContext, profile: Profile) -> str:
-    """Why a client's inputs and those of the evaluation data are not on one scale; empty where nothing says so."""
+    """Why a client's inputs and the evaluation data differ in scale; empty if they do not, as far as is known."""
     evaluation = context.evaluation_inputs
     if context.config.data.check == "off" or evaluation is None or profile.inputs is None:
         return ""
@@ -315,11 +316,11 @@ def find_scale_warning(context: RunContext, profile: Profile) -> str:
 
 
 def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator[str]:
-    """What clients say against each other: who is not on the scale of most, or that the evaluation data are not.
+    """Sentences about clients with another scale than most, or about evaluation data with another scale.
 
     Args:
         context: of the run.
-        profiles: of those who take part in a round, by client id.
+        profiles: of the clients of a round, by client id.
     """
     told = {name: one.inputs for name, one in sorted(profiles.items()) if one.inputs is not None}
     usual = _find_usual(told.values())
@@ -345,6 +346,6 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
 
 
 def _find_usual(told: Iterable[InputStatistics]) -> InputStatistics | None:
-    """The client in the middle: with more than half of the others it is on one scale, if anybody is."""
+    """The client in the middle, which shares its scale with more than half of the others if any client does."""
     ordered = sorted((one for one in told if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum))
     return ordered[len(ordered) // 2] if len(ordered) > 2 else None

@@ -1,4 +1,4 @@
-"""From phase to phase: the only place where a run moves on, and where every deadline is kept. Pure."""
+"""Moves a run from phase to phase and keeps every deadline; nothing else does. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,11 +22,11 @@ from subfleet.rounds.state import ClientState, RunState, Submodel
 from subfleet.rounds.work import ModelsRequest
 
 AT_ONCE = 64
-"""Clients whose models are asked for in one step."""
+"""Clients that models are requested for in one step."""
 
 
 def advance(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Move on until the phase has to wait for something."""
+    """Move on until the phase has to wait."""
     actions: tuple[Action, ...] = ()
     while True:
         before = state.phase
@@ -37,7 +37,7 @@ def advance(context: RunContext, state: RunState, now_s: float) -> Outcome:
 
 
 def _advance_phase(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """What the phase comes to now."""
+    """Move the open phase on."""
     outcome: Outcome = state, ()
     match state.at:
         case progress.Waiting():
@@ -53,7 +53,7 @@ def _advance_phase(context: RunContext, state: RunState, now_s: float) -> Outcom
         case progress.Deploying():
             outcome = _advance_deployment(context, state, now_s)
         case progress.Aggregating() | progress.Finished() | progress.Failed():
-            pass  # an event ends the one, and nothing the others
+            pass  # an event ends aggregation; nothing ends the other two
         case _:
             never(state.at)
     return outcome
@@ -108,7 +108,7 @@ def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Ou
 
 
 def _announce_again(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Wait for clients anew, but not for ever: some may give signs of life and yet never say what they can give."""
+    """Announce the round again until the join deadline: some clients may be alive and send no telemetry."""
     if now_s - state.live.opened_s < context.config.deadlines.join_s:
         return state.enter(progress.Waiting(), now_s), ()
     failure = (
@@ -125,7 +125,7 @@ def _build_missing_client(state: RunState, client_id: str, reason: str) -> Clien
 
 
 def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Who was not chosen is left out; the others are given sizes while the phase goes on."""
+    """Skip the clients that were not selected; the others are given sizes during the phase."""
     state, drawn = select_clients(context, state)
     left_out = {
         name: replace(client, stage="skipped", reason=NOT_DRAWN)
@@ -146,7 +146,7 @@ def _advance_training(context: RunContext, state: RunState, now_s: float) -> Out
         return state, first
     state, actions = awaiting.close_phase(context, state, "training", collection, now_s)
     if not any(client.stage == "done" for client in state.clients.values()):
-        # Where the next try begins at once, nobody would be told after this step.
+        # If the next attempt begins at once, later steps do not notify these clients.
         notices = [notice for client in state.clients.values() for notice in build_skip_notice(client)]
         return fail_attempt(context, state, now_s), (*first, *actions, *notices)
     state, last = begin_aggregation(context, state, now_s)
@@ -164,13 +164,13 @@ def _open_deploy(context: RunContext, state: RunState, now_s: float) -> Outcome:
 
 
 def _build_deploy_client(context: RunContext, state: RunState, last: ClientState) -> ClientState:
-    """The state of a client that is to have its own models: of the network that stands for that which it trained."""
+    """The state of a client that its own models are deployed to."""
     client = find_standing(context, state, last)
     return replace(
         last,
         attempt=0,
         stage="preparing" if client else "skipped",
-        reason="" if client else "its network has retired, and the method names no other for it",
+        reason="" if client else "its network has retired, and the method gives no other",
         given=Submodel(size=client.size, architecture=client.architecture) if client else last.given,
         task=None,
         trained=None,
@@ -178,7 +178,7 @@ def _build_deploy_client(context: RunContext, state: RunState, last: ClientState
 
 
 def _advance_deployment(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Have models made for the next few, and end the phase where nothing more is to be waited for."""
+    """Request the models of the next few clients, and end the phase when it waits for no client."""
     names = nsmallest(AT_ONCE + 1, state.last.keys() - state.clients.keys())
     if names:
         new = {name: _build_deploy_client(context, state, state.last[name]) for name in names[:AT_ONCE]}

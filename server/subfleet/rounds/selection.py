@@ -1,4 +1,4 @@
-"""Which clients take part in a round, what methods are told of them, and how long they are expected to take. Pure."""
+"""Selects the clients of a round, describes them to methods, and estimates their times. Pure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -27,17 +27,17 @@ from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
 NOT_DRAWN = "it was not drawn for this round"
-"""Why a client that could take part is skipped."""
+"""Why a client that could take part was skipped."""
 
 Estimate = Callable[[Architecture], Candidate]
 
 
 def select_clients(context: RunContext, state: RunState) -> tuple[RunState, frozenset[str]]:
-    """The clients that the method chooses of those that can take part, and the state with what it then remembers.
+    """The clients that the method selects from those that can take part, and the state with its new memory.
 
-    In a round that measures norms all take part: statistics are those of everybody's data. Extras, for which the round
-    does not wait, are drawn beside the chosen ones and not in their place, as many as those at most; the method
-    chooses among them only where nobody else is there.
+    All clients take part in a calibration, since statistics are those of all data. Extras, which the round does not
+    wait for, are drawn in addition to the selected clients, at most as many; the method selects among them only if no
+    other client can take part.
     """
     able = tuple(client for _, client in sorted(state.clients.items()) if client.stage == "answered")
     extras = frozenset(one.client_id for one in able if get_punctuality(state, one.client_id, "training").extra)
@@ -61,7 +61,7 @@ def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...])
     )
     if not able or config.calibrates(state.round):
         return state, names
-    if select is at_random:  # which needs to know nothing of the clients
+    if select is at_random:  # it needs no facts about the clients
         return state, _draw_at_random(context, state, names)
     estimate = _cache_estimates(context, state.lineages)
     known = _Known(context=context, state=state, training=context.training(state.round), estimate=estimate)
@@ -85,7 +85,7 @@ def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...])
 def remember_round(
     context: RunContext, state: RunState, event: AggregatedRound, clients: Mapping[str, ClientState]
 ) -> RunState:
-    """The state with what the method remembers of a round in which these clients' updates were aggregated."""
+    """The state with the method's memory of a round that aggregated the updates of these clients."""
     if context.roles.memory.remember is None:
         return state
     estimate = _cache_estimates(context, state.lineages)
@@ -105,14 +105,14 @@ def remember_round(
 
 
 def _cache_estimates(context: RunContext, lineages: tuple[Lineage, ...]) -> Estimate:
-    """The cost of each size, told once; most clients share theirs with others, and an object is found fastest."""
+    """Cached cost estimates, first by the identity of the object: most clients share the same size."""
     of_sizes = lru_cache(maxsize=None)(partial(estimate_size, context, lineages))
     of_objects = dict[int, tuple[Architecture, Candidate]]()
 
     def estimate(size: Architecture) -> Candidate:
         known = of_objects.get(id(size))
         if known is None:
-            known = of_objects[id(size)] = size, of_sizes(size)  # kept with it, so that no other takes its place
+            known = of_objects[id(size)] = size, of_sizes(size)  # holding the size keeps its id from being reused
         return known[1]
 
     return estimate
@@ -120,11 +120,11 @@ def _cache_estimates(context: RunContext, lineages: tuple[Lineage, ...]) -> Esti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What clients are judged by.
+    """Builds what methods know of a client.
 
     Attributes:
         training: the round's local training.
-        estimate: of any size.
+        estimate: estimates the cost of any size.
     """
 
     context: RunContext
@@ -133,7 +133,7 @@ class _Known:
     estimate: Estimate
 
     def available(self, client: ClientState) -> AvailableClient:
-        """A client that has answered, as methods are told of it."""
+        """A client that has answered, as methods see it."""
         if client.offer.budget is None:
             raise ValueError(f"client {client.client_id} has answered, but reported no budget")
         last = self.state.last.get(client.client_id)
@@ -163,12 +163,12 @@ class _Known:
 def _build_evaluation(last: LastEvaluation | None) -> Evaluation | None:
     if last is None:
         return None
-    told = last.evaluated
-    return Evaluation(round=last.round, loss=told.loss, accuracy=told.accuracy, label_count=told.label_count)
+    found = last.evaluated
+    return Evaluation(round=last.round, loss=found.loss, accuracy=found.accuracy, label_count=found.label_count)
 
 
 def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | None:
-    """What is known of an update; None of one that trained nothing."""
+    """A client's last update; None if it trained nothing."""
     if client.trained is None or client.given is None or client.task is None or not isinstance(client.task.work, Train):
         return None
     update, size = client.trained.update, client.given.size
@@ -188,17 +188,17 @@ def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | 
 
 
 _MOST_S = 1e9
-"""Thirty years: whatever a device claims, what is expected of it is a number."""
+"""Thirty years, the longest estimate, so that no claim of a device makes it infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTime:
-    """Seconds of a client's part of a round, each 0 where the client does not tell what it follows from.
+    """Estimated seconds of a client's part of a round, each 0 if the client reports no pace or link.
 
     Attributes:
-        training_s: of its training, by the pace that it has told.
-        downlink_s: of the weights on their way to it, by the link that it has told for this round.
-        uplink_s: of the update on its way back.
+        training_s: of its training, by its reported pace.
+        downlink_s: of the weights to the client, by its reported link in this round.
+        uplink_s: of the update from the client.
     """
 
     training_s: float = 0.0
@@ -215,15 +215,15 @@ def estimate_time(
     weight_bytes: int,
     update_bytes: int,
 ) -> ExpectedTime:
-    """What a client that has answered a round's announcement takes for a training.
+    """The estimated time of a training.
 
     Args:
         context: of the run.
         client: of the client.
         forward_macs: multiply-accumulates of one sample's forward pass.
         training: the client's local training.
-        weight_bytes: that travel to it; programs, which it keeps, are not counted.
-        update_bytes: that travel back.
+        weight_bytes: of the weights to the client; programs, which devices cache, are not counted.
+        update_bytes: of the update from the client.
     """
     training_s = 0.0
     if client.offer.macs_per_s is not None:
@@ -238,7 +238,7 @@ def estimate_time(
 
 
 def _estimate_link_s(context: RunContext, moved_bytes: int, link_bytes: int | None) -> float:
-    """Seconds on a link, by what it moves in `communication_s` seconds."""
+    """Seconds on a link that moves `link_bytes` in `communication_s` seconds."""
     if link_bytes is None:
         return 0.0
     return min(context.config.communication_s * moved_bytes / max(link_bytes, 1), _MOST_S)

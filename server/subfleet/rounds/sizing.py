@@ -36,11 +36,11 @@ from subfleet.search.query import CostEstimates, FoundSize, Search
 from subfleet.search.queue import most_wanted
 
 AT_ONCE = 4
-"""Clients that are given a size in one step: each takes milliseconds where hundreds of programs are written."""
+"""Clients that are given a size in one step: each takes milliseconds with hundreds of written programs."""
 
 
 def list_lacking(context: RunContext, state: RunState) -> tuple[CostRequest | SearchRequest, ...]:
-    """What is to be made next before sizes can be chosen for the round's clients; nothing where all is there."""
+    """The requests that must end before sizes can be chosen for the round's clients; empty if none is left."""
     search = context.roles.assigner.search
     if search is None:
         return ()
@@ -53,7 +53,7 @@ def list_lacking(context: RunContext, state: RunState) -> tuple[CostRequest | Se
 
 
 def request_new(state: RunState, wanted: Iterable[Requested]) -> Outcome:
-    """Ask for what is not being made already."""
+    """Make those requests that are not open yet."""
     new = tuple(one for one in wanted if one not in state.live.requested)
     if not new:
         return state, ()
@@ -61,7 +61,7 @@ def request_new(state: RunState, wanted: Iterable[Requested]) -> Outcome:
 
 
 def give_sizes(context: RunContext, state: RunState) -> Outcome:
-    """Give sizes to the next of those that have answered, or have candidates proposed to them."""
+    """Give sizes, or propose candidates, to the next few clients that have answered."""
     count = sum(client.stage == "answered" for client in state.clients.values())
     if not count:
         return _request_programs(context, state)
@@ -79,7 +79,7 @@ def give_sizes(context: RunContext, state: RunState) -> Outcome:
 
 
 def _request_programs(context: RunContext, state: RunState) -> Outcome:
-    """Begin the programs for later rounds that this one's clients would rather have had, once all have been asked."""
+    """Request the programs that the round's clients lacked, for later rounds, once all clients have a size."""
     if state.requested_turn == state.turn:
         return state, ()
     state = replace(state, requested_turn=state.turn)
@@ -96,22 +96,22 @@ def _request_programs(context: RunContext, state: RunState) -> Outcome:
 
 
 _KEPT = 2**15
-"""Cost estimates that are kept for one look: a search asks for the neighbours of what it knows again and again."""
+"""Size of the cache of cost estimates: a search asks for the neighbours of known sizes again and again."""
 
 
 def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
-    """Look for sizes for all clients that are to be given one; or, where that was done, know again what was found.
+    """Search sizes for all clients that wait for one; if that was done in this attempt, only restore the searches.
 
     Args:
         context: of the run.
-        state: with the cost estimates of all their targets.
+        state: with the cost estimates of all targets.
     """
     explore = _get_method_search(context).explore
     clients = [client for _, client in sorted(state.clients.items()) if client.stage not in ("skipped", "missing")]
     estimates = {
         target: get_estimates(context, state, target) for target in sorted({client.offer.runtime for client in clients})
     }
-    # Remembered while this look lasts: a search that is handed back keeps nothing of it.
+    # The caches end with this function: the returned searches do not hold them.
     recalled: dict[str, CostEstimates] = {
         target: lru_cache(maxsize=_KEPT)(estimate) for target, estimate in estimates.items()
     }
@@ -140,8 +140,8 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
 
 
 def _get_search(context: RunContext, state: RunState, target: str) -> Search:
-    """The search of a target, with all that was found so far."""
-    known = state.live.searches.get(target)  # it has learned the whole pool, which grows here alone
+    """The search of a target, which knows the pool."""
+    known = state.live.searches.get(target)  # it knows the whole pool, which grows only here
     if known is not None:
         return known
     start = _get_method_search(context).start
@@ -155,11 +155,11 @@ def _get_method_search(context: RunContext) -> SizeSearch:
 
 
 _LEAST = 2
-"""Candidates; one alone needs no score."""
+"""Candidates; a single one needs no score."""
 
 
 def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
-    """Propose candidates to a client that has answered, where the method has some; else choose a size at once."""
+    """Propose candidates to a client that has answered, if the method has some; else choose a size at once."""
     propose = context.roles.assigner.propose
     if propose is None or client.offer.budget is None or context.config.calibrates(state.round):
         return assign_client(context, state, client)
@@ -176,7 +176,7 @@ def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> 
 
 
 def request_scoring(state: RunState, client: ClientState) -> ScoringRequest:
-    """What a client state's score task is made of."""
+    """Request a client's score task."""
     return ScoringRequest(
         client_id=client.client_id, round=state.round, target=client.offer.runtime, sizes=client.proposals
     )
@@ -185,7 +185,7 @@ def request_scoring(state: RunState, client: ClientState) -> ScoringRequest:
 def send_scoring(
     context: RunContext, state: RunState, client: ClientState, candidates: Sequence[Scorable], now_s: float
 ) -> ClientOutcome:
-    """Send the candidates whose programs' own plans fit the budget; with too few of them no score is needed."""
+    """Send the candidates with programs that fit the budget; with fewer than two no score is needed."""
     budget, width = client.offer.budget, client.offer.packing_width
     planned = {one: planned_for(one.planned_peak_bytes, one.packings, width) for one in candidates}
     fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
@@ -197,7 +197,7 @@ def send_scoring(
 
 
 def _limit_to_disk(budget: Budget | None, candidates: list[Scorable]) -> list[Scorable]:
-    """The smallest of some candidates, as many as may lie on a device's disk beside each other."""
+    """The smallest candidates, as many as fit together on a device's disk."""
     left_bytes = None if budget is None else budget.disk_bytes
     if left_bytes is None:
         return candidates
@@ -206,7 +206,7 @@ def _limit_to_disk(budget: Budget | None, candidates: list[Scorable]) -> list[Sc
 
 
 def assign_best(context: RunContext, state: RunState, client: ClientState, scores: Scores) -> ClientOutcome:
-    """Give the client its best-scored candidate, of equals the largest; without any score as without scores."""
+    """Give the client its candidate with the best score, the largest of equals; without any score, what fits."""
     best = _find_best(client, scores)
     if best is None:
         return assign_unscored(context, state, client)
@@ -223,16 +223,13 @@ def _find_best(client: ClientState, scores: Scores) -> Architecture | None:
 
 
 def assign_unscored(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
-    """Give the client what the method gives without scores.
-
-    What a search finds now is not remembered: it would depend on who was answered first.
-    """
+    """Give the client the size that the method chooses without scores."""
     given, actions = assign_client(context, state, replace(client, task=None))
     return given, actions
 
 
 def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Wait no longer for scores when half of the round's time is over; nor for those for which nobody waits so long."""
+    """Give sizes to clients without scores after half of the round's time, or when the round stops waiting for them."""
     waiting = [client for _, client in sorted(state.clients.items()) if client.stage == "scoring"]
     if not waiting:
         return state, ()

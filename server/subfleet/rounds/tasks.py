@@ -1,4 +1,4 @@
-"""Builds the tasks of a run, one function for each kind of work. Pure: the same task has the same id after a crash."""
+"""Builds the tasks of a run, one function for each kind of work. Pure: a task has the same id after a crash."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ def build_draw(context: RunContext, state: RunState, client: ClientState) -> Dra
 
 
 def _list_sent(context: RunContext, trainee: Trainee) -> tuple[str, ...]:
-    """Names of the tensors whose change the client sends, in order; empty where it sends all."""
+    """Names of the tensors with changes that the client sends, in order; empty if it sends all."""
     if context.roles.training.sends is None:
         return ()
     sent = context.roles.training.sends(trainee)
@@ -85,9 +85,9 @@ def name_score_task(context: RunContext, state: RunState, client_id: str) -> str
 
 
 def derive_score_training(training: TrainingSettings) -> TrainingSettings:
-    """The batches of a round's local training, with the plain objective and an optimiser without state.
+    """The settings of scoring: batches as in local training, the plain objective, and no updates.
 
-    Nothing is updated. Gradients are summed, which is how a device gets to see them.
+    Gradients are summed, so that a device can read them.
     """
     objective = replace(training.objective, label_smoothing=0.0, class_mask=False, proximal=False)
     return TrainingSettings(
@@ -120,7 +120,7 @@ def build_evaluate_task(
 def build_deploy_task(
     context: RunContext, state: RunState, client: ClientState, models: Sequence[ProgramRef], now_s: float
 ) -> Task:
-    """The task that brings a client its own models."""
+    """The task that sends a client its own models."""
     architecture = client.architecture or context.space[0]
     submodels = tuple(TaskSubmodel(architecture=architecture, program=model) for model in models)
     return _build_task(context, state, client, Deploy(), submodels, 0, now_s)
@@ -159,7 +159,7 @@ def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds
 
 
 def _choose_id_and_limit_s(context: RunContext, state: RunState, client: ClientState, work: Work) -> tuple[str, float]:
-    """The id of a client's task, and its deadline in seconds from the beginning of the phase."""
+    """The id of a client's task, and its deadline in seconds after the beginning of the phase."""
     client_id, deadlines = client.client_id, context.config.deadlines
     match work:
         case Train() | Calibrate():
@@ -170,7 +170,7 @@ def _choose_id_and_limit_s(context: RunContext, state: RunState, client: ClientS
         case Evaluate():
             task_id = f"{context.run_id}/r{state.round}/{client_id}/{_name_evaluation(state)}"
             limit = deadlines.evaluate_s
-        case Deploy():  # a run that is given more rounds has another one after them
+        case Deploy():  # a run that is extended deploys again
             task_id, limit = f"{context.run_id}/deploy/{client_id}/{state.round}", deadlines.deploy_s
         case _:
             never(work)
@@ -178,7 +178,7 @@ def _choose_id_and_limit_s(context: RunContext, state: RunState, client: ClientS
 
 
 def _name_evaluation(state: RunState) -> str:
-    """Tells the evaluation after a round from those of the generations that are scored in it."""
+    """A name for the evaluation after a round, or for a scoring round of a generation."""
     scores = state.live.scores
     if scores is None:
         return "evaluate"

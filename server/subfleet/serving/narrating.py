@@ -168,7 +168,7 @@ class Attendance:
     def awaited(self, state: RunState) -> tuple[str, ...]:
         """The clients that are away and whose answers the open round waits for: name, reason and when last heard."""
         return tuple(
-            f"{name}: {one.told(self._looked_s)}"
+            f"{name}: {one.describe(self._looked_s)}"
             for name, one in self._away.items()
             if one.kind != "refused"
             and name in state.clients
