@@ -120,7 +120,7 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
     words = [
         "pdates scaled down: eve in 2 (of 2 rounds)",
         "pdates left out: cyd in 1 (of 2 rounds)",
-        "pdates far from the others, which counted as they are: bob in 1 (of 2 rounds)",
+        "pdates far from the others, which counted in full: bob in 1 (of 2 rounds)",
     ]
     report, lines = (tmp_path / "report.html").read_text(encoding="utf-8"), list(ending_lines(result))
     assert all(f"<p>U{text}.</p>" in report for text in words)

@@ -157,7 +157,7 @@ def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> No
     journal = Journal(engine, begin_run(engine, name="one", settings="{}", round_count=2))
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE runs")
-    with pytest.raises(FileError, match=r"the journal in .* cannot be used: no such table: runs; make room for it"):
+    with pytest.raises(FileError, match=r"the journal in .* cannot be used: no such table: runs; free some space"):
         journal.save(RunState(), RunState(round=1))
     engine.dispose()
 

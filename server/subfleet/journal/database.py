@@ -21,7 +21,7 @@ from subfleet.protocol.plugins import raised_by_plugin
 _LOG = logging.getLogger(__name__)
 
 _PATIENCE_MS = 10_000
-"""How long SQLite waits for whoever has the database locked."""
+"""How long SQLite waits for a lock on the database."""
 DATABASE_NAME = "subfleet.sqlite"
 METADATA = sql.MetaData()
 
@@ -59,14 +59,14 @@ records = _values_table("records")
 
 
 def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
-    """Open a database, making its tables where they are missing.
+    """Open a database, and create missing tables.
 
     Args:
-        place: a folder in which `subfleet.sqlite` lives, or a URL of SQLAlchemy's for another database.
-        warns: log a line, once, where SQLite has to do without its write-ahead log.
+        place: the folder of `subfleet.sqlite`, or an SQLAlchemy URL of another database.
+        warns: whether to log a warning if SQLite cannot use its write-ahead log.
 
     Raises:
-        FileError: it cannot be opened, is damaged, or its tables are of another release; nothing in it is changed then.
+        FileError: it cannot be opened, is damaged, or has the tables of another release; it is not changed then.
     """
     url = place if isinstance(place, str) else f"sqlite:///{place / DATABASE_NAME}"
     with reporting_damage(place):
@@ -91,7 +91,7 @@ def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "locked": "stop the other process that has it open, or choose a folder on a disk of this machine",
-        "full": "make room for it",
+        "full": "free some space",
         "readonly": "make it writable, or choose another folder",
         "unable to open": "make its folder and let this user write there",
         "disk I/O": "check the disk, or choose a folder on a disk of this machine",
@@ -100,23 +100,23 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         "not a database": "move that file away, or choose another folder",
     }
 )
-"""What to do, by a part of what SQLite says."""
+"""Remedies, by a part of SQLite's message."""
 
 
 def _convert(context: sql.engine.ExceptionContext, place: Path | str) -> FileError | None:
-    """The database's own words, wherever it fails: only they say what is wrong with a disk."""
+    """Convert errors of the database; only its own message says what is wrong with a disk."""
     is_theirs = isinstance(context.sqlalchemy_exception, sql.exc.DBAPIError)
     return _describe(context.original_exception, place) if is_theirs else None
 
 
 def _describe(error: BaseException, place: Path | str) -> FileError:
     said = " ".join(str(error).split())
-    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in said), "make room for it, or mend it")
+    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in said), "free some space, or repair it")
     return FileError(f"the journal in {place!s:.200} cannot be used: {said:.200}; {remedy}")
 
 
 def _check_tables(engine: sql.Engine, place: Path | str) -> None:
-    """Make sure that those tables which are there have the columns that this release reads and writes."""
+    """Check that existing tables have the columns of this release."""
     inspector = sql.inspect(engine)
     for table in METADATA.sorted_tables:
         if not inspector.has_table(table.name):
@@ -125,14 +125,14 @@ def _check_tables(engine: sql.Engine, place: Path | str) -> None:
         odd = sorted(found ^ set(table.columns.keys()))
         if odd:
             raise FileError(
-                f"the journal in {place!s:.200} was written by another release: of its table {table.name!r}, column "
-                f"{odd[0]!r} is known to only one of both; finish its runs with that release, or choose another state "
-                "folder"
+                f"the journal in {place!s:.200} was written by another release: in table {table.name!r}, only one "
+                f"of the two releases has the column {odd[0]!r}; finish its runs with that release, or choose another "
+                "state folder"
             )
 
 
 def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
-    """SQLite: every commit on disk before it returns."""
+    """Configure SQLite: every commit is on disk before it returns."""
     if isinstance(connection, sqlite3.Connection):
         cursor = connection.cursor()
         for pragma in (f"busy_timeout={_PATIENCE_MS}", "synchronous=FULL", "foreign_keys=ON"):
@@ -141,24 +141,24 @@ def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
 
 
 def _enable_log(engine: sql.Engine) -> str:
-    """Turn SQLite's write-ahead log on: readers beside one writer; why it cannot be, in SQLite's words, or "".
+    """Turn on SQLite's write-ahead log, for readers beside one writer; returns why that failed, or "".
 
-    The log needs memory that processes share through a file, which file systems of networks and containers may lack.
-    The slower rollback journal needs none. Which of both it is stays with the file.
+    The log needs memory that processes share through a file, which network file systems and containers may lack. The
+    slower rollback journal needs none. The mode is stored in the file.
     """
     if engine.dialect.name != "sqlite":
         return ""
     try:
         mode = _run_pragmas(engine, "PRAGMA journal_mode=WAL")
     except sqlite3.OperationalError as error:
-        # A process that says it is alone reads what is in the log, if there is one, without that memory.
+        # In exclusive mode, a process reads an existing log without that memory.
         _run_pragmas(engine, "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=DELETE")
         return str(error)
     return "" if mode == "wal" else f"it chose {mode!r}"
 
 
 def _run_pragmas(engine: sql.Engine, *pragmas: str) -> object:
-    """What the last pragma answers, in a connection of its own that was seen to write."""
+    """The answer of the last pragma, in a connection of its own that was able to write."""
     arguments, options = engine.dialect.create_connect_args(engine.url)
     opened: Any = engine.dialect.connect(*arguments, **options)
     with contextlib.closing(opened) as connection:
@@ -169,19 +169,19 @@ def _run_pragmas(engine: sql.Engine, *pragmas: str) -> object:
 
 
 def describe_location(engine: sql.Engine) -> str:
-    """Where a journal is, without the password of its URL."""
+    """The location of a journal, without the password of its URL."""
     return engine.url.database or engine.url.render_as_string()
 
 
 @contextlib.contextmanager
 def reporting_damage(place: object) -> Iterator[None]:
-    """Work on what a journal holds: whatever fails in it is damage of that journal.
+    """Work on the content of a journal: every unexpected error in it is reported as damage of that journal.
 
     Args:
-        place: of the journal.
+        place: location of the journal.
 
     Raises:
-        FileError: the journal holds what this release cannot read.
+        FileError: the journal has content that this release cannot read.
         SubfleetError: any other one that is raised within.
     """
     try:
@@ -193,22 +193,22 @@ def reporting_damage(place: object) -> Iterator[None]:
     except Exception as error:
         if raised_by_plugin(error):
             raise
-        # A flipped byte fails in as many ways as there are lines that work with what was read.
+        # A flipped byte may fail anywhere in the code that uses it.
         raise _report_damage(place, f"{type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
 def connect(engine: sql.Engine) -> Iterator[sql.Connection]:
-    """A connection to read with, see `reporting_damage`, which says what is raised."""
+    """A connection to read with; see `reporting_damage` for its errors."""
     with reporting_damage(describe_location(engine)), engine.connect() as connection:
         yield connection
 
 
 def read_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[sql.Row[Any]]:
-    """The rows that a query finds, each value of its column's type.
+    """The rows of a query, with values of their columns' types.
 
     Raises:
-        ProtocolError: one has another type.
+        ProtocolError: a value has another type.
     """
     columns = tuple(query.selected_columns)
     for row in connection.execute(query):
@@ -219,7 +219,7 @@ def read_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[sq
 
 
 def read_scalars(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[Any]:
-    """The values of the one column that a query asks for; see `read_rows`, which says what is raised."""
+    """The values of a query with one column; see `read_rows` for its errors."""
     return (value for (value,) in read_rows(connection, query))
 
 

@@ -1,4 +1,4 @@
-"""Keeps a run apart from those who watch it: whatever a screen does, the run goes on."""
+"""Keeps a run going whatever its observer raises."""
 
 import logging
 from collections.abc import Callable
@@ -10,10 +10,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class GuardedObserver:
-    """Tells an observer everything; what the observer raises is logged, and ends nothing.
+    """Forwards everything to an observer, and logs what the observer raises.
 
     Args:
-        observer: who wants to hear of the run.
+        observer: of the run.
     """
 
     def __init__(self, observer: RunObserver) -> None:
@@ -28,7 +28,7 @@ class GuardedObserver:
         self._tell(lambda: self._observer.round_finished(record))
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        """See `EvaluationObserver.evaluated`; one that does not want to hear of it is told in words."""
+        """See `EvaluationObserver.evaluated`; another observer gets a sentence."""
         observer = self._observer
         if isinstance(observer, EvaluationObserver):
             self._tell(lambda: observer.evaluated(record))
@@ -36,7 +36,7 @@ class GuardedObserver:
             self.say(describe_spread(record))
 
     def progressed(self, progress: Progress) -> None:
-        """See `ProgressObserver.progressed`; one that does not want to hear of it is told nothing."""
+        """See `ProgressObserver.progressed`; other observers get nothing."""
         observer = self._observer
         if isinstance(observer, ProgressObserver):
             self._tell(lambda: observer.progressed(progress))
@@ -44,7 +44,7 @@ class GuardedObserver:
     def _tell(self, tell: Callable[[], None]) -> None:
         try:
             tell()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # rich leaves where nobody reads its output any more
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # rich exits if its output is closed
             _LOG.error(
                 "%s cannot show what happens (%s: %s); the run goes on",
                 type(self._observer).__name__,
@@ -55,10 +55,10 @@ class GuardedObserver:
 
 
 class Unobserved:
-    """The observer of a run that nobody watches."""
+    """An observer that ignores everything."""
 
     def say(self, text: str) -> None:
-        """Nobody listens."""
+        """Ignore it."""
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Nobody looks."""
+        """Ignore it."""

@@ -1,4 +1,4 @@
-"""The family tree of a run: what became of each of its networks, from the records of its rounds. Pure."""
+"""The family tree of a run: a record of each network, from the records of its rounds. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ from subfleet.search.queue import WrittenProgram
 def build_network_records(
     context: RunContext, state: RunState, rounds: Sequence[RoundRecord], evaluations: Sequence[EvaluationRecord]
 ) -> tuple[NetworkRecord, ...]:
-    """A record of each network that the run has had, in the order in which they appeared.
+    """A record of each network of the run, in the order in which they appeared.
 
     Args:
         context: of the run.
-        state: where it stands.
+        state: of the run.
         rounds: its finished rounds, in order.
-        evaluations: what devices found, in order.
+        evaluations: its evaluations by devices, in order.
     """
     lineages = {one.id: one for one in list_lineages(context, state.lineages)}
     turns = _find_first_turns(context, state.written.values())
@@ -74,7 +74,7 @@ def _build_record(
 
 
 def _find_first_turns(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
-    """By network, the turn from which the first program counts that trains a size of it."""
+    """By network, the first attempt with a program that trains a size of it."""
     turns: dict[str, int] = {}
     for one in written:
         name, turn = one.program.size.network, find_first_turn(context, one)
@@ -84,7 +84,7 @@ def _find_first_turns(context: RunContext, written: Iterable[WrittenProgram]) ->
 
 
 def _find_ready_round(rounds: Sequence[RoundRecord], ready_turn: int | None, trained: int | None) -> int | None:
-    """The first round in whose turn a program counted; where none did, one was awaited."""
+    """The first round with a program for the network; by its training if its programs are unknown."""
     lost = accumulate(record.retries for record in rounds)
     ready = next(
         (

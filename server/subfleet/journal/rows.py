@@ -1,4 +1,4 @@
-"""From client states to the rows that people read."""
+"""Builds the records of closed rounds and evaluations from client states."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -108,7 +108,7 @@ def _build_evaluation_row(kind: TaskKind, client: ClientState, traffic: Traffic)
 
 
 def _weigh(context: RunContext, close: Close) -> dict[str, Weight]:
-    """What each update counts in the mean of its network."""
+    """The weight of each update in the mean of its network."""
     by_network: dict[str, list[ClientState]] = {}
     for client in close.clients:
         if client.stage == "done" and client.architecture is not None:
@@ -168,9 +168,9 @@ def _build_client_row(
 def _add_costs(
     context: RunContext, close: Close, client: ClientState, row: ClientRow, candidate: Candidate
 ) -> ClientRow:
-    """The row with what the client's task takes, and with what its training has taken."""
+    """The row with the estimated costs of the client's task, and the costs of its training."""
     drawn = _average_macs(context, close, client)
-    if drawn and client.architecture is not None:  # of a supernet it was sent a part, and has gone along paths of that
+    if drawn and client.architecture is not None:  # it trained paths of a subspace
         candidate = replace(estimate_size(context, close.lineages, client.architecture), forward_macs=drawn)
         row = replace(row, parameters=candidate.parameters)
     student = None if client.given is None else client.given.student
@@ -200,7 +200,7 @@ def _add_costs(
 
 
 def _average_macs(context: RunContext, close: Close, client: ClientState) -> int:
-    """Of the paths that a client drew, the mean over its examples; 0 where it drew none."""
+    """Mean multiply-accumulates of the paths that a client drew, over its examples; 0 if it drew none."""
     update = client.update
     if update is None or not update.operator_examples or client.architecture is None:
         return 0
@@ -214,7 +214,7 @@ def _average_macs(context: RunContext, close: Close, client: ClientState) -> int
 
 
 def _compute_update_bytes(context: RunContext, close: Close, client: ClientState) -> int:
-    """Of the update that its task asks for; a score task asks for none."""
+    """Bytes of the update that the task asks for; 0 if it asks for none."""
     if client.task is None or not isinstance(client.task.work, Train):
         return 0
     work = client.task.work
@@ -223,7 +223,7 @@ def _compute_update_bytes(context: RunContext, close: Close, client: ClientState
 
 
 def list_deployed_models(context: RunContext, clients: Iterable[ClientState]) -> tuple[DeployedModel, ...]:
-    """What the deploy phase made for each client."""
+    """The models that were made for clients in the deploy phase."""
     return tuple(
         DeployedModel(
             client_id=client.client_id,

@@ -1,4 +1,4 @@
-"""What tasks need: programs and cost estimates from the exporter, weights cut from the model, inference models."""
+"""Prepares what tasks need: programs and cost estimates from the exporter, submodel weights, inference models."""
 
 import contextlib
 import json
@@ -32,10 +32,9 @@ from subfleet.transport.blob_store import BlobStore
 
 
 def without_network(architecture: Architecture) -> Architecture:
-    """A submodel as the exporter knows it: of the settings that a request names, whatever network of a run has these.
+    """A submodel as the exporter knows it, independent of a run's networks.
 
-    So networks of the same settings have the same programs, which are written once; whatever a run knows of them it
-    knows by the network, too.
+    So networks with the same settings share their programs.
     """
     return replace(architecture, network="")
 
@@ -48,7 +47,7 @@ def build_train_request(
     *,
     student: Architecture | None = None,
 ) -> TrainRequest:
-    """What is asked of the exporter for a submodel that is to be trained so."""
+    """The exporter's request for a training program of a submodel."""
     return TrainRequest(
         model=network.config,
         architecture=without_network(architecture),
@@ -66,7 +65,7 @@ def build_train_request(
 def build_evaluate_request(
     network: Network, architecture: Architecture, target: str, training: TrainingSettings
 ) -> EvaluateRequest:
-    """What is asked of the exporter for a submodel that is to be evaluated, by the plain objective of its training."""
+    """The exporter's request for an evaluation program of a submodel, with the plain objective of its training."""
     return EvaluateRequest(
         model=network.config,
         architecture=without_network(architecture),
@@ -96,7 +95,7 @@ class Exports(Protocol):
         ...
 
     def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        """A file with what the programs of all submodels would be planned to take."""
+        """A file with memory estimates of the programs of all submodels."""
         ...
 
 
@@ -107,15 +106,15 @@ class _Program:
 
 
 class Supply:
-    """Prepares tasks: the coroutines of a `Worker`, and what they keep.
+    """Prepares tasks: the coroutines of a `Worker`, and their caches.
 
     Args:
-        views: what clients see of the model.
+        views: the models that clients see.
         exports: the exporter.
-        threads: in which weights are cut.
-        blobs: where programs and weights are served from.
-        models_folder: where each client's inference models are kept.
-        samples_sha256: content id of the samples for models in 8-bit integers; empty where none are wanted.
+        threads: that submodel weights are cut in.
+        blobs: that serve programs and weights.
+        models_folder: for each client's inference models.
+        samples_sha256: content id of the samples for models in 8-bit integers; empty without such models.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class Supply:
 
     @property
     def duties(self) -> Mapping[type, Handler]:
-        """What it does, by the type of the request."""
+        """Its handlers, by the type of the request."""
         works: Mapping[type, Callable[[Any, Snapshot], Steps[Any]]] = {
             work.TaskRequest: self._task,
             work.ScoringRequest: self._scoring,
@@ -156,13 +155,13 @@ class Supply:
 
     @property
     def digests(self) -> set[str]:
-        """Of every blob that tasks may still need."""
+        """Digests of every blob that tasks may still need."""
         weights = [*self._weights.values(), *self._first_weights.values()]
         stored = {ref.sha256 for ref in weights if isinstance(ref, BlobRef)} | self._deployed
         return stored | {program.ref.blob.sha256 for program in self._programs.values()}
 
     def renew(self, model: ModelState) -> None:
-        """Keep weights of this model from now on, and forget the programs of networks that are not in it."""
+        """Cache the weights of this model from now on, and drop the programs of networks that it does not have."""
         self._model = model
         self._weights = {}
         in_use = set(model.network_ids)
@@ -190,12 +189,12 @@ class Supply:
         export = build_train_request(network, program.size, program.target, training)
         files = [self._exports.submit_training(export)]
         if self._context.config.evaluation.every and not self._context.roles.assigner.awaits_programs:
-            # Who is given it after this evaluates it between rounds, which nothing is to hold up either.
+            # Clients of this size evaluate it between rounds, which the exporter must not hold up either.
             evaluation = build_evaluate_request(network, program.size, program.target, training)
             files.append(self._exports.submit_evaluation(evaluation))
         written = await self._program(program.size.network, export, files[0])
         for file in files[1:]:
-            with contextlib.suppress(SubfleetError, CancelledError):  # the program trains all the same
+            with contextlib.suppress(SubfleetError, CancelledError):  # the training program is still usable
                 await wait_for(file)
         return written.facts
 
@@ -219,7 +218,7 @@ class Supply:
         return tuple(candidate for candidate in candidates if candidate is not None)
 
     def _training_file(self, export: TrainRequest) -> "Future[Path]":
-        """A candidate without a program is left out, however that comes."""
+        """The file of a candidate's program; a failure leaves out the candidate."""
         try:
             return self._exports.submit_training(export)
         except SubfleetError as error:
@@ -243,7 +242,7 @@ class Supply:
             size=size,
             program=program.ref,
             weights=weights,
-            # A gradient of each batch is held beside the program.
+            # The device holds a gradient of each batch beside the program.
             planned_peak_bytes=(program.facts.planned_peak_bytes or 0) + BATCHES * weights.size_bytes,
             packings=program.facts.packings,
         )
@@ -284,7 +283,7 @@ class Supply:
     async def _program(
         self, network_id: str, export: TrainRequest | EvaluateRequest, file: "Future[Path] | None" = None
     ) -> _Program:
-        """The program of a network, from a file of the exporter where it is not known yet."""
+        """The program of a network, from the cache or the exporter."""
         key = (network_id, export.program_id)
         if key in self._programs:
             return self._programs[key]
@@ -306,8 +305,8 @@ class Supply:
         return self._context.declared(model.of(architecture.network).lineage).network
 
     async def _weights_of(self, model: ModelState, client: Participant, *, for_use: bool = False) -> BlobRef:
-        """What a client sees of a model, to train on or as it would use it; cut once for all that see the same."""
-        weights = self._weights if model is self._model else {}  # those of an earlier model are not kept
+        """The weights that a client sees of a model, for training or inference; cut once for all that share them."""
+        weights = self._weights if model is self._model else {}  # weights of an earlier model are not cached
         key = (*(["use"] if for_use else []), *self._views.key(model, client))
         known = weights.get(key)
         if isinstance(known, BlobRef):
@@ -316,7 +315,7 @@ class Supply:
         weights[key] = cutting
         try:
             content = await wait_for(cutting)
-        except Exception:  # whatever it is: the next client that needs these weights cuts them anew
+        except Exception:  # the next client that needs these weights cuts them again
             weights.pop(key, None)
             raise
         stored = weights.get(key)
@@ -331,9 +330,9 @@ class Supply:
 
 
 def _draw_first_weights(network: Network, size: Architecture) -> bytes:
-    """The weights that a candidate is scored with: drawn alike in every run, whatever was learned.
+    """The weights that a candidate is scored with: the same random ones in every run.
 
-    No layer is at 0, which would hide the gradients of the layers before it.
+    No layer is 0, which would hide the gradients of the layers before it.
     """
     return submodel_weights(network, size, build_module(network, network.full_architecture()).state_dict())
 
@@ -348,7 +347,7 @@ def _copy(source: Path, target: Path) -> Path:
 
 
 def read_figures(exported: Path) -> dict[str, float | None]:
-    """The exporter's own findings, which lie beside the model as `<file>.json`."""
+    """The exporter's figures for a model, which are beside it in `<file>.json`."""
     try:
         found = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))
         quantised = found.get("quantisation") or {}

@@ -1,7 +1,7 @@
-"""Work beside the loop: each request is begun here, and `Done` or `Failed` when it has ended. Nothing is waited for.
+"""Work beside the loop: a worker begins requests, and returns `RequestDone` or `RequestFailed` when they have ended.
 
-What does a request is a coroutine. It runs in the thread of the loop and waits, by `wait_for`, for a file of the
-exporter or for a function that runs in one of the `Threads`; so whatever it keeps needs no lock.
+Each request is handled by a coroutine in the thread of the loop, so that it needs no locks. With `wait_for`, the
+coroutine waits for a file of the exporter or for a function in one of the `Threads`.
 """
 
 import logging
@@ -18,12 +18,12 @@ from subfleet.rounds.state import RunState
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 8
-"""Requests that go on in one step of the loop: each may write a blob."""
-_MOST_CHARACTERS = 400  # of a reason, as it stands in tables
+"""Requests that advance in one step of the loop: each may write a blob."""
+_MOST_CHARACTERS = 400  # of a reason in tables
 
 T = TypeVar("T")
 Steps = Coroutine["Future[Any]", None, T]
-"""What does a request: it yields the futures that it waits for."""
+"""A coroutine that handles a request; it yields the futures that it waits for."""
 
 
 class _Completion(Generic[T]):
@@ -42,7 +42,7 @@ async def wait_for(future: "Future[T]") -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The run in which something was asked for; nothing changes it afterwards."""
+    """The run at the time of a request; immutable."""
 
     state: RunState
     model: ModelState
@@ -50,13 +50,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """How a kind of request is done.
+    """How a kind of request is handled.
 
     Attributes:
         work: the coroutine of a request in a run.
-        failure: the first words of the reason when it fails.
-        reasons: errors that say all that there is to say: their text alone is the reason.
-        needs_disk: a FileError is the fault of the server's disk, see `Failed.by_disk`.
+        failure: the first words of the reason if it fails.
+        reasons: errors with a complete text, which alone is the reason.
+        needs_disk: whether a FileError is the fault of the server's disk, see `RequestFailed.by_disk`.
     """
 
     work: Callable[[Any, Snapshot], Steps[Any]]
@@ -66,7 +66,7 @@ class Handler:
 
 
 class Threads:
-    """A thread for each lane: what is submitted to one lane runs in order, and lanes do not wait for each other."""
+    """A thread for each lane: functions of one lane run in order, and lanes are independent."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, ThreadPoolExecutor] = {}
@@ -82,13 +82,13 @@ class Threads:
         return future
 
     def runs(self, future: "Future[Any]") -> bool:
-        """Whether a future is of a function that has not ended here; the others are of the exporter."""
+        """Whether a future belongs to an unfinished function of these threads, and not to the exporter."""
         return future in self._futures
 
     def work(
         self, lane: str, function: Callable[[Any, RunState, ModelState], T]
     ) -> Callable[[Any, Snapshot], Steps[T]]:
-        """The work of a request that one function does in the thread of a lane, from the request and the run."""
+        """The coroutine of a request that one function handles in the thread of a lane."""
 
         async def work(request: Any, run: Snapshot) -> T:
             return await wait_for(self.submit(lane, function, request, run.state, run.model))
@@ -96,18 +96,18 @@ class Threads:
         return work
 
     def close(self) -> None:
-        """Wait for what runs; what has not begun is cancelled."""
+        """Wait for running functions, and cancel the others."""
         for pool in self._lanes.values():
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """A request under way.
+    """An open request.
 
     Attributes:
-        waits_for: where its steps stand; None once it has ended.
-        outcome: what it has come to; None before.
+        waits_for: the future that its coroutine waits for; None once it has ended.
+        outcome: None until it has ended.
     """
 
     request: Request
@@ -117,7 +117,7 @@ class _Job:
     outcome: RequestDone | RequestFailed | None = None
 
     def go_on(self) -> None:
-        """Take the next step. Whatever it raises, the request fails, and not the run."""
+        """Take the next step. An error fails the request, not the run."""
         try:
             self.waits_for = self.steps.send(None)
         except StopIteration as ended:
@@ -127,10 +127,10 @@ class _Job:
 
 
 class Worker:
-    """Does what a run asks for beside its loop. Every method belongs to the thread of the loop.
+    """Handles the requests of a run beside its loop. Every method belongs to the thread of the loop.
 
     Args:
-        duties: how each kind of request is done.
+        duties: the handler of each kind of request.
         threads: of the coroutines; they are closed with the worker.
     """
 
@@ -141,7 +141,7 @@ class Worker:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The requests under way."""
+        """The open requests."""
         return tuple(job.request for job in self._jobs)
 
     @property
@@ -150,7 +150,7 @@ class Worker:
         return any(job.waits_for is None or job.waits_for.done() for job in self._jobs)
 
     def begin(self, request: Request, run: Snapshot) -> None:
-        """Begin a request in a run; one that is under way is not begun again."""
+        """Begin a request in a run, unless it is open already."""
         if any(job.request == request for job in self._jobs):
             return
         duty = self._duties[type(request)]
@@ -160,18 +160,18 @@ class Worker:
 
     def events(self) -> tuple[RequestDone | RequestFailed, ...]:
         """The requests that have ended since the last call, in the order in which they were begun."""
-        able = [job for job in self._jobs if job.waits_for is not None and job.waits_for.done()]
-        for job in able[:_AT_ONCE]:
+        ready = [job for job in self._jobs if job.waits_for is not None and job.waits_for.done()]
+        for job in ready[:_AT_ONCE]:
             job.go_on()
         ended = [job.outcome for job in self._jobs if job.outcome is not None]
         self._jobs = [job for job in self._jobs if job.outcome is None]
         return tuple(ended)
 
     def finish(self, *, exports: bool) -> None:
-        """Wait until what was begun has ended: under a logical clock it takes no time.
+        """Wait until all requests have ended, which takes no time of a logical clock.
 
         Args:
-            exports: whether files of the exporter are waited for, too.
+            exports: whether to wait for files of the exporter, too.
         """
         for job in self._jobs:
             while (future := job.waits_for) is not None and (exports or future.done() or self._threads.runs(future)):
@@ -179,7 +179,7 @@ class Worker:
                 job.go_on()
 
     def close(self) -> None:
-        """Let the threads end. What has not ended can be begun again by another worker."""
+        """End the threads. Another worker can begin unfinished requests again."""
         for job in self._jobs:
             job.steps.close()
         self._jobs.clear()

@@ -59,7 +59,7 @@ def _draw_line(axes: Axes, one: NetworkRecord, place: int, round_count: int, mos
         zorder=3,
         linewidths=0,
     )
-    found = f"\n{one.told}" if one.told else ""
+    found = f"\n{one.quality}" if one.quality else ""
     facts = f"{amount(one.forward_macs)} MACs, {amount(one.parameters)} parameters{found}"
     axes.text(1.01, place, facts, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
 

@@ -82,8 +82,8 @@ def network_facts(one: NetworkRecord) -> str:
     if one.ready_round is not None and lineage.born_round:
         facts.append(f"ready for round {one.ready_round}")
     facts.append(f"trained by {_count(one.clients, 'device')} in {_count(tuple(one.trained), 'round')}")
-    if one.told:
-        facts.append(f"{one.told} for {_count(one.owners, 'device')}")
+    if one.quality:
+        facts.append(f"{one.quality} for {_count(one.owners, 'device')}")
     if lineage.retired_round is not None:
         facts.append(f"retired after round {lineage.retired_round}")
     return "; ".join(facts)
