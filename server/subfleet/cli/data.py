@@ -40,9 +40,9 @@ def list_datasets(json: Json = False, verbose: Verbose = False) -> None:
     with report_errors(verbose=verbose):
         from rich.console import Console
         from rich.table import Table
-        from subfleet.tasks.catalogue import DATASETS
 
         from subfleet.cli.console import to_text
+        from subfleet.tasks.named_dataset import DATASETS
 
         described = {name: _describe(task) for name, task in DATASETS.items()}
         described |= {name: _describe_broken(name, reason) for name, reason in DATASETS.broken.items()}
@@ -77,11 +77,10 @@ def show(
 ) -> None:
     """Count the samples of a data set by class. It is downloaded if it is not there yet."""
     with report_errors(verbose=verbose):
-        from subfleet.tasks.catalogue import DATASETS
-
         from subfleet.emulation.partitions import partition as divide
         from subfleet.protocol.schema import validated
         from subfleet.settings.samples import PartitionSettings
+        from subfleet.tasks.named_dataset import DATASETS
 
         task = DATASETS.named(name)
         settings = None

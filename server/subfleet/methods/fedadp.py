@@ -116,7 +116,7 @@ class FedADP:
         return with_fixed_sizes(union, self.choice, unions)
 
     def _exchange(self, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
-        from subfleet.elastic.narrowing import Narrowing
+        from subfleet.elastic.exchanges import Narrowing
 
         replication = _build_replication(self.copies, network, client, kept)
         return replication if self.merge == "group" else Narrowing(replication=replication)
@@ -154,8 +154,7 @@ def _list_sizes(network: Network, rates: Sequence[float]) -> tuple[Architecture,
 
 
 def _find_replication(exchange: Exchange | None) -> Replication:
-    from subfleet.elastic.narrowing import Narrowing
-
+    from subfleet.elastic.exchanges import Narrowing
     from subfleet.elastic.replication import Replication
 
     if isinstance(exchange, Narrowing):

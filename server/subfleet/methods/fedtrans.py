@@ -264,7 +264,7 @@ class FedTrans:
 
     def _evolve(self, context: EvolutionContext) -> Evolution:
         """Share weights between the networks, and grow another one if the newest has stopped learning."""
-        from subfleet.elastic.cells import count_cell_parameters
+        from subfleet.elastic.growing import count_cell_parameters
 
         parameters = {name: sum(count_cell_parameters(network).values()) for name, network in context.networks.items()}
         sharing = SoftSharing(

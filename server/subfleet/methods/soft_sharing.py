@@ -14,8 +14,9 @@ from subfleet.elastic.network import Network
 from subfleet.methods.selector import LastUpdate
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from subfleet.elastic.descent import Descent, MappedTensor
     from torch import Tensor
+
+    from subfleet.elastic.inheriting import Descent, MappedTensor
 
 __all__ = [
     "DecayBy",
@@ -157,7 +158,7 @@ class SoftSharing:
             parameters: by id, those in their cells.
             round_number: of the aggregated round.
         """
-        from subfleet.elastic.descent import Descent
+        from subfleet.elastic.inheriting import Descent
 
         mixed = {lineage.id: dict(states[lineage.id]) for lineage in lineages}
         if self.share == "none":
@@ -213,7 +214,7 @@ def _give(
     name: str, own: Sequence[Mapping[str, Tensor]], giver: int, place: int, steps: Sequence[Descent]
 ) -> MappedTensor:
     """What a network gives to another one: in copies of its own elements, plus the differences between these copies."""
-    from subfleet.elastic.descent import MappedTensor
+    from subfleet.elastic.inheriting import MappedTensor
 
     image = _project(name, MappedTensor(values=own[giver][name].double()), giver, place, steps)
     if place < giver:
