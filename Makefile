@@ -1,6 +1,7 @@
 # Subfleet: everything that a newcomer runs. Each target makes .venv and installs what it needs.
 #   make demo     the main job: a fleet of five unequal devices on this machine, about a minute and a half after the install
 #   make test     all tests but the long ones (7 minutes on two cores is the aim)
+#   make test-long  the long ones, and properties with ten times as many random examples
 #   make quick    the tests of less than a tenth of a second that start no broker and write no program
 #   make mutants  known defects, planted one by one: the tests must find each (an hour; ARGS=--smoke tries two)
 #   make native   ExecuTorch without PyTorch: builds edge_client/native and installs it (30 seconds, needs a C++ compiler)

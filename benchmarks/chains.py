@@ -45,7 +45,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.export.programs import export_training_program
 from subfleet.export.requests import TrainRequest
-from subfleet.methods.assigner import stream_of
+from subfleet.methods.assigner import open_stream
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import Program, encode_program
@@ -327,7 +327,7 @@ def measured(asked: argparse.Namespace, console: Console) -> tuple[list[Row], li
             with tempfile.TemporaryDirectory() as folder:
                 bench, chance = (
                     Bench(name, NETWORKS.get(name, SMALL), target, Path(folder)),
-                    stream_of(f"{asked.seed}/{name}"),
+                    open_stream(f"{asked.seed}/{name}"),
                 )
                 for _ in range(asked.paths):
                     drawn = [chance.choice(one.operators) for one in bench.network.choices.values()]

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from subfleet.methods import METHODS, Method
-from subfleet.methods.describing import Setting, departures_of
+from subfleet.methods.describing import Setting, list_departures
 
 EXACT = "With the default parameters it is **exact**: it does what the paper says."
 
@@ -47,7 +47,7 @@ def section(kind: type[Method]) -> str:
         f"| `{path}` | {cell(attrgetter(path)(method))} | {' '.join(meanings.get(path, '...').split())} |"
         for path in info.published
     ]
-    listed = "\n".join(f"- {one}" for one in departures_of(method, Setting()))
+    listed = "\n".join(f"- {one}" for one in list_departures(method, Setting()))
     fidelity = f"**By default it differs from the paper:**\n\n{listed}" if listed else EXACT
     table = ["\n".join(["| parameter | default | meaning |", "|---|---|---|", *rows])] if rows else []
     parts = [f"### {kind.TYPE}", f"**{info.title}** ({info.paper}).", "...", "**Use it** ...", *table, fidelity]

@@ -11,7 +11,7 @@ from liar_benchmark.lying import LIARS, Garbling, link_of
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import figures
 from subfleet.emulation.batch.hosting import shared_trainers
@@ -23,7 +23,7 @@ from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import FedTrans
-from subfleet.methods.selector import at_random
+from subfleet.methods.selector import select_at_random
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.protocol.readings import Reading
@@ -170,7 +170,7 @@ def run_of(name: str, seed: int, rounds: int) -> Run:
     if isinstance(method, FedorAS):
         first = max(1, rounds * 2 // 3)
         method = replace(method, supernet_rounds=first, tuning_rounds=max(1, rounds - first))
-    chooses = roles.selector.select is not at_random and not roles.training.draws_paths  # whose tiers take turns
+    chooses = roles.selector.select is not select_at_random and not roles.training.draws_paths  # whose tiers take turns
     return Run(
         name="liars",
         model=SUPERNET if roles.training.draws_paths else MODEL,

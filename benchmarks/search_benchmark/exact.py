@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from search_benchmark.budgets import Share, queries
+from search_benchmark.listed import exhaustive_search
 from search_benchmark.spaces import TARGET, Case
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets.onnx import OnnxTarget
@@ -18,7 +19,6 @@ from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import fits
-from subfleet.search.listed import exhaustive_search
 from subfleet.search.query import Query, Search
 from subfleet.search.queue import ProgramFacts
 
@@ -105,7 +105,7 @@ class _Server:
     def seek(self, asked: Sequence[Query], first: int) -> None:
         """Let devices look, one after the other, and remember what they come by."""
         for place, query in enumerate(asked, start=first):
-            self.search = self.search.learned(self.roles.assigner.search.explore(self._ask(query, place)))
+            self.search = self.search.learn(self.roles.assigner.search.explore(self._ask(query, place)))
 
     def chosen(self, query: Query) -> Architecture | None:
         """The answer of the search: a program to write, or one that is written and about as good."""

@@ -9,13 +9,13 @@ from functools import partial
 from random import Random
 
 from search_benchmark.budgets import Share, queries
+from search_benchmark.listed import ListedSearch, exhaustive_search
 from search_benchmark.long_search import most_found
 from search_benchmark.spaces import TARGET, TINY, Case, case_of
 from subfleet.search.candidates import Candidate, ordered
-from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import Explored, Fit, Query, Search
-from subfleet.search.queue import RequestedProgram, SizedProgram, given_now, most_wanted, requested_program_of
+from subfleet.search.queue import RequestedProgram, SizedProgram, give_written, rank_requested, request_program
 from subfleet.serving.garbage import freeze_what_is_loaded
 
 __all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
@@ -95,7 +95,7 @@ def _served(server: _Server, asked: Sequence[Query], first: int = 0, *, at_once:
         explored = []
         for place, query in enumerate(together, start=first + begin):
             explored.append(server.search.explore(query, _stream(place)))
-            server.search = server.search.learned(explored[-1].found)
+            server.search = server.search.learn(explored[-1].found)
         best = server.search.best
         answers += [Answer(fit=best(query), explored=one) for query, one in zip(together, explored, strict=True)]
     return answers
@@ -252,7 +252,7 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
             asked = queries(case, shares[number * clients : (number + 1) * clients])
             given = _given(_served(search, asked, number * clients, at_once=clients), asked, written, space)
             requested_programs = [requested_program for _, requested_program in given if requested_program is not None]
-            begun = most_wanted(requested_programs, written, limit)
+            begun = rank_requested(requested_programs, written, limit)
             lost.append(sum(requested_program.lost for requested_program in requested_programs) / max(len(given), 1))
             ahead.append(len(begun))
             # What was given without a program was written at once; both count from the next round on.
@@ -276,6 +276,6 @@ def _given(
         if answer.fit is None:
             continue
         chosen = answer.fit.candidate
-        now = given_now(written.values(), space, partial(_fits, query)) or chosen
-        given.append((now, requested_program_of(chosen, now, TARGET)))
+        now = give_written(written.values(), space, partial(_fits, query)) or chosen
+        given.append((now, request_program(chosen, now, TARGET)))
     return given

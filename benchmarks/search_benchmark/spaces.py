@@ -17,7 +17,7 @@ from subfleet.programs.supply import build_train_request
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
-from subfleet.search.estimates import Estimates, planned_memory
+from subfleet.search.estimates import Estimates, estimate_by_plans
 from subfleet.search.query import CostEstimates
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -110,7 +110,7 @@ def case_of(name: str) -> Case:
         return EstimateModel(network, build_train_request(network, Architecture(), TARGET, training)).estimates
 
     def memory(architecture: Architecture) -> Mapping[str, int]:
-        return planned_memory(network, TARGET, estimates())(architecture)
+        return estimate_by_plans(network, TARGET, estimates())(architecture)
 
     estimate = Estimates(
         network=network,

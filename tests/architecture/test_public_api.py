@@ -15,7 +15,7 @@ from subfleet.elastic.families import FAMILIES, PRESETS
 from subfleet.methods import METHODS
 from subfleet.protocol.messages import SCHEMA_VERSION
 from subfleet.protocol.topics import Topics
-from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.named_dataset import DATASETS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "public-api.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 
 from subfleet.elastic.families import FAMILIES, PRESETS
 from subfleet.methods import METHODS
-from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.named_dataset import DATASETS
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (

@@ -8,9 +8,9 @@ from subfleet.device_profiles import load_profile
 from subfleet.elastic.building import network_of
 from subfleet.lab import load_all
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.subspacing import supernet_tiers
+from subfleet.methods.subspacing import list_network_tiers
 from subfleet.search.candidates import forward_macs_of
-from subfleet.search.tiers import tier_for
+from subfleet.search.supernets import find_tier
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/fedoras"
 
@@ -19,12 +19,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/fedoras"
 def test_each_speed_reaches_the_bound_of_its_tier(name: str) -> None:
     run = load_all(FOLDER / f"{name}.toml")[0]
     assert isinstance(run.method, FedorAS)
-    tiers = supernet_tiers(network_of(run.model), run.method.tiers)
+    tiers = list_network_tiers(network_of(run.model), run.method.tiers)
     for number, speed in enumerate(("slow", "middle", "fast"), start=1):
         pace = load_profile(str(FOLDER / f"{speed}.toml")).macs_per_s
         budget = forward_macs_of(pace, run.batch_s, run.training.batch_size)
         assert budget is not None
-        found = tier_for(tiers, budget)
+        found = find_tier(tiers, budget)
         assert (found.number, budget >= found.high_macs) == (number, True)
         assert run.training_s == 0, "by which a device with many samples would have less"
     assert run.rounds == run.method.supernet_rounds + run.method.tiers * run.method.tuning_rounds

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from subfleet.cli.data import data
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.named_dataset import DATASETS
 
 
 @pytest.fixture

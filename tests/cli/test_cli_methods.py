@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from subfleet.cli.commands import app
 from subfleet.emulation import method_checks
 from subfleet.methods import METHODS
-from subfleet.methods.describing import Setting, departures_of, status_of
+from subfleet.methods.describing import Setting, join_departures, list_departures
 from subfleet.protocol.exit_codes import ExitCode
 
 
@@ -54,7 +54,7 @@ def test_the_list_as_json_has_the_same_fields_for_all() -> None:
             "paper": info.paper,
             "varies": list(info.varies),
             "runtimes": list(info.runtimes),
-            "status": status_of(departures_of(METHODS[name](), Setting())),
+            "status": join_departures(list_departures(METHODS[name](), Setting())),
         }
     assert listed["fedavg"]["status"] == "exact"
     assert "no learnable steps" in listed["nefl"]["status"]

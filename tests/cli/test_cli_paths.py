@@ -80,7 +80,7 @@ def test_a_path_that_is_none_is_refused_with_what_there_is(tmp_path: Path) -> No
     assert "conv1, dsconv3, identity" in output
     code, output = said("run", "--runs", runs, "--operator", "conv1")
     assert code == 10
-    assert "a path names 1 operators, but the network has 2 choices" in output
+    assert "a path has 1 operators, but the network has 2 choices" in output
 
 
 def test_a_run_without_a_supernet_or_that_is_not_over_says_so(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from elastic.elastic_cases import MLP, RESNET, moved_to, random_change, random_state
 from torch import Tensor
 
-from subfleet.elastic import compiled_loops, exact_add, exact_mean
+from subfleet.elastic import compiled_loops, exact_sums
 from subfleet.elastic.accumulator import Accumulator, Contribution
 from subfleet.elastic.building import network_of
 from subfleet.elastic.grid import WeightGrid
@@ -90,12 +90,11 @@ def test_chunks_kernels_and_threads_change_no_bit(
         return accumulator.finish()
 
     expected = new()
-    for module in (exact_add, exact_mean):
-        monkeypatch.setattr(module, "_CPU_CHUNK", 7)
-        monkeypatch.setattr(module, "_COMPILED_CHUNK", 7)
-    monkeypatch.setattr(compiled_loops, "_WORTH_COMPILING", 0)
+    for name in ("CPU_CHUNK", "COMPILED_ADD_CHUNK", "COMPILED_MOVE_CHUNK"):
+        monkeypatch.setattr(exact_sums, name, 7)
+    monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
     if not compiled:
-        monkeypatch.setattr(compiled_loops, "_compiled", lambda: None)
+        monkeypatch.setattr(compiled_loops, "compile_loops", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert have_same_bits(new(), expected)
 
@@ -104,10 +103,10 @@ def test_chunks_kernels_and_threads_change_no_bit(
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])
 def test_a_refused_batch_adds_nothing(monkeypatch: pytest.MonkeyPatch, compiled: bool, bad: float) -> None:
-    monkeypatch.setattr(exact_add, "_CPU_CHUNK", 7)
-    monkeypatch.setattr(exact_add, "_COMPILED_CHUNK", 7)
+    monkeypatch.setattr(exact_sums, "CPU_CHUNK", 7)
+    monkeypatch.setattr(exact_sums, "COMPILED_ADD_CHUNK", 7)
     if compiled:
-        monkeypatch.setattr(compiled_loops, "_WORTH_COMPILING", 0)
+        monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     state, good = random_state(NETWORK, 1), spread(NETWORK, cut_architectures())
     accumulator = Accumulator(NETWORK, state, total_weight=100)

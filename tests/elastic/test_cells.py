@@ -17,7 +17,13 @@ from matrices import examples, mostly_long
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, network_of
-from subfleet.elastic.cells import (
+from subfleet.elastic.cost import estimate_cost
+from subfleet.elastic.families import preset
+from subfleet.elastic.families.records.inverted import MobileNetV3
+from subfleet.elastic.families.records.plain import DsCnn, Vgg
+from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.families.records.transformers import Vit
+from subfleet.elastic.growing import (
     can_deepen,
     count_cell_parameters,
     deepen_cell,
@@ -25,12 +31,6 @@ from subfleet.elastic.cells import (
     list_cells,
     widen_cells,
 )
-from subfleet.elastic.cost import estimate_cost
-from subfleet.elastic.families import preset
-from subfleet.elastic.families.records.inverted import MobileNetV3
-from subfleet.elastic.families.records.plain import DsCnn, Vgg
-from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.families.records.transformers import Vit
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Family, Network
@@ -229,14 +229,16 @@ def test_published_networks_grow_as_well(name: str) -> None:
 
 
 def test_what_cannot_grow_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"wider by a factor of 1, but it must be above 1"):
+    with pytest.raises(ConfigError, match=r"widened by a factor of 1, but it must be above 1"):
         widen_cells(MLP, ["section0.block0"], 1)
-    with pytest.raises(ConfigError, match=r"a cell 'section9\.block0' is to be wider, but the network has \['section0"):
+    with pytest.raises(
+        ConfigError, match=r"cell 'section9\.block0' is to be widened, but the network has the cells \['section0"
+    ):
         widen_cells(MLP, ["section9.block0"], 2)
     narrow = replace(CONVOLUTIONAL["mobilenet_v2"], hidden_widths=(6, 4, 10, 12))
     flat = [cell.name for cell in list_cells(network_of(narrow)) if not cell.axes]
     assert flat
-    with pytest.raises(ConfigError, match="has no width of its own; make it deeper"):
+    with pytest.raises(ConfigError, match="has no width of its own; deepen it instead"):
         widen_cells(narrow, flat[:1], 2)
     assert not can_deepen(_declared(LSTM), list_cells(_declared(LSTM))[0])
     grouped = replace(CONVOLUTIONAL["plain vgg"], norm="group", widths=(4, 4))

@@ -201,7 +201,7 @@ def test_every_operator_has_tensors_and_norms_of_its_own(config: Family) -> None
 @pytest.mark.parametrize(
     ("operators", "words"),
     [
-        ([], "a path names 0 operators, but the network has 3 choices"),
+        ([], "a path has 0 operators, but the network has 3 choices"),
         (["conv1", "conv1", "conv7"], "conv7"),
     ],
 )
@@ -211,7 +211,7 @@ def test_what_is_no_path_is_refused(operators: list[str], words: str) -> None:
 
 
 def test_only_a_path_of_a_supernet_is_realised() -> None:
-    with pytest.raises(ConfigError, match="but a path has one of each choice"):
+    with pytest.raises(ConfigError, match="but a path has exactly one of each choice"):
         specialise_family(supernet(CNN), supernet(CNN).full_architecture())
     plain = network_of(Mlp(input_shape=(2,), class_count=2, widths=(4,), depths=(1,)))
     with pytest.raises(ConfigError, match="family 'mlp' has no operators to choose from"):

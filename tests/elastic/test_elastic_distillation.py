@@ -13,7 +13,7 @@ from subfleet.elastic.families.records.recurrent import Lstm
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Roll
 from subfleet.testing.submodels import find_held_elements, have_same_bits

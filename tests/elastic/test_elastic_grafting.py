@@ -19,7 +19,7 @@ from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.scaling import compute_scale_factors, scale_change
 from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.weight_sizes import NORMS, Central, WeightNorm
+from subfleet.elastic.technique_settings import NORMS, Central, WeightNorm
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix, Roll
 from subfleet.testing.submodels import find_held_elements, have_same_bits

@@ -4,7 +4,6 @@ import pytest
 from elastic.elastic_cases import CONFIGS, DENSE, objective_of
 from elastic.path_cases import PATHS
 from elastic.token_cases import BERT, CLASSIFIER, DECODER, LSTM, VIT
-from matrices import mostly_long
 
 from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.network import Family
@@ -13,6 +12,16 @@ from subfleet.testing import FamilyContract
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 EVERY: tuple[Family, ...] = (*CONFIGS, *DENSE.values(), VIT, BERT, CLASSIFIER, DECODER, LSTM, *PATHS)
+PROGRAMS = [
+    pytest.param(
+        family,
+        target,
+        marks=() if target == "onnx" and family in (*DENSE.values(), *PATHS) else pytest.mark.long,
+        id=f"{family.TYPE} {family.norm}-{target}",
+    )
+    for target in ("onnx", "executorch")
+    for family in EVERY
+]
 
 
 def test_every_family_of_ours_is_tried() -> None:
@@ -27,7 +36,7 @@ class TestEveryFamily(FamilyContract):
         self.family = request.param
         self.objective = objective_of(self.family)
 
-    @pytest.mark.parametrize("target", mostly_long(["onnx", "executorch"], "onnx"))
+    @pytest.mark.parametrize(("_one", "target"), PROGRAMS, indirect=["_one"])
     def test_a_small_submodels_program_is_written_and_verified(self, target: str) -> None:
-        """On ExecuTorch `test_family_programs.py` trains a submodel of each kind of family."""
+        """Submodels of the other families train in `test_family_programs.py` and `test_token_family_programs.py`."""
         super().test_a_small_submodels_program_is_written_and_verified(target)

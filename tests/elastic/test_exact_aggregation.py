@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subfleet.elastic import compiled_loops, exact_add, exact_mean
-from subfleet.elastic.exact_add import Term, add_exactly
-from subfleet.elastic.exact_mean import Move, move_tensors
+from subfleet.elastic import compiled_loops, exact_sums
+from subfleet.elastic.exact_sums import Move, Term, add_exactly, move_tensors, run_until_one_fails
 from subfleet.elastic.held_regions import HeldRegions, make_region
 from subfleet.elastic.maps import Gather
-from subfleet.elastic.side_by_side import run_until_one_fails
 from subfleet.protocol.errors import ProtocolError
 
 SIZE = 1500
@@ -29,14 +27,13 @@ WAYS = ("pytorch", "compiled", "two threads")
 
 def use(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Make small tensors go the way of large ones, in chunks that end inside blocks."""
-    monkeypatch.setattr(exact_add, "_CPU_CHUNK", 300)
-    monkeypatch.setattr(exact_mean, "_CPU_CHUNK", 300)
-    monkeypatch.setattr(exact_add, "_COMPILED_CHUNK", 700)
-    monkeypatch.setattr(exact_mean, "_COMPILED_CHUNK", 700)
-    monkeypatch.setattr(compiled_loops, "_WORTH_COMPILING", 0)
+    monkeypatch.setattr(exact_sums, "CPU_CHUNK", 300)
+    monkeypatch.setattr(exact_sums, "COMPILED_ADD_CHUNK", 700)
+    monkeypatch.setattr(exact_sums, "COMPILED_MOVE_CHUNK", 700)
+    monkeypatch.setattr(compiled_loops, "WORTH_COMPILING", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2 if way == "two threads" else 1)
     if way == "pytorch":
-        monkeypatch.setattr(compiled_loops, "_compiled", lambda: None)
+        monkeypatch.setattr(compiled_loops, "compile_loops", lambda: None)
 
 
 def spread(size: int, seed: int) -> Tensor:

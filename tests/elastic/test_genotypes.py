@@ -6,9 +6,9 @@ import pytest
 from elastic.elastic_cases import CONVOLUTIONAL
 
 from subfleet.elastic.building import network_of
-from subfleet.elastic.cells import can_deepen, list_cells, widen_cells
 from subfleet.elastic.families.records.genotypes import STAND_IN, edges_of, is_passing, narrow_nodes
 from subfleet.elastic.families.records.nas_bench import NasBench201
+from subfleet.elastic.growing import can_deepen, list_cells, widen_cells
 from subfleet.protocol.errors import ConfigError
 
 OPERATIONS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")

@@ -245,17 +245,21 @@ def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
 @pytest.mark.parametrize(
     ("config", "place", "said"),
     [
-        (MLP, {"section": 3, "after": 0}, r"into section 3, but must be in one of 0 to 2"),
+        (MLP, {"section": 3, "after": 0}, r"into section 3, but the network has sections 0 to 2"),
         (MLP, {"section": -1, "after": 0}, r"into section -1, but"),
-        (MLP, {"section": 0, "after": 2}, r"behind number 2 of section 0, but must be behind one of its \[0, 1\]"),
-        (MLP, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, "has no hidden_widths for its other blocks"),
+        (MLP, {"section": 0, "after": 2}, r"after number 2 of section 0, which has the numbers \[0, 1\]"),
+        (MLP, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, "but the other blocks have no hidden_widths"),
         (
             BERT,
             {"section": 0, "after": 0, "sizes": {"hidden_widths": 0}},
             r"hidden_widths\[.\] is 0, but must be 1 or more",
         ),
-        (MLP, {"section": 0, "after": 0, "sizes": {"squeezed_widths": 8}}, r"squeezed_widths, but of family 'mlp'"),
-        (LSTM, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, r"family 'lstm' each block has \[\] alone"),
+        (
+            MLP,
+            {"section": 0, "after": 0, "sizes": {"squeezed_widths": 8}},
+            r"squeezed_widths, but blocks of family 'mlp'",
+        ),
+        (LSTM, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, r"blocks of family 'lstm' only have \[\]"),
     ],
 )
 def test_what_cannot_be_inserted_is_one_sentence(config: Family, place: dict[str, Any], said: str) -> None:

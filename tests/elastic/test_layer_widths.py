@@ -17,12 +17,11 @@ from matrices import examples
 from torch import Tensor
 
 from subfleet.elastic.building import build_module, init_state, network_of
-from subfleet.elastic.cells import deepen_cell, list_cells, widen_cells
 from subfleet.elastic.families import presets
 from subfleet.elastic.families.blueprint import declare
 from subfleet.elastic.families.records.plain import DsCnn, Vgg
 from subfleet.elastic.grafting import graft
-from subfleet.elastic.growing import insert_block
+from subfleet.elastic.growing import deepen_cell, insert_block, list_cells, widen_cells
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, is_replicable, size_in
@@ -272,7 +271,7 @@ def test_a_cell_becomes_wider_by_itself() -> None:
     flat = replace(VGG, widths=(4, 4), depths=(1, 1), layer_widths=(4, 4))
     assert insert_block(flat, section=0, after=0).layer_widths == (4, 4, 4)
     assert insert_block(VGG, section=0, after=0, sizes={"layer_widths": 8}).layer_widths == (4, 8, 6, 4)
-    with pytest.raises(ConfigError, match="layer_widths for its other blocks; give it those first"):
+    with pytest.raises(ConfigError, match="but the other blocks have no layer_widths; give it to them first"):
         insert_block(replace(VGG, layer_widths=()), section=0, after=0, sizes={"layer_widths": 8})
     # The last layer gives what its section does, which the next one reads.
     with pytest.raises(ConfigError, match=r"widths are \(4,\), but must be \(8,\), which the last layers"):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 from subfleet.elastic.building import network_of
+from subfleet.elastic.exchanges import Narrowing
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.narrowing import Narrowing
 from subfleet.elastic.replication import Replication, size_in
 
 SMALL = Mlp(input_shape=(5,), class_count=4, widths=(4,), depths=(1,), norm="none")

@@ -20,9 +20,8 @@ from subfleet.elastic.robust_aggregation import (
     NormClipping,
     TrimmedMean,
 )
+from subfleet.elastic.robust_rules import ReadChanges, Stack, StackMember, aggregate_robustly, choose_by_krum
 from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.stacked import Stack, aggregate_robustly, choose_by_krum
-from subfleet.elastic.stacking import ReadChanges, StackMember
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.submodel import Architecture

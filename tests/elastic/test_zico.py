@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from elastic.elastic_cases import MLP, RESNET
-from elastic.zico_reference import zico_score
+from elastic.zico_reference import list_scored_tensors, zico_score
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,7 +15,6 @@ from subfleet.arrays.zico import zico
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.elastic.zico import list_scored_tensors
 from subfleet.protocol.errors import DataError
 
 

@@ -11,8 +11,12 @@ from subfleet.arrays.zico import zico
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Network
-from subfleet.elastic.zico import list_scored_tensors
 from subfleet.protocol.submodel import Architecture
+
+
+def list_scored_tensors(network: Network, architecture: Architecture) -> tuple[str, ...]:
+    """The tensors of a submodel that have scored gradients: weights of convolutions and linear layers."""
+    return tuple(name for name in network.shapes(architecture) if network.tensors[name].role in ("weight", "residual"))
 
 
 def zico_score(

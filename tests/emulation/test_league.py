@@ -19,7 +19,7 @@ from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gathered
 from subfleet.journal.guarding import Unobserved
-from subfleet.methods.sizes import whole_depth
+from subfleet.methods.sizes import list_widths
 from subfleet.protocol.schema import canonical_json
 from subfleet.settings.reading import read_runs
 from subfleet.settings.run import Run
@@ -68,7 +68,7 @@ def test_every_device_has_as_many_samples_of_each_class_as_in_the_published_tabl
 def test_links_carry_the_architectures_that_there_are(name: str) -> None:
     run = read_runs(name, (), (1,))[0]
     network = network_of(run.model)
-    space = whole_depth if name == "league-width" else uniform_space
+    space = list_widths if name == "league-width" else uniform_space
     sizes = sorted(4 * network.parameter_count(architecture) for architecture in space(network, run.rates))
     carried = [_carried_bytes(run, place) for place in range(40)]
     assert carried == [sizes[0]] * 25 + [sizes[place * len(sizes) // 15] for place in range(15)]

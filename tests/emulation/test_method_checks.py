@@ -18,8 +18,8 @@ from subfleet.emulation.gathered import GatheredRun
 from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS, AnyMethod
-from subfleet.methods.aggregator import AggregationContext, as_aggregated
-from subfleet.methods.assigner import Assignment, AssignmentContext, largest_fitting
+from subfleet.methods.aggregator import AggregationContext, keep_aggregate
+from subfleet.methods.assigner import Assignment, AssignmentContext, assign_largest
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.heterofl import HeteroFL
@@ -108,9 +108,9 @@ def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
         return replace(context.after, copies={key: _with_last(own) for key, own in context.after.copies.items()})
 
     _with_steps(monkeypatch, after_round=moving)
-    monkeypatch.setattr(method_checks, "as_aggregated", moving)
+    monkeypatch.setattr(method_checks, "keep_aggregate", moving)
     assert verdict_of(METHOD, exports, "bank").endswith("moved where nobody trained it")
-    _with_steps(monkeypatch, after_round=as_aggregated)
+    _with_steps(monkeypatch, after_round=keep_aggregate)
     assert verdict_of(METHOD, exports, "bank") == "ok"
 
 
@@ -148,7 +148,7 @@ def _most(ask: AssignmentContext) -> Assignment:
 
 
 def _nothing_for_one(ask: AssignmentContext) -> Assignment:
-    return Assignment(candidate=None) if ask.draw.client_id == "client2" else largest_fitting(ask)
+    return Assignment(candidate=None) if ask.draw.client_id == "client2" else assign_largest(ask)
 
 
 @pytest.mark.parametrize(

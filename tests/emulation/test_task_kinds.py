@@ -33,8 +33,8 @@ from subfleet.reporting.results import summary
 from subfleet.reporting.telling import reached_text
 from subfleet.settings.reading import read_run
 from subfleet.tasks import Dataset, write_npz
-from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.dataset import Labels
+from subfleet.tasks.named_dataset import DATASETS
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 

@@ -18,9 +18,9 @@ from matrices import mostly_long
 from torch import Tensor
 
 from subfleet.elastic.building import init_state, network_of
-from subfleet.elastic.cells import can_deepen, deepen_cell, list_cells, widen_cells
 from subfleet.elastic.families.records.plain import Vgg
 from subfleet.elastic.families.records.residual import Mlp
+from subfleet.elastic.growing import can_deepen, deepen_cell, list_cells, widen_cells
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.network import Family, Network

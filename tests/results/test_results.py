@@ -12,7 +12,7 @@ import pytest
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunResult, compute_participation
-from subfleet.methods.model_kinds import EvaluatedModel
+from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from server.fake_device import CLASSES, PLENTY_BYTES, SHAPE
 from server.server_rig import config
 
-from subfleet.methods.assigner import stream_of
-from subfleet.methods.path_search import ProposalContext
+from subfleet.methods.assigner import open_stream
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
@@ -158,7 +157,7 @@ def scaled(client: ClientState, scale: float) -> ClientState:
     return replace(client, trained=replace(client.trained, scale=scale))
 
 
-def requested_program_of(client: ClientState) -> RequestedProgram | None:
+def request_program(client: ClientState) -> RequestedProgram | None:
     """What a client would rather have been given."""
     return None if client.given is None else client.given.wanted
 
@@ -258,10 +257,10 @@ def scored_by_chance(context: RunContext, state: RunState) -> ProposedGeneration
     supernet = next((one for one in found if one.choices), None)
     if context.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)
-    proposing = ProposalContext(network=supernet, memory=get_memory(context, state), seed=context.config.seed)
-    generation = context.roles.networks.path_search.propose(proposing)
+    search, seed = context.roles.networks.path_search, context.config.seed
+    generation = search.propose(get_memory(context, state), supernet, seed)
     paths = () if generation is None else generation.paths
-    scores = tuple(stream_of(" ".join(path)).random() for path in paths)
+    scores = tuple(open_stream(" ".join(path)).random() for path in paths)
     return ProposedGeneration(generation=generation, scores=scores)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from server.methods.method_cases import QUICK
 from server.server_rig import config, search_of
 
-from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize, largest_fitting
+from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize, assign_largest
 from subfleet.protocol.readings import Budget, Reading
 from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import (
@@ -46,7 +46,7 @@ def ask(context: RunContext, budget: Budget, below: Candidate | None = None) -> 
 def largest(budget: Budget, below: int | None = None) -> int | None:
     """Place of the chosen candidate; only those before `below` may be chosen."""
     limit = None if below is None else CANDIDATES[below]
-    chosen = largest_fitting(ask(PLAN, budget, limit)).candidate
+    chosen = assign_largest(ask(PLAN, budget, limit)).candidate
     return None if chosen is None else CANDIDATES.index(chosen)
 
 

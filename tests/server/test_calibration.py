@@ -36,7 +36,7 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.standalone import Standalone
-from subfleet.methods.techniques import calibration_of
+from subfleet.methods.techniques import build_calibration
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
@@ -115,7 +115,7 @@ def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains
         assert task.work.settings == training
         assert (training.learning_rate, training.epochs, training.objective.distillation) == (0.0, 1, "none")
         assert training.optimiser == context.training(1).optimiser
-        assert task.work.calibration == calibration_of(context.network, task.architecture)
+        assert task.work.calibration == build_calibration(context.network, task.architecture)
     refused = replace(refusal(context, state, "ada"), reason="data")
     state, actions = step(context, state, refused, 3.0)
     assert replies(actions) == ["accepted"]
@@ -153,7 +153,7 @@ def sums(calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], sample
 
 PLAN = context_of(**calibrating(rounds=1))
 SIZE = PLAN.space[0]
-ASKED = calibration_of(PLAN.network, SIZE)
+ASKED = build_calibration(PLAN.network, SIZE)
 LAYER = ASKED.norms[0].name
 COUNT, SUM, SQUARES = sum_names(LAYER)
 
@@ -345,6 +345,6 @@ def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
 
 def test_a_norm_that_is_asked_for_must_make_sense() -> None:
     with pytest.raises(ValueError, match="norms is empty, but must have 1 or more"):
-        calibration_of(context_of().network, context_of().space[0])
+        build_calibration(context_of().network, context_of().space[0])
     with pytest.raises(ValueError, match="positions is 0"):
         NormLayer(name="norm", positions=0, momentum=0.1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
-from subfleet.methods.assigner import AssignmentContext, WrittenSize, largest_fitting
+from subfleet.methods.assigner import AssignmentContext, WrittenSize, assign_largest
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.assigning import BY_METHOD, find_deciding_limit
 from subfleet.search.candidates import Candidate
@@ -63,14 +63,14 @@ def test_a_limit_decides_that_excludes_a_larger_size_alone(
     memory: int, link: int | None, given_one: Candidate | None, decides: str
 ) -> None:
     question = asked(memory, link)
-    assert largest_fitting(question).candidate == given_one
+    assert assign_largest(question).candidate == given_one
     assert find_deciding_limit(question, given_one) == decides
 
 
 def test_compute_is_a_limit() -> None:
     question = asked(40)
     question = replace(question, budget=replace(question.budget, forward_macs=8))
-    assert find_deciding_limit(question, largest_fitting(question).candidate) == "compute"
+    assert find_deciding_limit(question, assign_largest(question).candidate) == "compute"
 
 
 def test_a_method_that_gives_less_than_fits_decides_itself() -> None:
@@ -111,7 +111,7 @@ def test_what_turned_out_too_large_is_excluded_by_what_was_found(limit: str) -> 
 @given(budgets)
 def test_the_largest_fitting_size_is_decided_by_what_it_exceeds(budget: Budget) -> None:
     question = ask(PLAN, budget)
-    chosen = largest_fitting(question).candidate
+    chosen = assign_largest(question).candidate
     decided = find_deciding_limit(question, chosen)
     larger = [one for one in CANDIDATES if chosen is None or one.order > chosen.order]
     assert (decided == "") == (not larger)

@@ -14,7 +14,7 @@ from server.coordinator_cases import (
     measuring,
     prepared,
     refusal,
-    requested_program_of,
+    request_program,
     telemetry,
     update,
     wanted_of,
@@ -177,7 +177,7 @@ def test_nothing_is_begun_twice_whatever_is_under_way_or_written() -> None:
     assert places(context, last) == [3]
     assert places(context, state.queue) == [2, 3]
     assert state.clients["ada"].size == context.space[1]
-    assert requested_program_of(state.clients["ada"]) is None
+    assert request_program(state.clients["ada"]) is None
 
 
 def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() -> None:
@@ -186,7 +186,7 @@ def test_what_is_written_is_not_written_again_even_where_a_method_asks_for_it() 
     state, _ = aggregated(context, written(context, trained(context, state)[0]))
     state, again = asked(context, state)
     assert (len(begun), again, state.queue) == (1, [], ())
-    assert requested_program_of(state.clients["ada"]) == RequestedProgram(
+    assert request_program(state.clients["ada"]) == RequestedProgram(
         program=SizedProgram(size=context.space[2], target="onnx"), lost=0.28
     )
 
@@ -332,7 +332,7 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
     context = context_of(method=SEARCH)
     state = _searched_once(context)
     wanted = {
-        name: None if (requested_program := requested_program_of(client)) is None else requested_program.program.size
+        name: None if (requested_program := request_program(client)) is None else requested_program.program.size
         for name, client in state.clients.items()
     }
     state, close = aggregated(context, written(context, state))
@@ -391,7 +391,7 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
         _told(fresh, aggregated(fresh, replace(one, live=replace(one.live, members=state.live.members)))[0], BUDGETS)
         for fresh, one in ((context, state), (context_of(method=SEARCH, exports_per_round=2, quorum=0.9), loaded))
     )
-    assert [(client.size, requested_program_of(client)) for client in there[0].clients.values()] == [
-        (client.size, requested_program_of(client)) for client in back[0].clients.values()
+    assert [(client.size, request_program(client)) for client in there[0].clients.values()] == [
+        (client.size, request_program(client)) for client in back[0].clients.values()
     ]
     assert (there[1], there[0].pool) == (back[1], back[0].pool)

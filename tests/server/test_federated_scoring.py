@@ -34,7 +34,7 @@ from subfleet.journal.generations import (
     describe_generation,
 )
 from subfleet.link.traffic import Traffic
-from subfleet.methods.subspacing import supernet_tiers
+from subfleet.methods.subspacing import list_network_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.chains import Chain, Link, LinkOperator
@@ -163,7 +163,7 @@ def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
             client,
             offer=replace(
                 client.offer,
-                budget=Budget(memory_bytes=2**40, forward_macs=supernet_tiers(context.network, 2)[0].high_macs),
+                budget=Budget(memory_bytes=2**40, forward_macs=list_network_tiers(context.network, 2)[0].high_macs),
             ),
         )
         for name, client in state.last.items()

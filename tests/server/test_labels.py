@@ -14,7 +14,7 @@ from server.server_rig import World, config, fleet
 from subfleet.aggregation.evaluation_data import with_evaluation
 from subfleet.elastic.building import network_of
 from subfleet.export.requests import InferRequest
-from subfleet.methods.heterofl import HeteroFL, held_classes
+from subfleet.methods.heterofl import HeteroFL, mask_classes
 from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
@@ -94,7 +94,7 @@ def test_masks_are_made_of_the_classes_that_a_device_names() -> None:
     _, client = client_of(context, with_classes("dog", "bee", counts=(7, 2)))
     assert client.participant is not None
     (bias,) = (
-        mask for name, mask in held_classes(context.network, client.participant).items()
+        mask for name, mask in mask_classes(context.network, client.participant).items()
         if network_of(context.config.model).tensors[name].shape == (CLASSES,)
     )  # fmt: skip
     assert np.asarray(bias).tolist() == [0, 1, 1]

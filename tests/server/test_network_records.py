@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from server.coordinator_cases import context_of
 from server.test_costs import ROW, record
 
-from subfleet.elastic.cells import deepen_cell, list_cells, widen_cells
+from subfleet.elastic.growing import deepen_cell, list_cells, widen_cells
 from subfleet.elastic.lineage import Copied, Lineage, Replicated
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.lineages import build_network_records

@@ -22,7 +22,7 @@ from subfleet.elastic.replication import Replication, size_in
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.aggregator import Participant
-from subfleet.methods.assigner import stream_of
+from subfleet.methods.assigner import open_stream
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.run_networks import Evolution, EvolutionContext, StandingContext
@@ -66,7 +66,7 @@ architectures = st.builds(
 def replicated(network_id: str = "wide") -> Lineage:
     """A wider and deeper network that computes what the first does."""
     wider, first = network_of(WIDER), network_of(CONFIG)
-    drawn = Replication.drawn(wider, size_in(wider, first), stream_of("tests"))
+    drawn = Replication.drawn(wider, size_in(wider, first), open_stream("tests"))
     sources = tuple(sorted(drawn.sources.items()))
     return Lineage(id=network_id, config=WIDER, parent="", map=Replicated(sources=sources), born_round=1)
 
@@ -222,7 +222,7 @@ def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() ->
     def stays(now: EvolutionContext) -> Evolution:
         return Evolution(after=now.after)
 
-    with pytest.raises(ValueError, match="evolve changes networks, but search knows the first network alone"):
+    with pytest.raises(ValueError, match="`evolve` changes networks, but `search` knows only the first one"):
         with_steps(DynamicSelection().roles(), evolve=stays)
 
 

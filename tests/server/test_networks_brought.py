@@ -21,8 +21,8 @@ from subfleet.methods.clustered import Clustered
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.run_networks import BeginContext
+from subfleet.methods.sizes import SLICES
 from subfleet.methods.standalone import Standalone
-from subfleet.methods.uniting import _grouped
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Ack, Presence
 from subfleet.protocol.readings import Reading
@@ -285,16 +285,15 @@ def within(size_in: Callable[[Network, Network], Architecture]) -> Callable[[Net
 
 def test_unions_in_use_have_room_together() -> None:
     """Networks of families that have no union with each other each ask for one."""
-    unions = METHODS[0].roles().networks.begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
     many = [
         replace(SMALL, group_size=1, norm="none", input_shape=(6,), class_count=classes) for classes in range(2, 40)
     ]
-    groups = _grouped(unions, (), many)
+    groups = SLICES.add_to((), many)
     assert len(groups) == 8
     large = [replace(SMALL, widths=(4500,), class_count=classes) for classes in range(3, 8)]
-    assert len(_grouped(unions, (), large)) == 2
+    assert len(SLICES.add_to((), large)) == 2
     small = [replace(SMALL, class_count=2), replace(SMALL, class_count=9)]
-    found = _grouped(unions, (), [replace(large[0], widths=(9000,)), *large, *small])
+    found = SLICES.add_to((), [replace(large[0], widths=(9000,)), *large, *small])
     assert {*small} < {one for group in found for one in group.members}, (
         "who brings a large one takes no room of theirs"
     )
@@ -302,11 +301,10 @@ def test_unions_in_use_have_room_together() -> None:
 
 def test_who_brings_large_networks_leaves_room_for_whoever_comes_later() -> None:
     """However many come first, one after the other: the next takes half of what they leave at most."""
-    unions = METHODS[0].roles().networks.begin.args[0]  # type: ignore[union-attr]  # with_unions makes it
     groups: list[Any] = []
     for width in range(4900, 100, -100):
-        groups = _grouped(unions, groups, [replace(SMALL, widths=(width,), class_count=3 + width % 7)])
+        groups = SLICES.add_to(groups, [replace(SMALL, widths=(width,), class_count=3 + width % 7)])
     assert len(groups) == 7
     later = [replace(SMALL, class_count=2), replace(SMALL, class_count=11)]
-    taken = {one for group in _grouped(unions, groups, later[:1]) for one in group.members}
+    taken = {one for group in SLICES.add_to(groups, later[:1]) for one in group.members}
     assert later[0] in taken

@@ -13,7 +13,7 @@ from server.test_evaluations import EACH, HELD_OUT
 
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, describe_spread
 from subfleet.methods.power_of_choice import ChoiceMemory, PowerOfChoice
-from subfleet.methods.selector import AvailableClient, Evaluation, SelectionContext
+from subfleet.methods.selector import AvailableClient, ClientEvaluation, SelectionContext
 from subfleet.protocol.readings import Budget
 
 # --- how it spreads -----------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_power_of_choice_takes_those_who_found_the_largest_losses() -> None:
             client_id=name,
             sample_count=10,
             budget=Budget(memory_bytes=1),
-            evaluation=None if loss is None else Evaluation(round=1, loss=loss, accuracy=0.0, label_count=10),
+            evaluation=None if loss is None else ClientEvaluation(round=1, loss=loss, accuracy=0.0, label_count=10),
         )
         for name, loss in losses.items()
     )

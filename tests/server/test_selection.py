@@ -13,7 +13,7 @@ from server.coordinator_cases import context_of, training, update
 from server.server_rig import World, config, fleet
 
 from subfleet.methods.roles import ClosedRound
-from subfleet.methods.selector import AvailableClient, SelectionContext, at_random
+from subfleet.methods.selector import AvailableClient, SelectionContext, select_at_random
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.outliers import ChangeSize
@@ -25,7 +25,7 @@ from subfleet.testing.rounds import with_steps
 def drawn(names: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0) -> tuple[str, ...]:
     """Who is chosen by the draw that is usual."""
     clients = tuple(AvailableClient(client_id=name, sample_count=1, budget=Budget(memory_bytes=1)) for name in names)
-    found = at_random(SelectionContext(clients=clients, count=count, round=round_number, retry=retry, seed=seed))
+    found = select_at_random(SelectionContext(clients=clients, count=count, round=round_number, retry=retry, seed=seed))
     return tuple(sorted(found.clients))
 
 

@@ -10,7 +10,7 @@ from subfleet.elastic.families.records.plain import Fcn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.families.records.transformers import Decoder
 from subfleet.elastic.network import Family
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.heterofl import HeteroFL

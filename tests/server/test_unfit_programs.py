@@ -17,7 +17,7 @@ from server.coordinator_cases import (
     measuring,
     prepared,
     refusal,
-    requested_program_of,
+    request_program,
     size_of,
     task_failed,
     telemetry,
@@ -314,7 +314,7 @@ def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
     state = told(measuring(context), "ada", operators=("Conv",))
     state, exports = assigned(context, replace(state, written=known(context, {3: CALLED, 2: ("Conv",)})))
     assert (state.clients["ada"].size, state.clients["bob"].size) == (context.space[2], context.space[3])
-    requested_program = requested_program_of(state.clients["ada"])
+    requested_program = request_program(state.clients["ada"])
     assert requested_program is None or requested_program.program.size != context.space[3]
     assert all(one.program.size != context.space[3] for one in wanted_of(ProgramRequest, exports))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, context_of, scaled, training, update
 
-from subfleet.methods.aggregator import by_samples
+from subfleet.methods.aggregator import count_samples
 from subfleet.rounds.state import AcceptedUpdate, ClientState
 from subfleet.rounds.weights import find_fraction_limit, weigh_round
 
@@ -103,7 +103,7 @@ def test_limits_worked_out_by_hand(weights: list[float], max_fraction: float, li
 
 def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
     clients = _clients({"ada": 30, "bob": 30, "cyd": 40}, {"ada": 30, "bob": 2**40, "cyd": 20})
-    found = weigh_round(by_samples, clients, 0.5)
+    found = weigh_round(count_samples, clients, 0.5)
     assert {name: one.counted for name, one in found.items()} == {"ada": 30, "bob": 30, "cyd": 20}
     assert found["bob"].lowered == "it claims 1099511627776 samples, but its profile has 30"
     assert (found["ada"].lowered, found["cyd"].lowered) == ("", "")
@@ -112,13 +112,13 @@ def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
 
 def test_what_a_profile_claims_is_capped_too() -> None:
     most = 2**40
-    found = weigh_round(by_samples, _clients({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
+    found = weigh_round(count_samples, _clients({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
     assert {one.counted for one in found.values()} == {10}
     clients = _clients({"ada": 10, "bob": 10, "cyd": most}, {"ada": 10, "bob": 10, "cyd": most})
-    found = weigh_round(by_samples, clients, 0.5)
+    found = weigh_round(count_samples, clients, 0.5)
     assert {name: one.share for name, one in found.items()} == {"ada": 0.25, "bob": 0.25, "cyd": 0.5}
     assert found["cyd"].lowered == "its share is capped at 0.5 of the round"
-    off = weigh_round(by_samples, clients, 1.0)
+    off = weigh_round(count_samples, clients, 1.0)
     assert off["cyd"].counted == most
 
 
@@ -128,7 +128,7 @@ def test_a_scaled_update_weighs_less_before_shares_are_capped() -> None:
         replace(scaled(client, 0.25), outlier="it is far") if client.client_id == "bob" else client
         for client in clients
     ]
-    found = weigh_round(by_samples, clients, 0.5)
+    found = weigh_round(count_samples, clients, 0.5)
     assert {name: one.counted for name, one in found.items()} == {"ada": 10, "bob": 2.5, "cyd": 12.5}
     assert found["bob"].lowered == "scaled by 0.25, as it is far"
 
@@ -154,6 +154,6 @@ def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float
         )
         for name, told in samples.items()
     ]
-    weights = weigh_round(by_samples, clients, None)
+    weights = weigh_round(count_samples, clients, None)
     assert weights["c001"].share == pytest.approx(share, rel=1e-9)
     assert sum(one.share for one in weights.values()) == pytest.approx(1.0)

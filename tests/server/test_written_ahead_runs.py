@@ -9,7 +9,7 @@ import pytest
 from server.server_rig import FakeExports, World, config, fleet
 from server.test_export_queue import BUDGETS, SEARCH
 
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.task import Train

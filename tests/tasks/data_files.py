@@ -15,8 +15,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.tasks.catalogue import DATASETS
-from subfleet.tasks.named_dataset import NamedDataset
+from subfleet.tasks.named_dataset import DATASETS, NamedDataset
 from subfleet.tasks.readers.speech import KEYWORDS, WORDS
 from subfleet.tasks.source_files import DataFolders
 

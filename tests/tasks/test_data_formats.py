@@ -22,7 +22,7 @@ from tasks.data_files import (
 )
 
 from subfleet.protocol.errors import DataError, FileError
-from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.named_dataset import DATASETS
 from subfleet.tasks.readers.speech import KEYWORDS, WORDS
 from subfleet.tasks.transforms.tokens import character_tokens
 

@@ -17,8 +17,8 @@ from matrices import examples
 from subfleet.protocol.errors import DataError, FileError
 from subfleet.protocol.messages import Profile, decode, encode
 from subfleet.tasks import Dataset, load_digits, read_dataset, write_npz
-from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.dataset import MAX_CLASSES
+from subfleet.tasks.named_dataset import DATASETS
 
 INPUTS = hnp.arrays(
     np.float32,
@@ -275,7 +275,7 @@ def test_a_device_with_data_of_its_own_reads_no_registry(tmp_path: Path) -> None
     write_npz(tmp_path / "own.npz", load_digits())
     program = (
         "import sys; from subfleet.tasks import read_dataset; print(len(read_dataset(sys.argv[1])))\n"
-        "named = ('catalogue', 'published', 'task', 'download')\n"
+        "named = ('named_dataset', 'published', 'task', 'download')\n"
         "assert not {f'subfleet.tasks.{name}' for name in named} & set(sys.modules)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

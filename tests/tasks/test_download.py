@@ -12,8 +12,8 @@ import pytest
 
 from subfleet.protocol.errors import ConfigError, DataError, FileError, SubfleetError, TransportError
 from subfleet.tasks import download as download_module
-from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.download import download
+from subfleet.tasks.named_dataset import DATASETS
 from subfleet.tasks.source_files import DataFolders, SourceFile, find_availability, find_data_folders, locate
 
 CONTENT = bytes(range(256)) * 40

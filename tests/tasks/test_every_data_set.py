@@ -7,8 +7,7 @@ import pytest
 from tasks.data_files import MADE, folders, placed
 
 from subfleet.protocol.task_kinds import TASK_KINDS
-from subfleet.tasks.catalogue import DATASETS
-from subfleet.tasks.named_dataset import NamedDataset, TrainTest
+from subfleet.tasks.named_dataset import DATASETS, NamedDataset, TrainTest
 from subfleet.tasks.readers.included import PIXEL_CLASSES
 from subfleet.testing import DatasetContract
 

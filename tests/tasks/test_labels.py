@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from subfleet.protocol.errors import DataError
 from subfleet.tasks import DataForm, Dataset, read_dataset, write_npz
-from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.data_form import fit_to_form
+from subfleet.tasks.named_dataset import DATASETS
 
 FORM = DataForm(input_shape=(2,), class_count=3)
 WRONG = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from subfleet.tasks import read_dataset
-from subfleet.tasks.catalogue import DATASETS
+from subfleet.tasks.named_dataset import DATASETS
 from subfleet.tasks.source_files import find_availability, find_data_folders
 
 DATA = os.environ.get("SUBFLEET_DATA", "")

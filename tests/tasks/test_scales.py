@@ -15,8 +15,8 @@ from matrices import examples
 
 from subfleet.protocol.input_statistics import InputStatistics, scale_problem
 from subfleet.tasks import Dataset, describe_source, load_digits, measuring, write_npz
-from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.measuring import measure_inputs
+from subfleet.tasks.named_dataset import DATASETS
 
 REAL = ("fashion_mnist", "cifar10_subset", "speech_commands_subset")
 _DATA = os.environ.get("SUBFLEET_DATA", "")
@@ -105,7 +105,7 @@ def test_statistics_are_those_of_all_values_however_they_are_read(
 ) -> None:
     dataset = Dataset(inputs=inputs, labels=np.zeros(len(inputs), np.int64))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "_VALUES_AT_ONCE", at_once)
+        patch.setattr(measuring, "VALUES_AT_ONCE", at_once)
         found = measure_inputs(dataset)
     values = inputs.astype(np.float64)
     assert (found.minimum, found.maximum) == (values.min(), values.max())

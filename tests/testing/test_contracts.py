@@ -18,7 +18,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import AggregationContext, Aggregator, ClientUpdate, Replacement
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
-from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.describing import MethodInfo
 from subfleet.methods.roles import Roles
 from subfleet.protocol.submodel import Architecture
 from subfleet.tasks import Dataset
@@ -76,11 +76,10 @@ ROLES: dict[str, Roles] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
     TYPE: ClassVar[str] = "tried"
-    INFO: ClassVar[MethodInfo] = MethodInfo(title="Tried", paper="a test", varies=())
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="Tried", paper="a test", departures={"Wrong.": lambda method, setting: method.kind == "told badly"}
+    )
     kind: str = "sound"
-
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        return ("Wrong.",) if self.kind == "told badly" else ()
 
     def roles(self) -> Roles:
         return ROLES[self.kind]

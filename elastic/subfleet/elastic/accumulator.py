@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subfleet.elastic.exact_add import Term, add_exactly
-from subfleet.elastic.exact_mean import Move, move_tensors
+from subfleet.elastic.exact_sums import Move, Term, add_exactly, move_tensors
 from subfleet.elastic.grid import WeightGrid, limit_exponent
 from subfleet.elastic.held_regions import HeldRegion, HeldRegions, make_region
 from subfleet.elastic.maps import Placement, placements

@@ -1,8 +1,8 @@
-"""The loops over large arrays as machine code, where Numba is installed.
+"""Loops over large arrays, compiled if Numba is installed.
 
 PyTorch would write the converted, scaled, rounded and integer numbers to memory in four passes. These loops keep them
-in registers, and give the same bits. They release the interpreter's lock, so that threads work side by side. None uses
-fast mathematics: it may leave out NaN, and round otherwise than PyTorch does.
+in registers and give the same bits. They release the interpreter's lock, so threads run in parallel. They do not use
+fast math, which may ignore NaN and round differently than PyTorch.
 """
 
 import importlib.util
@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["ADDED_TOGETHER", "Loops", "loops_and_threads"]
+__all__ = ["ADDED_TOGETHER", "WORTH_COMPILING", "Loops", "compile_loops", "loops_and_threads"]
 
 ADDED_TOGETHER = 4
-"""Arrays that are added to a sum at a time; more would need more registers than there are."""
-_WORTH_COMPILING = 2**20
-"""Elements from which compiling, a second for each process, and threads pay off."""
+"""Arrays that are added to a sum in one pass; more would not fit the registers."""
+WORTH_COMPILING = 2**20
+"""Number of elements from which threads, and compiling for a second in each process, pay off."""
 _BLOCK = 512
-"""Elements that are checked, and then added, while they are in the first-level cache."""
+"""Elements that are checked and then added while they are in the first-level cache."""
 
 _Array = Any
 """A contiguous NumPy array of one dimension."""
@@ -34,11 +34,11 @@ class Loops:
 
     Attributes:
         add: (total, values, factors, limit, start, stop) adds round(factor * values) of `ADDED_TOGETHER` float32
-            arrays, with as many float factors, to int64 sums, from start to stop. Up to the place that it returns it
-            has added all of them, and from there on none; that is stop, or lies before a value that is not finite or
-            above the float32 limit.
+            arrays and as many float factors to int64 sums, from start to stop. Returns the position up to which it
+            added all of them; from there on it added none. That is stop, or a position before a value that is not
+            finite or exceeds the float32 limit.
         move: (old, total, divisor, new, start, stop) writes old + total / divisor, computed in float64, to the float32
-            array `new`, and old itself where the int64 total is 0; it returns True.
+            array `new`, or old itself where the int64 total is 0. Returns True.
     """
 
     add: Callable[[_Array, tuple[_Array, ...], tuple[float, ...], np.float32, int, int], int]
@@ -46,20 +46,20 @@ class Loops:
 
 
 def loops_and_threads(tensors: Sequence[Tensor]) -> tuple[Loops | None, int]:
-    """What to work on tensors with: the loops, where there are any, and how many threads.
+    """The compiled loops, if any, and the number of threads for these tensors.
 
-    No loops, and one thread, for those that are not on the CPU or too small to be worth it; otherwise as many threads
-    as `torch.get_num_threads` says.
+    Without loops and with one thread if the tensors are not on the CPU or too small to pay off; otherwise
+    `torch.get_num_threads()` threads.
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-    if not on_cpu or sum(tensor.numel() for tensor in tensors) < _WORTH_COMPILING:
+    if not on_cpu or sum(tensor.numel() for tensor in tensors) < WORTH_COMPILING:
         return None, 1
-    return _compiled(), torch.get_num_threads()
+    return compile_loops(), torch.get_num_threads()
 
 
 @cache
-def _compiled() -> Loops | None:
-    """The loops; None where there is no Numba. Each is compiled at its first call in a process."""
+def compile_loops() -> Loops | None:
+    """The loops, or None without Numba. Each is compiled at its first call in a process."""
     if importlib.util.find_spec("numba") is None:
         return None
     import numba
@@ -71,12 +71,12 @@ def _compiled() -> Loops | None:
         f, g, h, k = factors
         for first in range(start, stop, _BLOCK):
             last = min(first + _BLOCK, stop)
-            # Sliced first: indices that might be negative would keep the loops from being vectorised.
+            # Slices first: indices that may be negative would prevent vectorisation.
             a, b, c, d = values[0][first:last], values[1][first:last], values[2][first:last], values[3][first:last]
             block = total[first:last]
             allowed = True
             for i in range(block.size):
-                # NaN is not allowed, either.
+                # NaN fails these comparisons, too.
                 allowed &= (abs(a[i]) <= limit) & (abs(b[i]) <= limit) & (abs(c[i]) <= limit) & (abs(d[i]) <= limit)
             if not allowed:
                 return first

@@ -25,7 +25,7 @@ from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import TensorMap, extract, tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.spaces import SearchSpace
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 

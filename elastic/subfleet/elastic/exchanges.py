@@ -1,27 +1,29 @@
-"""What a client receives of a model, and how its change comes back: a pair of maps, where slicing is not meant."""
+"""Maps between the model and a client's own network, where the client's network is not a slice of the model."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, zeros
 
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import Network
+from subfleet.elastic.replication import Replicate, Replication
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Exchange", "embed_submodel"]
+__all__ = ["Exchange", "Narrowing", "embed_submodel"]
 
 
 class Exchange(Protocol):
-    """A pair of maps between a model and a client's own network, both linear.
+    """A pair of linear maps between a model and a client's own network.
 
-    A change of nothing comes back as a change of nothing, whatever the maps are; where down after up is the identity, a
-    client that trains alone gets back what it had. `subfleet.elastic.replication.Replication` is one.
+    A zero change stays a zero change. Where down after up is the identity, a client that trains alone gets back what it
+    had. `subfleet.elastic.replication.Replication` is one.
     """
 
     @property
     def key(self) -> str:
-        """Another one for every pair that gives clients of one size other weights."""
+        """Differs for every pair of maps that gives clients of one size different weights."""
         ...
 
     @property
@@ -30,29 +32,74 @@ class Exchange(Protocol):
         ...
 
     def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The client's own tensors out of the model's."""
+        """Compute the client's own tensors from the model's."""
         ...
 
     def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The change of the model's tensors that a change of all, or of some, of the client's own comes to."""
+        """Compute the change of the model's tensors from a change of all or some of the client's own."""
         ...
 
 
 def embed_submodel(network: Network, architecture: Architecture, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A submodel's tensors at their place in tensors of the whole network's shapes, with 0 everywhere else.
-
-    What is cut from these is the submodel again, to the last bit.
+    """The tensors of a submodel embedded in zeros of the whole network's shapes; extracting them restores every bit.
 
     Args:
         network: the declaration.
-        architecture: where they are put.
+        architecture: the submodel.
         local: all of the submodel's tensors.
 
     Raises:
-        ConfigError: the architecture is no submodel of this network.
+        ConfigError: the architecture is not a submodel of this network.
     """
-    found = {}
-    for name, place in tensor_maps(network, architecture).items():
-        found[name] = zeros(network.tensors[name].shape, dtype=local[name].dtype, device=local[name].device)
-        place.scatter(local[name], found[name])
-    return found
+    embedded = {}
+    for name, tensor_map in tensor_maps(network, architecture).items():
+        embedded[name] = zeros(network.tensors[name].shape, dtype=local[name].dtype, device=local[name].device)
+        tensor_map.scatter(local[name], embedded[name])
+    return embedded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrowing:
+    """An `Exchange` that replicates on the way up and narrows on the way down as FedADP's text says.
+
+    The first indices of each shorter axis stay. The reading weights of the removed indices are summed, divided by the
+    number of indices that stay, and added to theirs ("FedADP", 2025, section III-B2: "the weights of what is removed
+    are evenly redistributed, so that the functionality is retained"). This holds only if all neurons of a layer compute
+    the same. Otherwise the smaller network computes something else, and down after up is not the identity.
+
+    Algorithm 3 says the same of a neuron's undefined "value". Applied also to the weights that compute and normalise a
+    neuron, a network of a quarter of the width would start with values 64 times as large after each layer.
+
+    Attributes:
+        replication: the maps of the way up.
+    """
+
+    replication: Replication
+
+    @property
+    def key(self) -> str:
+        """See `Exchange`."""
+        return f"narrowed/{self.replication.key}"
+
+    @property
+    def moved(self) -> Architecture:
+        """See `Exchange`."""
+        return self.replication.moved
+
+    def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Exchange`."""
+        return {name: _narrow(tensor_map, state[name]) for name, tensor_map in self.replication.maps().items()}
+
+    def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Exchange`."""
+        return self.replication.up(change)
+
+
+def _narrow(tensor_map: Replicate, tensor: Tensor) -> Tensor:
+    narrowed = tensor.reshape(tensor_map.unfolded).double()
+    for dim, (source, reads) in enumerate(zip(tensor_map.sources, tensor_map.reads, strict=True)):
+        if source is not None:
+            count = tensor_map.kept[dim]
+            cut = narrowed.narrow(dim, count, narrowed.shape[dim] - count).sum(dim, keepdim=True)
+            narrowed = narrowed.narrow(dim, 0, count) + (cut / count if reads else 0.0)
+    return narrowed.reshape(tensor_map.local).to(tensor.dtype)

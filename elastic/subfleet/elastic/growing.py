@@ -1,14 +1,23 @@
-"""Networks that grow by a block: it is inserted behind another, and all others keep their names.
+"""Networks that grow block by block: an inserted block, wider cells, deeper cells.
 
-A block is told by its section and a number in it, not by its place. A new one gets a number that its section has not
-had, so that tensors, axes and submodels' blocks are called in the deeper network as they were before.
+A block is identified by its section and a number, not by its position. An inserted block gets a number that its section
+has not used, so all other tensors, axes and blocks keep their names in the deeper network.
+
+FedTrans (Zhu et al. 2024, section 4.1) transforms a model cell by cell. Here a cell is a block, including the first of
+a section. A cell becomes wider along its inner axes, so that no other shape changes. Layers of a plain chain have none:
+their outputs are the stream of their section, because submodels may leave layers out. The whole section then becomes
+wider, or, where layers have widths of their own, each layer by itself.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from subfleet.elastic.axes import Axis
+from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.blocks import (
     OF_BLOCKS,
     OF_SECTIONS_OR_BLOCKS,
@@ -16,88 +25,215 @@ from subfleet.elastic.families.records.blocks import (
     encode_block_numbers,
     expand_to_blocks,
 )
-from subfleet.elastic.network import Family
+from subfleet.elastic.families.sections import block_name
+from subfleet.elastic.identities import can_be_identity
+from subfleet.elastic.network import Family, Network
+from subfleet.elastic.resizing import AXES_OF_BLOCKS, has_section_widths, has_setting, head_widths, resize
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["insert_block"]
+__all__ = [
+    "Cell",
+    "can_deepen",
+    "count_cell_parameters",
+    "deepen_cell",
+    "find_changed_cells",
+    "insert_block",
+    "list_cells",
+    "widen_cells",
+]
 
 _FamilyT = TypeVar("_FamilyT", bound=Family)
 _NONE: Mapping[str, int] = MappingProxyType({})
 _WHERE_EMPTY: Mapping[str, int] = MappingProxyType({"squeezed_widths": 0})
-"""What every block has where a setting is empty; of the others, their family knows."""
+"""The size of every block if a setting is empty; for other settings the family decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        name: name of its block and prefix of its tensors and inner axes.
+        section: index of its section.
+        number: number of its block in the section.
+        axes: axes that become longer when it is widened; empty if it has no width of its own. Heads of attention are
+            included if all blocks have heads of one width, which settings can then express.
+    """
+
+    name: str
+    section: int
+    number: int
+    axes: tuple[str, ...]
+
+
+def list_cells(network: Network) -> tuple[Cell, ...]:
+    """All cells, in network order."""
+    cells = []
+    for section, numbers in enumerate(block_numbers(network.config)):
+        for number in numbers:
+            name = block_name(section, number)
+            cells.append(Cell(name=name, section=section, number=number, axes=_cell_axes(network, name, section)))
+    return tuple(cells)
+
+
+def count_cell_parameters(network: Network) -> dict[str, int]:
+    """The parameters of each cell by its name, running statistics included."""
+    shapes = network.shapes(network.full_architecture())
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    return {
+        cell.name: sum(size for name, size in sizes.items() if name.startswith(f"{cell.name}."))
+        for cell in list_cells(network)
+    }
 
 
 def insert_block(config: _FamilyT, *, section: int, after: int, sizes: Mapping[str, int] = _NONE) -> _FamilyT:
-    """The settings of a network with one more block, whose number is one above the largest of its section.
+    """The settings of a network with one more block, numbered one above the largest number of its section.
 
-    It comes behind another, so a section's first block stays the first: it reads what comes before the section, which
-    may have another width or be halved, and no submodel leaves it out. The new one keeps its section's width, or, where
-    layers have widths of their own, that of the layer before it, and can be left out. At the end of a section whose
-    blocks are counted, it is as if the section had been as deep from the start. What a section had and has no more is
-    not known here: blocks are left out by submodels, and not taken from settings.
+    A section's first block stays first, because it reads the output of the previous section, which may be wider or
+    halved, and no submodel leaves it out. The new block can be left out. It has the width of its section or, where
+    layers have widths of their own, of the layer before it. Appended to a section with counted blocks, it gives the
+    settings of a network that was as deep from the start.
 
-    With first weights of its own the deeper network computes what the other one does where blocks start as the
-    identity, as those of `Mlp`, `PreactResNet` and the transformers do. `subfleet.elastic.identities` makes those of
-    most other families so.
+    With its own first weights, the deeper network computes the same as before if blocks start as the identity, as in
+    `Mlp`, `PreactResNet` and the transformers. `subfleet.elastic.identities` does this for most other families.
 
     Args:
-        config: of the network as it is.
+        config: settings of the network.
         section: index of the section.
         after: number of the block that the new one follows.
-        sizes: of the new block, by the setting that has one for each block, such as `hidden_widths`; those that are not
-            named are as in the block that it follows.
+        sizes: sizes of the new block by setting, such as `hidden_widths`; the others are those of the block that it
+            follows.
 
     Raises:
-        ConfigError: there is no such section, block or setting, a size is out of its range, or its setting is empty,
-            so that the other blocks' are their family's; or the family does not number its blocks.
+        ConfigError: there is no such section, block or setting; a size is out of range, or its setting is empty, so
+            that the family decides it for the other blocks; or the family does not number its blocks.
     """
-    if "block_numbers" not in {field.name for field in fields(config)}:
+    if not has_setting(config, "block_numbers"):
         raise ConfigError(
             f"family {config.TYPE!r} has no setting block_numbers, so no block can be inserted into its networks"
         )
     numbers, depths = block_numbers(config), config.depths
     if not 0 <= section < len(depths):
         raise ConfigError(
-            f"a block is to be inserted into section {section}, but must be in one of 0 to {len(depths) - 1}"
+            f"a block is to be inserted into section {section}, but the network has sections 0 to {len(depths) - 1}"
         )
     own = numbers[section]
     if after not in own:
         raise ConfigError(
-            f"a block is to be inserted behind number {after} of section {section}, but must be behind one of its "
-            f"{list(own)}"
+            f"a block is to be inserted after number {after} of section {section}, which has the numbers {list(own)}"
         )
-    place = own.index(after) + 1
-    grown = (*own[:place], max(own) + 1, *own[place:])
+    position = own.index(after) + 1
+    grown = (*own[:position], max(own) + 1, *own[position:])
     return replace(
         config,
         depths=(*depths[:section], len(grown), *depths[section + 1 :]),
         block_numbers=encode_block_numbers((*numbers[:section], grown, *numbers[section + 1 :])),
-        **_sizes(config, sum(depths[:section]) + place, sizes),
+        **_insert_sizes(config, sum(depths[:section]) + position, sizes),
     )
 
 
-def _sizes(config: Family, place: int, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The settings that have a size for each block, with one more of them at a place among all blocks."""
+def widen_cells(config: _FamilyT, cells: Collection[str], factor: float) -> _FamilyT:
+    """The settings of a network in which some cells are wider.
+
+    Args:
+        config: settings of the network.
+        cells: names of the cells to widen.
+        factor: factor of the axis lengths, above 1; rounded up to whole indices, or to whole groups of an axis with
+            groups.
+
+    Raises:
+        ConfigError: the factor is not above 1, or a cell does not exist or has no width of its own.
+    """
+    if factor <= 1:
+        raise ConfigError(f"cells are widened by a factor of {factor}, but it must be above 1")
+    network = network_of(config)
+    known = {cell.name: cell for cell in list_cells(network)}
+    for name in cells:
+        if name not in known:
+            raise ConfigError(f"cell {name!r} is to be widened, but the network has the cells {sorted(known)}")
+        if not known[name].axes:
+            raise ConfigError(f"cell {name!r} has no width of its own; deepen it instead")
+    longer = {axis for name in cells for axis in known[name].axes}
+    sizes = {name: _lengthen(axis, factor) if name in longer else axis.size for name, axis in network.axes.items()}
+    grown: _FamilyT = resize(network, sizes)
+    return grown
+
+
+def deepen_cell(config: _FamilyT, cell: Cell, count: int = 1) -> _FamilyT:
+    """The settings of a network with cells of the same sizes inserted after a cell.
+
+    Raises:
+        ConfigError: the network has no such cell, or its family does not number its blocks.
+    """
+    after = cell.number
+    for _ in range(count):
+        numbers = block_numbers(config)[cell.section]
+        config, after = insert_block(config, section=cell.section, after=after), max(numbers) + 1
+    return config
+
+
+def can_deepen(network: Network, cell: Cell) -> bool:
+    """Whether a cell inserted after this one can start as the identity."""
+    deeper = network_of(deepen_cell(network.config, cell))
+    (new,) = {block.name for block in deeper.blocks} - {block.name for block in network.blocks}
+    return can_be_identity(deeper, new)
+
+
+def find_changed_cells(parent: Network, grown: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The cells that are wider in a network that grew from a parent, and the cells that new ones follow in it."""
+    if parent.config == grown.config:
+        return (), ()
+    before = {cell.name: cell for cell in list_cells(parent)}
+    wider, deeper, previous = list[str](), list[str](), ""
+    for cell in list_cells(grown):
+        known = before.get(cell.name)
+        if known is None:
+            deeper.append(previous)  # a section's first cell always exists
+            continue
+        previous = cell.name
+        if any(grown.axes[axis].size > parent.axes[axis].size for axis in known.axes if axis in grown.axes):
+            wider.append(cell.name)
+    return tuple(wider), tuple(dict.fromkeys(deeper))
+
+
+def _insert_sizes(config: Family, position: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The settings with a size for each block, with one more size at a position among all blocks."""
     values = {name: getattr(config, name) for name in (*OF_SECTIONS_OR_BLOCKS, *OF_BLOCKS) if hasattr(config, name)}
     unknown = sorted(sizes.keys() - values.keys())
     if unknown:
         raise ConfigError(
-            f"the new block is given {unknown[0]}, but of family {config.TYPE!r} each block has {sorted(values)} alone"
+            f"the new block is given {unknown[0]}, but blocks of family {config.TYPE!r} only have {sorted(values)}"
         )
-    return {name: _with_one_more(config, name, value, place, sizes.get(name)) for name, value in values.items()}
+    return {name: _insert_size(config, name, value, position, sizes.get(name)) for name, value in values.items()}
 
 
-def _with_one_more(config: Family, name: str, values: tuple[int, ...], place: int, size: int | None) -> tuple[int, ...]:
+def _insert_size(
+    config: Family, name: str, values: tuple[int, ...], position: int, size: int | None
+) -> tuple[int, ...]:
     depths = config.depths
     of_sections = name not in OF_BLOCKS and len(values) == len(depths)
-    if size is None and (of_sections or not values):  # it has what its section has
+    if size is None and (of_sections or not values):  # the size of its section
         return values
     if not values:
         if name not in _WHERE_EMPTY:
             raise ConfigError(
-                f"the new block's {name} is {size}, but the network has no {name} for its other blocks; give it those "
-                "first"
+                f"the new block's {name} is {size}, but the other blocks have no {name}; give it to them first"
             )
         values = (_WHERE_EMPTY[name],) * sum(depths)
     each = expand_to_blocks(values, depths)
-    return (*each[:place], each[place - 1] if size is None else size, *each[place:])
+    return (*each[:position], each[position - 1] if size is None else size, *each[position:])
+
+
+def _cell_axes(network: Network, name: str, section: int) -> tuple[str, ...]:
+    if has_section_widths(network.config):
+        stream = f"section{section}.stream"
+        return (stream,) * (stream in network.axes)
+    ends = {end for ends in AXES_OF_BLOCKS.values() for end in ends}
+    if len(head_widths(network)) > 1:
+        ends -= {"heads"}
+    return tuple(axis for axis in network.axes if axis.rpartition(".")[0] == name and axis.rpartition(".")[2] in ends)
+
+
+def _lengthen(axis: Axis, factor: float) -> int:
+    exact = Fraction(str(factor)) * (axis.size // axis.granularity)
+    return math.ceil(exact) * axis.granularity

@@ -1,18 +1,20 @@
-"""The first weights of a network that grew from another one."""
+"""Weights along a lineage: the first weights of a network that grew from another, and maps between the two later."""
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Generator, Tensor, ones_like, randn, tensor, where, zeros_like
 
 from subfleet.elastic.building import init_state
 from subfleet.elastic.lineage import Chosen, Copied, Drawn, Inheritance, Placed, Replicated
-from subfleet.elastic.maps import tensor_maps
+from subfleet.elastic.maps import TensorMap, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["embed_weights", "inherit"]
+__all__ = ["Descent", "MappedTensor", "embed_weights", "inherit"]
 
 
 def inherit(
@@ -123,3 +125,69 @@ def _choose(network: Network, parent: Network, weights: Mapping[str, Tensor]) ->
             f"network {network.id!r} is to have tensor {odd[0]!r} of {parent.id!r}, which has none of that shape"
         )
     return {name: weights[name].clone() for name in network.tensors}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MappedTensor:
+    """A tensor of one network in the shape of another.
+
+    Attributes:
+        values: float64 values in the other network's shape.
+        held: 1 at the elements that come from the first network, else 0; None if all do.
+    """
+
+    values: Tensor
+    held: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Descent:
+    """Maps weights between a parent and the network that grew from it, in both directions.
+
+    Attributes:
+        child: the grown network.
+        maps: maps of the parent's tensors into the child's, by name.
+        everywhere: whether each index of the child copies one of the parent's.
+    """
+
+    child: Network
+    maps: Mapping[str, TensorMap]
+    everywhere: bool
+
+    @classmethod
+    def of(cls, child: Network, parent: Network, how: Inheritance, share: Literal["transform", "crop"]) -> "Descent":
+        """Create the maps between a parent and its child.
+
+        Args:
+            child: the grown network.
+            parent: the network that it grew from.
+            how: the map by which it grew.
+            share: "transform" uses that map where it has copies; "crop" puts the parent at the front of every axis, as
+                in HeteroFL, and everything beyond is not the parent's.
+
+        Raises:
+            ConfigError: the parent is not a submodel of the child.
+        """
+        if share == "transform" and isinstance(how, Replicated):
+            return cls(child=child, maps=Replication.of(child, parent, how).maps(), everywhere=True)
+        return cls(child=child, maps=tensor_maps(child, size_in(child, parent)), everywhere=False)
+
+    def down(self, name: str, parent: MappedTensor) -> MappedTensor:
+        """Map a tensor of the parent into the child."""
+        if parent.values.shape == self.child.tensors[name].shape:  # axes only grow, so all are equal
+            return parent
+        values, held = self._embed(name, parent.values), parent.held
+        if held is None and not self.everywhere:
+            held = ones_like(parent.values)
+        return MappedTensor(values=values, held=None if held is None else self._embed(name, held).gt(0).double())
+
+    def up(self, name: str, child: MappedTensor) -> MappedTensor:
+        """Map a tensor of the child, which the parent has, into the parent."""
+        tensor_map = self.maps[name]
+        held = None if child.held is None else tensor_map.extract(child.held).gt(0).double()
+        return MappedTensor(values=tensor_map.extract(child.values), held=held)
+
+    def _embed(self, name: str, local: Tensor) -> Tensor:
+        into = local.new_zeros(self.child.tensors[name].shape)
+        self.maps[name].scatter(local, into)
+        return into

@@ -1,4 +1,4 @@
-"""Settings of the robust rules, which need every single update; `subfleet.elastic.stacked` computes them."""
+"""Settings of the robust rules, which need every single update; `subfleet.elastic.robust_rules` computes them."""
 
 import typing
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subfleet.elastic.maps import TensorMap, tensor_maps
 from subfleet.elastic.network import Network, Role
-from subfleet.elastic.weight_sizes import Central, WeightNorm
+from subfleet.elastic.technique_settings import Central, WeightNorm
 from subfleet.protocol.submodel import Architecture
 
 __all__ = ["compute_scale_factors", "scale_change"]

@@ -1,4 +1,4 @@
-"""Paths of a supernet: networks by themselves that have one operator of each choice (FedorAS, section 3.1)."""
+"""Paths of a supernet: networks with one operator of each choice (FedorAS, section 3.1)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,15 +12,13 @@ __all__ = ["path_architecture", "specialise_family"]
 
 
 def path_architecture(network: Network, operators: Sequence[str], *, name: str = "") -> Architecture:
-    """The path with these operators, one for each of the network's choices in their order.
+    """The path with one operator for each choice of the network, in order.
 
     Raises:
-        ConfigError: they are not as many, or one is none of its choice's.
+        ConfigError: the number of operators differs, or a choice lacks its operator.
     """
     if len(operators) != len(network.choices):
-        raise ConfigError(
-            f"a path names {len(operators)} operators, but the network has {len(network.choices)} choices"
-        )
+        raise ConfigError(f"a path has {len(operators)} operators, but the network has {len(network.choices)} choices")
     chosen = tuple((choice, (operator,)) for choice, operator in zip(network.choices, operators, strict=True))
     architecture = replace(network.full_architecture(), choices=chosen, name=name)
     network.check(architecture)
@@ -28,15 +26,17 @@ def path_architecture(network: Network, operators: Sequence[str], *, name: str =
 
 
 def specialise_family(network: Network, path: Architecture) -> AnyFamily:
-    """The settings of a path as a network of its own, whose tensors have the names and shapes that the path has.
+    """The settings of a path as a network of its own; names and shapes of its tensors are those of the path.
 
     Raises:
-        ConfigError: the architecture is no path of this network, or its family knows no operators.
+        ConfigError: the architecture is not a path of this network, or its family has no operators.
     """
     network.check(path)
     if not network.is_path(path):
-        raise ConfigError(f"a submodel keeps the operators {dict(path.choices)}, but a path has one of each choice")
+        raise ConfigError(
+            f"a submodel keeps the operators {dict(path.choices)}, but a path has exactly one of each choice"
+        )
     if not isinstance(network.config, Supernet):
         raise ConfigError(f"family {network.config.TYPE!r} has no operators to choose from")
-    found: AnyFamily = network.config.with_operators(network.operators_of(path))
-    return found
+    family: AnyFamily = network.config.with_operators(network.operators_of(path))
+    return family

@@ -18,8 +18,8 @@ from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import DataForm, Dataset, read_dataset
-from subfleet.tasks.catalogue import DATASETS
 from subfleet.tasks.data_form import fit_to_form
+from subfleet.tasks.named_dataset import DATASETS
 from subfleet.tasks.source_files import find_data_folders
 
 __all__ = ["gathered"]

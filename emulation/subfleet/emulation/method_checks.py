@@ -23,13 +23,13 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
 from subfleet.elastic.model_state import unpack_state
 from subfleet.elastic.network import Family, Network
+from subfleet.elastic.robust_rules import StackMember, find_held_elements
 from subfleet.elastic.running_statistics import recalibrate
-from subfleet.elastic.stacking import StackMember, find_held_elements
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.methods import METHODS, AnyMethod
-from subfleet.methods.aggregator import as_aggregated, shared_by_all
+from subfleet.methods.aggregator import keep_aggregate, share_everything
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.techniques import NormPolicy
@@ -122,7 +122,7 @@ def _experiment(context: RunContext) -> GatheredRun:
     the largest: those of the whole model are else never trained.
     """
     space = context.candidates
-    banked = context.roles.aggregator.sharing_groups is not shared_by_all and not context.roles.aggregator.personal
+    banked = context.roles.aggregator.sharing_groups is not share_everything and not context.roles.aggregator.personal
     places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole, runtimes = load_digits(), context.config.targets
     clients = tuple(
@@ -197,7 +197,7 @@ def _complaints(context: RunContext, experiment: GatheredRun, result: BatchResul
         yield from _unsearched(result)
     # What a method does to the whole model after a round moves more than was trained.
     whole = (
-        context.roles.aggregator.after_round is not as_aggregated or context.roles.techniques.distillation is not None
+        context.roles.aggregator.after_round is not keep_aggregate or context.roles.techniques.distillation is not None
     )
     moved = () if whole else _moved_elsewhere(context, result)
     if moved:

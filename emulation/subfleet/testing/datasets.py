@@ -4,8 +4,7 @@ import numpy as np
 
 from subfleet.protocol.registry import Registry
 from subfleet.tasks import Dataset, read_dataset
-from subfleet.tasks.catalogue import DATASETS
-from subfleet.tasks.named_dataset import NamedDataset, TrainTest
+from subfleet.tasks.named_dataset import DATASETS, NamedDataset, TrainTest
 
 __all__ = ["DatasetContract"]
 

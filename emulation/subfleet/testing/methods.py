@@ -11,13 +11,12 @@ import torch
 from subfleet.elastic.maps import nested_maps
 from subfleet.elastic.model_state import pack_state, unpack_state
 from subfleet.elastic.network import Family, Network
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import AnyMethod
-from subfleet.methods.aggregator import Participant, as_aggregated
+from subfleet.methods.aggregator import Participant, keep_aggregate
 from subfleet.methods.assigner import Draw
-from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.local_training import Trainee
-from subfleet.methods.roles import ClosedRound
+from subfleet.methods.describing import MethodInfo, Setting, list_departures
+from subfleet.methods.roles import ClosedRound, Trainee
 from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionContext
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.readings import Budget
@@ -80,7 +79,7 @@ class MethodContract:
     def test_it_is_a_record_that_says_what_it_is(self) -> None:
         """A frozen dataclass with a name and a description, whose parameters all have defaults."""
         kind = type(self.method)
-        problem = problem_with_record(kind, self.method.TYPE, ("INFO", "departures", "roles"))
+        problem = problem_with_record(kind, self.method.TYPE, ("INFO", "roles"))
         assert not problem, problem
         assert isinstance(self.method.INFO, MethodInfo), "INFO must be a MethodInfo"
         assert self.method.INFO.title, "INFO.title is empty"
@@ -100,10 +99,9 @@ class MethodContract:
     def test_departures_are_sentences(self) -> None:
         """They are joined by semicolons, and the same whenever they are asked for."""
         for setting in _SETTINGS:
-            told = self.method.departures(setting)
-            assert isinstance(told, tuple), "departures() must give a tuple"
-            assert told == self.method.departures(setting), "departures() tells something else the second time"
-            for text in told:
+            departures = list_departures(self.method, setting)
+            assert departures == list_departures(self.method, setting), "INFO.departures differ the second time"
+            for text in departures:
                 well = text == text.strip() and text.isprintable() and len(text.split()) > 1
                 assert well, f"{text!r} is no sentence on one line"
                 assert "; " not in text, f"{text!r} has a semicolon, by which departures are joined"
@@ -138,7 +136,7 @@ class MethodContract:
         """And something moves for the clients that trained."""
         context = make_context(self.method, self.model)
         if changes_whole_model(context):
-            context = replace(context, roles=with_steps(context.roles, after_round=as_aggregated, distillation=None))
+            context = replace(context, roles=with_steps(context.roles, after_round=keep_aggregate, distillation=None))
         state, clients = draw_state(context.network), list_clients(context)[:2]
         least = context.roles.aggregator.min_contributors(context.network)
         clients = [*clients, *(replace(clients[0], name=f"other{number}") for number in range(len(clients), least))]

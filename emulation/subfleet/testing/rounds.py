@@ -20,7 +20,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.methods import AnyMethod
-from subfleet.methods.aggregator import Participant, as_aggregated
+from subfleet.methods.aggregator import Participant, keep_aggregate
 from subfleet.methods.assigner import AssignmentContext, Draw
 from subfleet.methods.roles import Roles
 from subfleet.protocol.blobs import BlobRef
@@ -261,7 +261,7 @@ def with_steps(roles: Roles, **steps: Any) -> Roles:
 def changes_whole_model(context: RunContext) -> bool:
     """Whether a method goes on with the whole model after a round."""
     return (
-        context.roles.aggregator.after_round is not as_aggregated or context.roles.techniques.distillation is not None
+        context.roles.aggregator.after_round is not keep_aggregate or context.roles.techniques.distillation is not None
     )
 
 

@@ -20,7 +20,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import NormMoments, pool_statistics
-from subfleet.methods.aggregator import Participant, by_samples
+from subfleet.methods.aggregator import Participant, count_samples
 from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.submodel import Architecture
@@ -132,7 +132,7 @@ def _calibrated(
     """The state of one network, whose answers are in it, and whose were refused and why."""
     refused = dict[str, str]()
     of_copies = dict[str, _Measured]()
-    weights = weigh_round(by_samples, clients, aggregation.max_client_fraction)
+    weights = weigh_round(count_samples, clients, aggregation.max_client_fraction)
     participants = list[Participant]()
     for client in sorted(clients, key=lambda one: one.client_id):
         participant, work = client.participant, None if client.task is None else client.task.work

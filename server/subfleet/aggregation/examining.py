@@ -13,9 +13,8 @@ from subfleet.aggregation.views import Views, as_client, untrained_fraction
 from subfleet.elastic.evaluate import EvaluationResult, evaluate
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import Participant
-from subfleet.methods.assigner import stream_of
-from subfleet.methods.model_kinds import EvaluatedModel
+from subfleet.methods.aggregator import EvaluatedModel, Participant
+from subfleet.methods.assigner import open_stream
 from subfleet.protocol.metric_sums import Totals
 from subfleet.rounds.networks import find_standing
 from subfleet.rounds.state import RunState
@@ -133,7 +132,9 @@ class Examiner:
 
     def _of_paths(self, state: ModelState, network: Network, round_number: int) -> Examined:
         seed = self._views.context.config.seed
-        architectures = random_paths(network, min(_PATHS, len(self._labels)), stream_of(f"{seed}/{round_number}/paths"))
+        architectures = random_paths(
+            network, min(_PATHS, len(self._labels)), open_stream(f"{seed}/{round_number}/paths")
+        )
         clients = [as_client(network, architecture) for architecture in architectures]
         found = [self._own(state, one, slice(place, None, len(clients))) for place, one in enumerate(clients)]
         untrained = self._mean(self._untrained(state, client) for client in clients)

@@ -18,9 +18,8 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Network
+from subfleet.elastic.robust_rules import Stack, StackMember, aggregate_robustly, find_held_elements
 from subfleet.elastic.server_optimisers import Moments
-from subfleet.elastic.stacked import Stack, aggregate_robustly
-from subfleet.elastic.stacking import StackMember, find_held_elements
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant, Replacement
 from subfleet.methods.assigner import Draw

@@ -12,7 +12,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import recalibrate
 from subfleet.elastic.supernets import path_architecture
-from subfleet.methods.path_search import Generation, ProposalContext
+from subfleet.methods.run_networks import Generation
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import Objective
@@ -67,7 +67,7 @@ def proposed_generation(context: RunContext, state: RunState) -> Generation | No
     if search is None or supernet is None:
         return None
     memory = get_memory(context, state)
-    generation = search.propose(ProposalContext(network=supernet, memory=memory, seed=context.config.seed))
+    generation = search.propose(memory, supernet, context.config.seed)
     if generation is None:
         for lineage in search.conclude(memory, supernet, state.aggregated_round):
             context.declared(lineage)

@@ -42,7 +42,7 @@ def list_datasets(json: Json = False, verbose: Verbose = False) -> None:
         from rich.table import Table
 
         from subfleet.cli.console import to_text
-        from subfleet.tasks.catalogue import DATASETS
+        from subfleet.tasks.named_dataset import DATASETS
 
         described = {name: _describe(task) for name, task in DATASETS.items()}
         described |= {name: _describe_broken(name, reason) for name, reason in DATASETS.broken.items()}
@@ -80,7 +80,7 @@ def show(
         from subfleet.emulation.partitions import partition as divide
         from subfleet.protocol.schema import validated
         from subfleet.settings.samples import PartitionSettings
-        from subfleet.tasks.catalogue import DATASETS
+        from subfleet.tasks.named_dataset import DATASETS
 
         task = DATASETS.named(name)
         settings = None

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from subfleet.cli.console import show_table
 from subfleet.methods import METHODS, Method
-from subfleet.methods.describing import MethodInfo, Setting, departures_of, status_of
+from subfleet.methods.describing import MethodInfo, Setting, join_departures, list_departures
 from subfleet.protocol.schema import to_plain
 
 __all__ = ["describe_method", "describe_methods", "show_methods", "show_parameters"]
@@ -33,7 +33,7 @@ def describe_method(name: str) -> Row:
         ConfigError: there is no such method, or it cannot be loaded.
     """
     kind = METHODS.named(name)
-    return _row(kind.INFO, status_of(departures_of(kind(), Setting())), _parameters(kind()))
+    return _row(kind.INFO, join_departures(list_departures(kind(), Setting())), _parameters(kind()))
 
 
 def show_parameters(console: Console, name: str) -> None:

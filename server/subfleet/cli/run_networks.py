@@ -22,7 +22,7 @@ from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
-from subfleet.methods.assigner import stream_of
+from subfleet.methods.assigner import open_stream
 from subfleet.programs.supply import read_figures
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
@@ -175,7 +175,7 @@ def choose_path(network: Network, operators: Sequence[str], seed: int | None) ->
     if seed is None:
         choices = "; ".join(f"{name}: {', '.join(choice.operators)}" for name, choice in network.choices.items())
         raise ConfigError(f"name the operator of each choice with --operator, or draw a path with --random; {choices}")
-    random = stream_of(f"{seed}/path")
+    random = open_stream(f"{seed}/path")
     return path_architecture(network, [random.choice(choice.operators) for choice in network.choices.values()])
 
 

@@ -9,7 +9,7 @@ from subfleet.link.traffic import Traffic
 from subfleet.protocol.task_kinds import better
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.signals import CloseGeneration
-from subfleet.search.ranking import kendall_tau
+from subfleet.search.path_evolution import kendall_tau
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from subfleet.elastic.cells import find_changed_cells
+from subfleet.elastic.growing import find_changed_cells
 from subfleet.elastic.lineage import Lineage
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord

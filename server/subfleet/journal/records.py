@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, TuningRecord, build_tuning_record
 from subfleet.journal.networks import NetworkRecord
-from subfleet.methods.model_kinds import EvaluatedModel
+from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.task_kinds import METRICS, told_metrics
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from subfleet.elastic import server_optimisers
-from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.describing import Condition, MethodInfo, Published, always
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.methods.techniques import Techniques
 
 __all__ = ["FedAdam", "FedYogi"]
@@ -30,6 +30,9 @@ _PUBLISHED: Mapping[str, Published | None] = MappingProxyType(
         "model": ONE_MODEL,
     }
 )
+_DEPARTURES: Mapping[str, Condition] = MappingProxyType(
+    {"an update counts by its samples, where algorithm 2 counts all equally": always}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +45,13 @@ class FedAdam:
     """
 
     TYPE: ClassVar[str] = "fedadam"
-    INFO: ClassVar[MethodInfo] = MethodInfo(title="FedAdam", paper=_PAPER, varies=(), published=_PUBLISHED)
+    INFO: ClassVar[MethodInfo] = MethodInfo(title="FedAdam", paper=_PAPER, published=_PUBLISHED, departures=_DEPARTURES)
     server: server_optimisers.ServerAdam = field(default_factory=server_optimisers.ServerAdam)
     model: Homogeneous = "largest"
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return ()
-
     def roles(self) -> Roles:
         """FedAvg with Adam on the server."""
-        return Roles(assigner=one_model(self.model), techniques=Techniques(server_optimiser=self.server))
+        return Roles(assigner=assign_homogeneous(self.model), techniques=Techniques(server_optimiser=self.server))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +64,10 @@ class FedYogi:
     """
 
     TYPE: ClassVar[str] = "fedyogi"
-    INFO: ClassVar[MethodInfo] = MethodInfo(title="FedYogi", paper=_PAPER, varies=(), published=_PUBLISHED)
+    INFO: ClassVar[MethodInfo] = MethodInfo(title="FedYogi", paper=_PAPER, published=_PUBLISHED, departures=_DEPARTURES)
     server: server_optimisers.ServerYogi = field(default_factory=server_optimisers.ServerYogi)
     model: Homogeneous = "largest"
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return ()
-
     def roles(self) -> Roles:
         """FedAvg with Yogi on the server."""
-        return Roles(assigner=one_model(self.model), techniques=Techniques(server_optimiser=self.server))
+        return Roles(assigner=assign_homogeneous(self.model), techniques=Techniques(server_optimiser=self.server))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.methods.describing import Published
-from subfleet.methods.model_kinds import FOR_ALL, ModelKind
 from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture
@@ -26,31 +26,100 @@ __all__ = [
     "AggregationContext",
     "Aggregator",
     "ClientUpdate",
+    "EvaluatedModel",
     "Participant",
     "Replacement",
     "Weighting",
-    "as_aggregated",
-    "by_samples",
-    "shared_by_all",
+    "count_samples",
+    "keep_aggregate",
+    "share_everything",
     "weigh_by",
 ]
 
 Weighting = Literal["samples", "uniform"]
-"""How much an update counts in the mean: by its samples, or 1 each."""
-BY_SAMPLES = Published(value="samples", told="each client counts as 1")
-UNIFORM = Published(value="uniform", told="an update counts by its samples")
-"""Of `Weighting`, in papers that have the one or the other."""
+"""The weight of an update in the mean: its number of samples, or 1."""
+BY_SAMPLES = Published(value="samples", otherwise="each client counts as 1")
+"""For papers that weight updates by samples."""
+UNIFORM = Published(value="uniform", otherwise="an update counts by its samples")
+"""For papers that give every update the same weight."""
+
+ModelKind = Literal["trained", "whole", "client", "architecture", "cluster", "tier", "network"]
+"""What a method's model is. One model for all clients:
+
+"trained"       the whole network if devices have trained all of it, else the largest submodel that one has trained
+"whole"         the whole network, whose parts clients train in turn; the untrained fraction is reported
+
+One model for each client, reported as a mean:
+
+"client"        its personalised model
+"architecture"  the model of all clients of its architecture
+"cluster"       the model of its cluster
+"tier"          the model of its tier of devices
+"network"       one of the run's networks
+"""
+_PERSONALISED: Mapping[str, str] = MappingProxyType(
+    {
+        "client": "its own model",
+        "architecture": "its architecture's model",
+        "cluster": "its cluster's model",
+        "tier": "its tier's network",
+        "network": "the network that it has",
+    }
+)
+"""The kinds with a model for each client, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedModel:
+    """The model that a round's accuracy belongs to.
+
+    Attributes:
+        kind: the method's, or "paths" of a supernet, which predicts nothing as a whole.
+        submodel: display name of one model for all; empty for the whole network.
+        architecture_id: identity of that submodel.
+        network: id of its network; empty for the one that the run began with.
+        count: how many models the accuracy is the mean of: 1 for all, else one for each client or path.
+        untrained: fraction of the evaluated parameters that no device has trained, 0 to 1.
+    """
+
+    kind: Literal[ModelKind, "paths"]
+    submodel: str = ""
+    architecture_id: str = ""
+    network: str = ""
+    count: int = 1
+    untrained: float = 0.0
+
+    @property
+    def told(self) -> str:
+        """In words, such as "the full model" or "the mean of 5 devices, each with its own model"."""
+        if self.kind == "paths":
+            text = f"the mean of {self.count} random paths of the supernet"
+        elif self.kind in _PERSONALISED:
+            text = f"the mean of {self.count} device{'s' * (self.count != 1)}, each with {_PERSONALISED[self.kind]}"
+        else:
+            text = f"submodel {self.submodel}, the largest that devices have trained" if self.submodel else ""
+        return self._with_untrained(text or "the full model")
+
+    @property
+    def short(self) -> str:
+        """For a table: "full", the name of a submodel, or who has personalised models, such as "each client"."""
+        if self.kind in _PERSONALISED:
+            return self._with_untrained(f"each {self.kind}")
+        return self._with_untrained("random paths" if self.kind == "paths" else self.submodel or "full")
+
+    def _with_untrained(self, text: str) -> str:
+        return f"{text}, {max(self.untrained, 0.001):.1%} untrained" if self.untrained else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """A client as far as methods know it.
+    """A client as methods know it.
 
     Attributes:
         architecture: its submodel, as placed in the model.
-        size: the same kept at the front of every axis: all that its programs and costs depend on.
+        size: the same submodel at the front of every axis; its programs and costs depend on nothing else.
         class_counts: samples of each of the run's classes in its data.
-        examples: where it drew paths of a subspace, how many examples went through each operator of each choice.
+        examples: if it drew paths of a subspace, the examples that went through each operator of each choice.
     """
 
     client_id: str
@@ -65,10 +134,10 @@ class ClientUpdate:
     """What one client's training changed.
 
     Attributes:
-        weight: how much it counts in the mean.
-        received: the weights that it began with.
-        change: trained minus received, both by name of the submodel's tensors.
-        exchange: the pair of maps between its network and the model; None where that is a slice.
+        weight: its weight in the mean.
+        received: the weights that it began with, by name of the submodel's tensors.
+        change: trained minus received, by the same names.
+        exchange: the pair of maps between its network and the model; None if its network is a slice of the model.
     """
 
     client: Participant
@@ -83,7 +152,7 @@ class Replacement:
     """What is aggregated for one client in place of its update.
 
     Attributes:
-        architecture: the submodel that is moved; not always the one that was trained.
+        architecture: the submodel that moves, which may differ from the trained one.
         change: of each of its tensors, by name.
     """
 
@@ -93,12 +162,12 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationContext:
-    """A round whose updates have been aggregated, and from which the next model follows.
+    """A round after aggregation, from which the next model follows.
 
     Attributes:
         before: the model that the round started from.
         after: the model with all updates in it.
-        clients: the ones that sent these updates.
+        clients: the clients that sent these updates.
     """
 
     network: Network
@@ -109,23 +178,23 @@ class AggregationContext:
     clients: tuple[Participant, ...]
 
 
-def by_samples(update: Update) -> float:
-    """An update counts by the samples that it was trained on."""
+def count_samples(update: Update) -> float:
+    """Weight an update by the samples that it was trained on."""
     return float(update.sample_count)
 
 
 def weigh_by(weighting: Weighting) -> Callable[[Update], float]:
-    """How much an update counts."""
-    return by_samples if weighting == "samples" else (lambda update: 1.0)
+    """The function `Aggregator.weigh` of a weighting."""
+    return count_samples if weighting == "samples" else (lambda update: 1.0)
 
 
-def shared_by_all(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
-    """Every tensor is the same for every client."""
+def share_everything(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
+    """Give all clients the same copy of every tensor."""
     return {}
 
 
-def as_aggregated(context: AggregationContext) -> ModelState:
-    """The next round starts from the aggregated model."""
+def keep_aggregate(context: AggregationContext) -> ModelState:
+    """Start the next round from the aggregated model."""
     return context.after
 
 
@@ -134,30 +203,29 @@ class Aggregator:
     """How the updates of a round become the model. Each function is pure.
 
     Attributes:
-        weigh: how much an update counts in the mean, above 0.
+        weigh: the weight of an update in the mean, above 0.
         factors: by tensor of the model, a factor from 0 to 1 on a client's weight there: a number, or a tensor that
-            broadcasts against the client's own. Robust aggregation knows no weights: for it, a client holds what has a
-            factor above 0.
+            broadcasts against the client's own. Robust aggregation has no weights: there, a client holds the elements
+            with a factor above 0.
         min_contributors: of a network, how many clients must hold an element for it to move; 1 or more.
-        sharing_groups: which copy of each tensor a client trains, by tensor name; tensors without a name are shared by
-            all. It is given the sizes of the clients with an update in the model where `groups_by_sizes` is set, else
-            none.
-        groups_by_sizes: sharing groups depend on what sizes others have; the model then remembers all of them.
-        transform: the network, the weights that the round started from and its updates, in the order of client ids, to
-            what is aggregated in their place; None aggregates them as they are. It needs the memory of them all.
+        sharing_groups: the copy of each tensor that a client trains, by tensor name; tensors without a key are shared
+            by all. Its last argument has the sizes of all clients with an update in the model if `groups_by_sizes` is
+            set, else none.
+        groups_by_sizes: sharing groups depend on the sizes of other clients, so the model remembers all sizes.
+        transform: from the network, the weights that the round started from and its updates, in the order of client
+            ids, the replacements that are aggregated; None aggregates the updates. All of them are in memory at once.
         after_round: the model that the next round starts from.
-        taught: the network's sizes to the space of the submodels that in-place distillation teaches.
-        model: what the method's model is, which is evaluated after each round and reported: one for all, or one that
-            each client has; see `subfleet.methods.model_kinds`.
+        taught: from the network's sizes, the submodels that in-place distillation teaches.
+        model: what the method's model is; it is evaluated after each round and reported.
     """
 
-    weigh: Callable[[Update], float] = by_samples
+    weigh: Callable[[Update], float] = count_samples
     factors: Callable[[Network, Participant], Mapping[str, float | Tensor]] = lambda network, client: {}
     min_contributors: Callable[[Network], int] = lambda network: 1
-    sharing_groups: Callable[[Network, Participant, Sequence[Architecture]], Mapping[str, str]] = shared_by_all
+    sharing_groups: Callable[[Network, Participant, Sequence[Architecture]], Mapping[str, str]] = share_everything
     groups_by_sizes: bool = False
     transform: Callable[[Network, Mapping[str, Tensor], Sequence[ClientUpdate]], Sequence[Replacement]] | None = None
-    after_round: Callable[[AggregationContext], ModelState] = as_aggregated
+    after_round: Callable[[AggregationContext], ModelState] = keep_aggregate
     taught: Callable[[Network, Sequence[Architecture]], Sequence[Architecture] | SearchSpace] = lambda network, sizes: (
         sizes
     )
@@ -165,5 +233,5 @@ class Aggregator:
 
     @property
     def personal(self) -> bool:
-        """Whether each client has a personalised model, and there is none for all."""
-        return self.model not in FOR_ALL
+        """Whether each client has a personalised model, so that there is none for all."""
+        return self.model in _PERSONALISED

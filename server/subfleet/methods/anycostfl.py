@@ -6,14 +6,12 @@ Client half: train the given submodel with the given objective; send the largest
 levels.
 Server half: after each round the channels of every axis are sorted by their L2 norm, with one order for all tensors
 that are tied to the axis, so that the model computes the same as before. A client gets the largest of a fine ladder of
-widths that fits, with its update compressed as far as it may be; then its update is compressed no further than its link
-asks for. Changes are averaged element by element, weighted by samples.
+widths that fits with the strongest compression; then its update is compressed no more than its link requires. Changes
+are averaged element by element, weighted by samples.
 
-The order is that of the weights that all clients share, and moments and copies follow it. So where each size has norms
-of its own, the whole model computes the same as before for each of them. What a size has learned of a channel goes
-where the channel goes; of a channel that comes to its front for the first time, it begins with the shared norm.
-
-The paper tunes width and compression together, to the gain that it expects of both; here width comes first.
+The order is that of the shared weights, and moments and copies follow it. So if each size has its own norms, the whole
+model still computes the same for each of them. What a size has learned about a channel moves with the channel; for a
+channel that enters its prefix for the first time, it begins with the shared norm.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import AggregationContext, Aggregator
 from subfleet.methods.assigner import Assigner
-from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
-from subfleet.methods.local_training import LocalTraining, UpdateBytes
-from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import whole_depth
+from subfleet.methods.describing import MethodInfo, Published, Setting, always
+from subfleet.methods.roles import LocalTraining, Roles, UpdateBytes
+from subfleet.methods.sizes import list_widths
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.readings import Budget
@@ -42,15 +39,19 @@ if TYPE_CHECKING:
 __all__ = ["AnycostFL"]
 
 
+def _sends_everything(method: AnycostFL, setting: Setting) -> bool:
+    return (setting.techniques.update_codec or method.codec) in (None, Uncompressed())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class AnycostFL:
     """Parameters of AnycostFL.
 
     Attributes:
-        steps: of the ladder of widths: 1/steps, 2/steps and so on up to 1.
-        codec: of updates. Where it sends a fraction of the changes, that is the least; each client sends as large a
-            fraction as its link carries. None sends updates as they are.
+        steps: widths of the ladder: 1/steps, 2/steps and so on up to 1.
+        codec: of updates. If it sends a fraction of the changes, that is the least; each client sends as large a
+            fraction as its link carries. None sends whole updates.
     """
 
     TYPE: ClassVar[str] = "anycostfl"
@@ -60,52 +61,46 @@ class AnycostFL:
         "2023",
         varies=("width",),
         judges=("update_codec",),
-        published={"steps": None, "codec": Published(value=TopKQsgd(), told=None)},
+        published={"steps": None, "codec": Published(value=TopKQsgd(), otherwise=None)},
+        departures={
+            "width is maximised first, then the density of updates, where the paper optimises both together": always,
+            "updates are weighted by samples, not by optimised coefficients": always,
+            "updates are not compressed": _sends_everything,
+            "all updates are compressed equally, whatever the link (update_codec)": (
+                lambda method, setting: setting.compressed
+            ),
+        },
     )
     steps: Annotated[int, Range(least=1, most=1000)] = 16
     codec: AnyUpdateCodec | None = field(default_factory=TopKQsgd)
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        codec = setting.techniques.update_codec or self.codec
-        return (
-            "width is maximised first, then the density of updates, where the paper optimises both together",
-            "updates are weighted by samples, not by optimised coefficients",
-            *those_true(
-                {
-                    "updates are not compressed": codec in (None, Uncompressed()),
-                    "all updates are compressed equally, whatever the link (update_codec)": setting.compressed,
-                }
-            ),
-        )
-
     def roles(self) -> Roles:
         """Sorted prefixes."""
         return Roles(
-            assigner=Assigner(space=self._space),
-            training=LocalTraining(fit_codec=densest_codec),
-            aggregator=Aggregator(after_round=sort_model),
+            assigner=Assigner(space=self._list_sizes),
+            training=LocalTraining(fit_codec=_fit_codec),
+            aggregator=Aggregator(after_round=_sort_model),
             techniques=Techniques(update_codec=self.codec),
         )
 
-    def _space(self, network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
-        return whole_depth(network, [step / self.steps for step in range(1, self.steps + 1)])
+    def _list_sizes(self, network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
+        return list_widths(network, [step / self.steps for step in range(1, self.steps + 1)])
 
 
-def densest_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:
-    """The codec with the largest fraction, in whole percents above its own, whose update fits the uplink."""
+def _fit_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:
+    """The codec with the largest fraction, in whole percents above its own, with which an update fits the uplink."""
     if not isinstance(codec, TopK | TopKQsgd):
         return codec
     fractions = [codec.fraction, *(percent / 100 for percent in range(1, 101) if percent / 100 > codec.fraction)]
     codecs = [replace(codec, fraction=fraction) for fraction in fractions]
-    # With all of them there are no positions to tell, so that sending more may take less.
+    # With all changes there are no positions to send, so that sending more may take fewer bytes.
     if budget.uplink_bytes is None or update_bytes(codecs[-1]) <= budget.uplink_bytes:
         return codecs[-1]
     return codecs[max(0, bisect_right(codecs, budget.uplink_bytes, key=update_bytes) - 1)]
 
 
-def sort_model(context: AggregationContext) -> ModelState:
-    """The model with the most important channels of every axis first; copies, moments and what is untrained follow."""
+def _sort_model(context: AggregationContext) -> ModelState:
+    """Sort the channels of every axis by importance, in copies, moments and untrained marks too."""
     from subfleet.elastic.permuting import permute, rank_indices  # with PyTorch, which settings do without
 
     order = rank_indices(context.network, context.after.shared)

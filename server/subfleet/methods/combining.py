@@ -1,11 +1,11 @@
-"""What of a run's configuration does not go with its method: said when the configuration is read. Pure."""
+"""Which parts of a run's configuration its method excludes, found when the configuration is read. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from subfleet.elastic.network import Family, Supernet
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
-from subfleet.methods.aggregator import shared_by_all
+from subfleet.methods.aggregator import share_everything
 from subfleet.methods.roles import Method
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.training import TrainingSettings
@@ -15,12 +15,13 @@ __all__ = ["Combination"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """A method and what else a configuration says of training and aggregation; see `subfleet.settings.run.Run`.
+    """A method and the rest of a configuration that concerns training and aggregation; see `subfleet.settings.run.Run`.
 
-    What needs one model for all is refused where there is none, as it would do nothing or move what no client sees.
+    A technique that needs one model for all is refused with a method that has none: it would do nothing, or move a
+    model that no client sees.
 
     Attributes:
-        validated: whether the run keeps validation samples apart.
+        validated: whether the run sets validation samples apart.
     """
 
     method: Method
@@ -30,73 +31,69 @@ class Combination:
     validated: bool = True
 
     def problem(self) -> str:
-        """The first thing that does not go together, with a remedy; empty where all does."""
-        return next(self._problems(), "")
+        """The first conflict, with a remedy; empty without one."""
+        problems = (self._check_supernet, self._check_training, self._check_distillation, self._check_personalised)
+        return next((problem for check in problems for problem in check()), "")
 
-    def _problems(self) -> Iterator[str]:
-        yield from self._of_paths()
-        yield from self._of_training()
-        yield from self._of_copies()
-        yield from self._of_personal_models()
-
-    def _of_paths(self) -> Iterator[str]:
-        roles, choices = self.method.roles(), isinstance(self.model, Supernet) and self.model.open_choices
+    def _check_supernet(self) -> Iterator[str]:
+        roles, name = self.method.roles(), f"method {self.method.TYPE!r}"
+        choices = isinstance(self.model, Supernet) and self.model.open_choices
         if choices and not roles.training.draws_paths:
             yield (
-                f"model.operators leaves {choices} blocks with a choice of operators, but method {self.method.TYPE!r} "
-                "trains one network; name one operator for each block, or take [method] type = 'fedoras'"
+                f"model.operators leaves {choices} blocks with a choice of operators, but {name} trains one network; "
+                "name one operator for each block, or take [method] type = 'fedoras'"
             )
         if not roles.training.draws_paths:
             return
         if not choices:
             yield (
-                f"method {self.method.TYPE!r} searches among operators, but the model has no choice of them; take a "
-                "family with operators, such as model.preset = 'cnn_l'"
+                f"{name} searches among operators, but the model has no choice of them; take a family with operators, "
+                "such as model.preset = 'cnn_l'"
             )
         objective = self.training.objective
         if objective.proximal or objective.distillation != "none" or objective.class_mask:
             yield (
-                f"method {self.method.TYPE!r} trains a path for each batch by its loss alone; leave the objective's "
-                "proximal, distillation and class_mask out"
+                f"{name} trains a path for each batch by its loss alone; leave the objective's proximal, distillation "
+                "and class_mask out"
             )
-        robust = self.techniques.robust_aggregation
-        if robust is not None:
+        if self.techniques.robust_aggregation is not None:
             yield (
-                f"robust_aggregation is {robust.TYPE!r}, but method {self.method.TYPE!r} aggregates each operator by "
-                "the examples that went through it, and keeps what too few clients drew; leave robust_aggregation out"
+                f"robust_aggregation is {self.techniques.robust_aggregation.TYPE!r}, but {name} aggregates each "
+                "operator by the examples that went through it, and keeps what too few clients drew; leave "
+                "robust_aggregation out"
             )
         if self.techniques.teaches:
             yield (
-                f"distillation teaches submodels by the whole model, but that of method {self.method.TYPE!r} is a "
-                "supernet, which predicts nothing; set distillation.iterations = 0"
+                f"distillation teaches submodels by the whole model, but that of {name} is a supernet, which predicts "
+                "nothing; set distillation.iterations = 0"
             )
         if self.techniques.norms == "calibrated":
             yield (
-                f"norms are 'calibrated', but method {self.method.TYPE!r} has no one network whose norms devices could "
-                "measure; take 'averaged' or 'recalibrated'"
+                f"norms are 'calibrated', but {name} has no one network whose norms devices could measure; take "
+                "'averaged' or 'recalibrated'"
             )
         search = roles.networks.path_search
         if search is not None and search.federated is not None and self.model.norm == "batch":
             yield (
-                "devices are to score paths, but running statistics of a supernet are those of no path, and the server "
-                "alone measures them anew for each; take model.norm = 'group', or method.search.scoring = 'server'"
+                "devices are to score paths, but running statistics of a supernet are those of no path, and only the "
+                "server measures them for each path; take model.norm = 'group', or method.search.scoring = 'server'"
             )
         if search is not None and search.federated is None and not self.validated:
             yield (
-                f"method {self.method.TYPE!r} scores paths on validation samples, but data.validation_samples is 0; "
-                "set it, or have devices score: method.search.scoring = 'devices'"
+                f"{name} scores paths on validation samples, but data.validation_samples is 0; set it, or have devices "
+                "score: method.search.scoring = 'devices'"
             )
 
-    def _of_training(self) -> Iterator[str]:
+    def _check_training(self) -> Iterator[str]:
         if self.training.objective.distillation == "self":
             yield (
-                "objective.distillation is 'self', but a method with a nested submodel to teach asks for it itself; "
-                "leave it out, or take [method] type = 'fjord'"
+                "objective.distillation is 'self', but only a method with a nested submodel to teach sets it; leave it "
+                "out, or take [method] type = 'fjord'"
             )
         try:
             training = self.method.roles().training.for_round(self.training, 1)
         except ValueError as error:
-            yield f"method {self.method.TYPE!r} does not go with this training: {error}"
+            yield f"method {self.method.TYPE!r} does not work with this training: {error}"
             return
         if training.objective.distillation == "self" and self.model.norm == "batch":
             yield (
@@ -105,29 +102,28 @@ class Combination:
                 "method.self_distillation = false"
             )
 
-    def _of_copies(self) -> Iterator[str]:
+    def _check_distillation(self) -> Iterator[str]:
         own = self.method.roles()
         roles = own.with_techniques(self.techniques)
-        if not roles.techniques.teaches:
+        if not roles.techniques.teaches or roles.aggregator.sharing_groups is share_everything:
             return
-        if roles.aggregator.sharing_groups is not shared_by_all:
-            apart, remedy = f"method {self.method.TYPE!r} keeps tensors of its own for clients or sizes", ""
-            if own.aggregator.sharing_groups is shared_by_all:
-                apart, remedy = "norms = 'bank' keeps norms of its own for each size", ", or norms = 'averaged'"
-            yield (
-                f"in-place distillation teaches submodels of one model that all share, but {apart}; set "
-                f"distillation.iterations = 0{remedy}"
-            )
+        cause, remedy = f"method {self.method.TYPE!r} keeps separate tensors for clients or sizes", ""
+        if own.aggregator.sharing_groups is share_everything:
+            cause, remedy = "norms = 'bank' keeps separate norms for each size", ", or norms = 'averaged'"
+        yield (
+            f"in-place distillation teaches submodels of one model that all share, but {cause}; set "
+            f"distillation.iterations = 0{remedy}"
+        )
 
-    def _of_personal_models(self) -> Iterator[str]:
+    def _check_personalised(self) -> Iterator[str]:
         aggregator = self.method.roles().aggregator
-        if not aggregator.personal or aggregator.sharing_groups is shared_by_all:  # the clients of a network share it
+        if not aggregator.personal or aggregator.sharing_groups is share_everything:  # a network's clients share it
             return
         robust, optimiser = self.techniques.robust_aggregation, self.techniques.server_optimiser
         if optimiser is not None:
             yield (
-                f"server_optimiser is {optimiser.TYPE!r}, which steps one model that all share, but with "
-                f"method {self.method.TYPE!r} each client has its own; leave server_optimiser out"
+                f"server_optimiser is {optimiser.TYPE!r}, which steps one model that all share, but with method "
+                f"{self.method.TYPE!r} each client has its own; leave server_optimiser out"
             )
         if isinstance(robust, CoordinateMedian | TrimmedMean) and robust.otherwise == "stay":
             yield (

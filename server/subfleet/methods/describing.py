@@ -1,4 +1,4 @@
-"""What people are told of a method: what it is, and in what a run of it differs from its paper."""
+"""What a method reports about itself: its paper, and how a run differs from that paper."""
 
 from __future__ import annotations
 
@@ -14,62 +14,24 @@ from subfleet.protocol.update_codecs import Uncompressed
 if TYPE_CHECKING:
     from subfleet.methods.roles import Method
 
-__all__ = ["MethodInfo", "Published", "Setting", "departures_of", "method_status", "status_of", "those_true"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """What a paper has for a parameter of a method.
-
-    Attributes:
-        value: the paper's; where no value of the parameter does as the paper says, what it says.
-        told: what is said where the parameter has another value: one sentence for all, or one for each value that
-            departs; "" names both values; None leaves it to the method's own `departures`.
-        matters: whether a method goes by the parameter at all, with its other ones as they are.
-    """
-
-    value: Any
-    told: str | Mapping[Any, str] | None = ""
-    matters: Callable[[Any], bool] = lambda method: True
-
-    def departure(self, name: str, value: Any) -> str:
-        """What is said of a value; empty where it is the paper's, or the method itself has the word."""
-        if self.told is None or value == self.value:
-            return ""
-        if isinstance(self.told, str):
-            return self.told or f"{name} is {value}, in the paper {self.value}"
-        return self.told.get(value, "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodInfo:
-    """What people read of a method.
-
-    Attributes:
-        title: its name in the literature.
-        paper: authors, title, venue and year.
-        varies: in which ways its clients' submodels differ by default, out of "width", "depth" and "operator".
-        runtimes: the program targets that can train it.
-        judges: keys of a run's configuration on which the method's own departures have the word, so that nothing
-            general is said of them.
-        published: by parameter, or by the path to one within it (`search.scoring`), what the paper has for it; None
-            where the paper leaves it open, or has no such thing.
-    """
-
-    title: str
-    paper: str
-    varies: tuple[Literal["width", "depth", "operator"], ...]
-    runtimes: tuple[str, ...] = ("onnx", "executorch", "torch")
-    judges: tuple[Literal["norms", "update_codec", "distillation"], ...] = ()
-    published: Mapping[str, Published | None] = field(default_factory=lambda: MappingProxyType({}))
+__all__ = [
+    "Condition",
+    "MethodInfo",
+    "Published",
+    "Setting",
+    "always",
+    "describe_status",
+    "join_departures",
+    "list_departures",
+    "select_true",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What of a run, beside a method's own parameters, decides whether it does what its paper says.
+    """The part of a run, beside the method's own parameters, that decides whether it does what the paper says.
 
-    The defaults are those of a configuration that says nothing of them; `subfleet.settings.run.Run` has the
-    words. None leaves it to the method; anything else takes the place of what the method has.
+    The defaults are those of an empty configuration; `subfleet.settings.run.Run` documents each key.
     """
 
     norm: str = "group"
@@ -79,57 +41,118 @@ class Setting:
 
     @property
     def compressed(self) -> bool:
-        """Whether the run has updates compressed, whatever the method does."""
+        """Whether the run itself compresses updates, independent of the method."""
         return self.techniques.codec != Uncompressed()
 
 
-def status_of(departures: Sequence[str]) -> str:
-    """Of a method: "exact" where it does what its paper says, else in what it differs from it."""
+Condition = Callable[[Any, Setting], bool]
+"""Whether something applies to a method with its parameters, in the setting of a run."""
+
+
+def always(method: Any, setting: Setting) -> bool:
+    """The condition of a departure that no parameter removes."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The paper's value of one parameter.
+
+    Attributes:
+        value: the paper's value; its words if no value of the parameter does what the paper says.
+        otherwise: the departure if the parameter has another value: one sentence for all values, or one for each value
+            that departs. "" states both values; None leaves it to `MethodInfo.departures`.
+        matters: whether the parameter has any effect, given the method's other parameters.
+    """
+
+    value: Any
+    otherwise: str | Mapping[Any, str] | None = ""
+    matters: Callable[[Any], bool] = lambda method: True
+
+    def describe_departure(self, name: str, value: Any) -> str:
+        """The departure of a value; empty if it is the paper's, or if another place describes it."""
+        if self.otherwise is None or value == self.value:
+            return ""
+        if isinstance(self.otherwise, str):
+            return self.otherwise or f"{name} is {value}, in the paper {self.value}"
+        return self.otherwise.get(value, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodInfo:
+    """The description of a method.
+
+    Attributes:
+        title: its name in the literature.
+        paper: authors, title, venue and year.
+        varies: how its clients' submodels differ by default.
+        runtimes: the program targets that can train it.
+        judges: keys of a run's configuration that `departures` covers, so that nothing general is said about them.
+        published: the paper's value of each parameter, or of a nested one (`search.scoring`); None if the paper leaves
+            it open or has no such parameter.
+        departures: other differences from the paper, one sentence each, and when each applies. A sentence may name
+            parameters, such as "{method.proposals}".
+    """
+
+    title: str
+    paper: str
+    varies: tuple[Literal["width", "depth", "operator"], ...] = ()
+    runtimes: tuple[str, ...] = ("onnx", "executorch", "torch")
+    judges: tuple[Literal["norms", "update_codec", "distillation"], ...] = ()
+    published: Mapping[str, Published | None] = field(default_factory=lambda: MappingProxyType({}))
+    departures: Mapping[str, Condition] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def join_departures(departures: Sequence[str]) -> str:
+    """The departures as one text; "exact" without any."""
     return "; ".join(departures) or "exact"
 
 
-def those_true(told: Mapping[str, bool]) -> tuple[str, ...]:
+def select_true(sentences: Mapping[str, bool]) -> tuple[str, ...]:
     """The sentences that hold, in order."""
-    return tuple(text for text, holds in told.items() if holds)
+    return tuple(sentence for sentence, holds in sentences.items() if holds)
 
 
-def departures_of(method: Method, setting: Setting) -> tuple[str, ...]:
-    """In what a method differs from its paper: by itself, and by each parameter that has not the paper's value."""
-    told = (
-        one.departure(name, attrgetter(name)(method))
-        for name, one in method.INFO.published.items()
-        if one is not None and one.matters(method)
+def list_departures(method: Method, setting: Setting) -> tuple[str, ...]:
+    """How a method differs from its paper: by design, and by each parameter that does not have the paper's value."""
+    own = (text.format(method=method) for text, applies in method.INFO.departures.items() if applies(method, setting))
+    by_parameter = (
+        published.describe_departure(path, attrgetter(path)(method))
+        for path, published in method.INFO.published.items()
+        if published is not None and published.matters(method)
     )
-    return (*method.departures(setting), *filter(None, told))
+    return (*own, *filter(None, by_parameter))
 
 
-def method_status(method: Method, setting: Setting, altered: Sequence[str] = ()) -> str:
-    """Of a method in a run: "exact" where it does what its paper says, else in what it differs from it.
+def describe_status(method: Method, setting: Setting, altered: Sequence[str] = ()) -> str:
+    """How a run differs from the paper of its method; "exact" if it does not.
 
     Args:
         method: with its parameters.
-        setting: what of the run decides, too.
-        altered: what the run did with updates that its method would have taken as they are.
+        setting: of the run.
+        altered: what the run did to updates, such as scaling some down.
     """
-    return status_of((*departures_of(method, setting), *_replaced(method, setting), *altered))
+    return join_departures((*list_departures(method, setting), *_list_replacements(method, setting), *altered))
 
 
-def _replaced(method: Method, setting: Setting) -> tuple[str, ...]:
-    """What the run does in place of the method, where the method has no word on it itself."""
+def _list_replacements(method: Method, setting: Setting) -> tuple[str, ...]:
+    """The techniques that the run replaces, except those that the method itself covers."""
     own, run, judged = method.roles().techniques, setting.techniques, method.INFO.judges
     robust, optimiser, codec = run.robust_aggregation, run.server_optimiser, run.update_codec
-    return those_true(
+    return select_true(
         {
             f"updates are aggregated by {robust.TYPE if robust else ''} in place of the mean (robust_aggregation)": (
                 robust is not None
             ),
-            f"the server's optimiser is {optimiser.TYPE if optimiser else ''} (server_optimiser)": optimiser is not None
-            and type(optimiser) is not type(own.server_optimiser),
-            f"updates are compressed by {codec.TYPE if codec else ''} (update_codec)": setting.compressed
-            and "update_codec" not in judged,
-            "norms are separate for each submodel (norms)": run.norms == "bank"
-            and setting.norm != "none"
-            and "norms" not in judged,
+            f"the server's optimiser is {optimiser.TYPE if optimiser else ''} (server_optimiser)": (
+                optimiser is not None and type(optimiser) is not type(own.server_optimiser)
+            ),
+            f"updates are compressed by {codec.TYPE if codec else ''} (update_codec)": (
+                setting.compressed and "update_codec" not in judged
+            ),
+            "norms are separate for each submodel (norms)": (
+                run.norms == "bank" and setting.norm != "none" and "norms" not in judged
+            ),
             "the whole model teaches its submodels (distillation)": run.teaches and "distillation" not in judged,
         }
     )

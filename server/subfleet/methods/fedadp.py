@@ -1,11 +1,11 @@
-"""FedADP: clients of architectures of their own, each of which one union is copied from and to.
+"""FedADP: clients with architectures of their own, which are copied from and to one union.
 
 "FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures", 2025.
 
-Client half: train the given network, whose architecture is the client's in all rounds.
-Server half: the model is the union of all architectures, section by section the greatest depth and width. What a client
-receives is the union made narrower and shallower; what comes back is made wider by copies and deeper by layers that
-compute nothing, and averaged. Both happen here, so that a client moves its own network alone.
+Client half: train the given network, which has the client's own architecture in all rounds.
+Server half: the model is the union of all architectures, section by section the greatest depth and width. A client
+receives the union made narrower and shallower; its update is made wider by copies and deeper by layers that compute
+nothing, and averaged. Both happen here, so that a client trains its own network alone.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from subfleet.methods.aggregator import (
     Weighting,
     weigh_by,
 )
-from subfleet.methods.assigner import Assigner, stream_of
-from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.assigner import Assigner, open_stream
+from subfleet.methods.describing import MethodInfo, Published, always
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, with_fixed_sizes
 from subfleet.methods.uniting import Succession, Unions
@@ -48,13 +48,13 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 __all__ = ["Copies", "FedADP"]
 
 Copies = Literal["drawn", "cyclic"]
-"""Which of a client's neurons the union's others copy; see `FedADP.copies`."""
+"""Which of a client's neurons the additional neurons of the union copy; see `FedADP.copies`."""
 
 _MOST_TIMES = 16.0
-"""The median network's parameters, that one has at most in a union of declared ones. Whatever a client has is copied
-to the union's width and back, by copies that are drawn, so that one far larger network costs all others."""
+"""The most parameters of a declared network, as a multiple of the median. Every network is copied to the union's width
+and back, so one far larger network would cost all clients."""
 _CLIENTS = "clients/"
-"""What names begin with of what is kept of each client that has taken part."""
+"""Prefix of the names under which each client that has taken part is remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +62,15 @@ class FedADP:
     """Parameters of FedADP.
 
     Attributes:
-        merge: "group" gives a client the means of the copies that its own neurons have in the union, so that what it
-            learned comes back to it, and moves the union by what clients have learned. "paper" gives it the first
-            neurons, among which it shares out what reads the others, and makes the union the mean of all networks.
-        absent: layers that a client lacks "keep" what the others make of them; or it counts there with an "identity".
-        copies: which of a client's neurons each of the union's copies beyond them: "drawn" for each client, once, as
-            published but for that it is once; or "cyclic", one after the other from the first on, so that the neurons
-            of clients of one width, or of whole multiples, have the same copies.
-        weighting: how much an update counts.
+        merge: "group" gives a client the means of its neurons' copies in the union, so that it gets back what it
+            learned, and aggregates changes. "paper" gives it the first neurons, divides the weights that read the
+            others among them, and averages whole networks.
+        absent: "keep" leaves the layers that a client lacks to the others; with "identity" it counts there as an
+            identity.
+        copies: which of a client's neurons each additional neuron of the union copies: "drawn" once for each client,
+            where the paper draws in every round; or "cyclic", from the first on, so that clients of the same width, or
+            of whole multiples, have the same copies.
+        weighting: the weight of an update.
         choice: "largest" or "declared", see `subfleet.methods.sizes`.
     """
 
@@ -79,11 +80,11 @@ class FedADP:
         paper="FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures, 2025",
         varies=("width", "depth"),
         published={
-            "merge": Published(value="paper", told="clients receive means of copies, and changes are aggregated"),
-            "absent": Published(value="identity", told="a client does not change layers that it lacks"),
+            "merge": Published(value="paper", otherwise="clients receive means of copies, and changes are aggregated"),
+            "absent": Published(value="identity", otherwise="a client does not change layers that it lacks"),
             "copies": Published(
                 value="drawn in every round",
-                told={
+                otherwise={
                     "drawn": "copied neurons are drawn once per client, about equally often",
                     "cyclic": "neurons are copied in cyclic order",
                 },
@@ -91,6 +92,7 @@ class FedADP:
             "weighting": BY_SAMPLES,
             "choice": DECLARED,
         },
+        departures={"the server widens and deepens updates, so clients train only their own networks": always},
     )
     merge: Literal["group", "paper"] = "group"
     absent: Literal["keep", "identity"] = "keep"
@@ -98,15 +100,11 @@ class FedADP:
     weighting: Weighting = "samples"
     choice: FixedSize = "largest"
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return ("the server widens and deepens updates, so clients train only their own networks",)
-
     def roles(self) -> Roles:
-        """One union, of which each client has a copy of its own."""
+        """A union of all architectures."""
         plain = self.merge == "group" and self.absent == "keep"
         union = Roles(
-            assigner=Assigner(space=_space, exchange=self._exchange),
+            assigner=Assigner(space=_list_sizes, exchange=self._exchange),
             aggregator=Aggregator(
                 weigh=weigh_by(self.weighting),
                 transform=None if plain else self._transform,
@@ -118,29 +116,29 @@ class FedADP:
         return with_fixed_sizes(union, self.choice, unions)
 
     def _exchange(self, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
-        from subfleet.elastic.narrowing import Narrowing
+        from subfleet.elastic.exchanges import Narrowing
 
-        replication = _replication(self.copies, network, client, kept)
+        replication = _build_replication(self.copies, network, client, kept)
         return replication if self.merge == "group" else Narrowing(replication=replication)
 
     def _transform(
         self, network: Network, state: Mapping[str, Tensor], clients: Sequence[ClientUpdate]
     ) -> Sequence[Replacement]:
-        return [self._unified(network, state, client) for client in clients]
+        return [self._replicate(network, state, client) for client in clients]
 
-    def _unified(self, network: Network, state: Mapping[str, Tensor], client: ClientUpdate) -> Replacement:
-        """What a client's network, made as wide and deep as the union, moves that by."""
-        replication = _replication_of(client.exchange)
-        trained = {name: client.received[name] + one for name, one in client.change.items()}
+    def _replicate(self, network: Network, state: Mapping[str, Tensor], client: ClientUpdate) -> Replacement:
+        """The change of the union by a client's network, made as wide and deep as the union."""
+        replication = _find_replication(client.exchange)
+        trained = {name: client.received[name] + change for name, change in client.change.items()}
         if self.merge == "group":
             change = replication.up(client.change)
         else:
-            change = {name: one - state[name] for name, one in replication.up(trained).items()}
+            change = {name: tensor - state[name] for name, tensor in replication.up(trained).items()}
         if self.absent == "keep":
             return Replacement(architecture=replication.moved, change=change)
-        # A layer that the client lacks is one that computes nothing.
+        # The client counts with an identity for each layer that it lacks.
         whole = replication.grow(trained, state)
-        lacking = {name: one - state[name] for name, one in whole.items() if name not in change}
+        lacking = {name: tensor - state[name] for name, tensor in whole.items() if name not in change}
         return Replacement(architecture=network.full_architecture(), change={**change, **lacking})
 
 
@@ -150,41 +148,42 @@ def _holds(network: Network, size: Architecture) -> bool:
     return is_replicable(network, size)
 
 
-def _space(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
-    """The sizes that the union can be made of."""
+def _list_sizes(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
+    """The sizes that the union can replicate."""
     return tuple(size for size in uniform_space(network, rates) if _holds(network, size))
 
 
-def _replication_of(exchange: Exchange | None) -> Replication:
-    from subfleet.elastic.narrowing import Narrowing
+def _find_replication(exchange: Exchange | None) -> Replication:
+    from subfleet.elastic.exchanges import Narrowing
     from subfleet.elastic.replication import Replication
 
     if isinstance(exchange, Narrowing):
         return exchange.replication
     if not isinstance(exchange, Replication):
-        raise TypeError(f"a client of FedADP has a copy of the union, but came with {exchange!r:.80}")
+        raise TypeError(f"a client of FedADP needs a copy of the union, but has {exchange!r:.80}")
     return exchange
 
 
-def _copied(copies: Copies, network: Network, size: Architecture, stream: random.Random) -> Replication:
+def _copy(copies: Copies, network: Network, size: Architecture, stream: random.Random) -> Replication:
     from subfleet.elastic.replication import Replication
 
     return Replication.cycle(network, size) if copies == "cyclic" else Replication.drawn(network, size, stream)
 
 
-def _replication(copies: Copies, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Replication:
-    """What the union's neurons copy of a client's: what is remembered of it, and else found for it.
+def _build_replication(
+    copies: Copies, network: Network, client: Participant, kept: Mapping[str, Tensor]
+) -> Replication:
+    """The copies of a client's neurons in the union: the remembered ones, else new ones.
 
-    It is so once for each client: the union's neurons would otherwise mean something else in every round.
+    They are made once for each client; otherwise the union's neurons would change their meaning in every round.
     """
-    drawn = _copied(copies, network, client.size, stream_of(f"{client.client_id}/{network.id}/copies"))
+    drawn = _copy(copies, network, client.size, open_stream(f"{client.client_id}/{network.id}/copies"))
+    names = {
+        kind: {axis: _name(kind, client.client_id, axis) for axis in drawn.sources} for kind in ("copies", "shares")
+    }
     known = {
-        kind: {
-            axis: tuple(kept[_name(kind, client.client_id, axis)].tolist())
-            for axis in drawn.sources
-            if _name(kind, client.client_id, axis) in kept
-        }
-        for kind in ("copies", "shares")
+        kind: {axis: tuple(kept[name].tolist()) for axis, name in axes.items() if name in kept}
+        for kind, axes in names.items()
     }
     sources = MappingProxyType({**drawn.sources, **known["copies"]})
     return replace(drawn, sources=sources, shares=MappingProxyType(known["shares"]))
@@ -195,19 +194,21 @@ def _name(kind: str, client_id: str, axis: str) -> str:
 
 
 def _keep_copies(copies: Copies, context: AggregationContext) -> ModelState:
-    """The model with what the union's neurons copy of those whose updates are in it."""
+    """Remember the copies of the clients that sent updates."""
     import torch
 
     kept, place = dict(context.after.kept), next(iter(context.after.shared.values())).device
     for client in context.clients:
-        kept[f"{_CLIENTS}{client.client_id}"] = torch.ones(1, dtype=torch.int32, device=place)  # if it copies nothing
-        for axis, source in _replication(copies, context.network, client, context.before.kept).sources.items():
+        kept[f"{_CLIENTS}{client.client_id}"] = torch.ones(
+            1, dtype=torch.int32, device=place
+        )  # even if it copies nothing
+        for axis, source in _build_replication(copies, context.network, client, context.before.kept).sources.items():
             kept[_name("copies", client.client_id, axis)] = torch.tensor(source, dtype=torch.int32, device=place)
     return replace(context.after, kept=MappingProxyType(kept))
 
 
 def _succeed(copies: Copies, succession: Succession) -> tuple[Inheritance, ModelState]:
-    """A successor of which every client's network is the same copy as before: copies are made of the union's copies."""
+    """A successor with the same copy of every client's network: it copies the union's copies."""
     import torch
 
     from subfleet.elastic.building import init_state
@@ -216,11 +217,11 @@ def _succeed(copies: Copies, succession: Succession) -> tuple[Inheritance, Model
 
     parent, network, state = succession.parent, succession.network, succession.state
     like = next(iter(state.shared.values()))
-    first = {name: one.to(like) for name, one in init_state(network, succession.seed).items()}
-    larger = _copied(copies, network, size_in(network, parent), succession.stream)
-    kept = {name: one for name, one in state.kept.items() if name.startswith(_CLIENTS)}
-    known = {name.removeprefix(_CLIENTS) for name in state.kept if name.startswith(_CLIENTS)}
-    for axis, own in _axes_in(network, parent).items():
+    first = {name: tensor.to(like) for name, tensor in init_state(network, succession.seed).items()}
+    larger = _copy(copies, network, size_in(network, parent), succession.stream)
+    kept = {name: mark for name, mark in state.kept.items() if name.startswith(_CLIENTS)}
+    known = {name.removeprefix(_CLIENTS) for name in kept}
+    for axis, own in _match_axes(network, parent).items():
         if axis not in larger.sources:
             kept |= {
                 _name(kind, client_id, axis): state.kept[_name(kind, client_id, own)]
@@ -244,13 +245,13 @@ def _succeed(copies: Copies, succession: Succession) -> tuple[Inheritance, Model
     return (Copied() if network.config == parent.config else how), grown
 
 
-def _axes_in(network: Network, parent: Network) -> dict[str, str]:
-    """Of the axes of a union, what they are in the one that it succeeds, as the tensors of both tell."""
-    found = dict[str, str]()
+def _match_axes(network: Network, parent: Network) -> dict[str, str]:
+    """By axis of a union, the corresponding axis of the union that it succeeds, according to their common tensors."""
+    axes = dict[str, str]()
     for name, decl in network.tensors.items():
         before = parent.tensors.get(name)
         for dim, own in zip(decl.axes, () if before is None else before.axes, strict=False):
-            for axis, one in zip(factors_of(dim, 0), factors_of(own, 0), strict=False):
-                if isinstance(axis, str) and isinstance(one, str):
-                    found[axis] = one
-    return found
+            for axis, old in zip(factors_of(dim, 0), factors_of(own, 0), strict=False):
+                if isinstance(axis, str) and isinstance(old, str):
+                    axes[axis] = old
+    return axes

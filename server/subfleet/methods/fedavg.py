@@ -1,18 +1,20 @@
-"""FedAvg on one model for all: the whole one, which leaves out who cannot carry it, or the smallest of the space.
+"""FedAvg on one model for all: the whole one, without the clients that cannot carry it, or the smallest of the space.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, algorithm 1.
 
 Client half: train the given model with the given objective; report the change of every tensor.
 Server half: the mean of the changes, weighted by samples.
+
+By default nothing departs from the paper: a uniform random sample of the clients, E local epochs, weights n_k / n.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
-from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.describing import MethodInfo
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 
 __all__ = ["FedAvg"]
 
@@ -30,16 +32,11 @@ class FedAvg:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="FedAvg",
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
-        varies=(),
         published={"model": ONE_MODEL, "weighting": BY_SAMPLES},
     )
     model: Homogeneous = "largest"
     weighting: Weighting = "samples"
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return ()
-
     def roles(self) -> Roles:
-        """One size for everybody."""
-        return Roles(assigner=one_model(self.model), aggregator=Aggregator(weigh=weigh_by(self.weighting)))
+        """One size for all clients."""
+        return Roles(assigner=assign_homogeneous(self.model), aggregator=Aggregator(weigh=weigh_by(self.weighting)))

@@ -2,20 +2,18 @@
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, section 3.2 and algorithm 2.
 
-Client half: train the given submodel on its loss plus mu / 2 times the squared distance from the weights received.
+Client half: train the given submodel on its loss plus mu / 2 times the squared distance from the received weights.
 Server half: the mean of the changes, weighted by samples.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.local_training import LocalTraining
-from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
+from subfleet.methods.describing import MethodInfo, always
+from subfleet.methods.roles import Roles, train_near_received
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Amount
-from subfleet.protocol.training import TrainingSettings
 
 __all__ = ["FedProx"]
 
@@ -34,19 +32,16 @@ class FedProx:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="FedProx",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
-        varies=(),
         published={"mu": None, "model": ONE_MODEL},
+        departures={
+            "clients are drawn uniformly and weighted by samples, where algorithm 2 draws by samples and weights "
+            "equally": always,
+            "every client trains all epochs, where slow ones may train fewer in the paper": always,
+        },
     )
     mu: Amount = 0.01
     model: Homogeneous = "largest"
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return ()
-
     def roles(self) -> Roles:
         """FedAvg with a proximal term."""
-        return Roles(assigner=one_model(self.model), training=LocalTraining(for_round=self._for_round))
-
-    def _for_round(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
-        return replace(settings, objective=replace(settings.objective, proximal=True), proximal_mu=self.mu)
+        return Roles(assigner=assign_homogeneous(self.model), training=train_near_received(self.mu))

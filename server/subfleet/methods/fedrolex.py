@@ -1,4 +1,4 @@
-"""FedRolex: a window of every axis that rolls on by one place each round, so that all of the model is trained.
+"""FedRolex: a window of every axis that moves on by one place each round, so that all of the model is trained.
 
 Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022,
 section 3.2 and equation 3.
@@ -8,16 +8,17 @@ Server half: all clients and axes of a round share the window's origin, so that 
 the clients that hold an element.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
+from subfleet.elastic.axes import Axis
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner, Draw
-from subfleet.methods.describing import MethodInfo, Setting, those_true
+from subfleet.methods.describing import MethodInfo
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import whole_depth
-from subfleet.protocol.submodel import Architecture, IndexSet, Prefix, Roll
+from subfleet.methods.sizes import list_widths, place_axes
+from subfleet.protocol.submodel import Architecture, Prefix, Roll
 
 __all__ = ["FedRolex"]
 
@@ -37,32 +38,26 @@ class FedRolex:
         "NeurIPS 2022",
         varies=("width",),
         published={"weighting": UNIFORM},
+        departures={"channels of a norm group roll together": lambda method, setting: setting.norm == "group"},
     )
     weighting: Weighting = "uniform"
-
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return those_true({"channels of a norm group roll together": setting.norm == "group"})
 
     def roles(self) -> Roles:
         """Rolling windows."""
         return Roles(
-            assigner=Assigner(space=whole_depth, place=roll),
+            assigner=Assigner(space=list_widths, place=_roll),
             aggregator=Aggregator(weigh=weigh_by(self.weighting), model="whole"),
         )
 
 
-def roll(network: Network, size: Architecture, draw: Draw) -> Architecture:
-    """The size with its windows where the round has them: groups of channels that are normalised together roll as one.
+def _roll(network: Network, size: Architecture, draw: Draw) -> Architecture:
+    """Move the windows to their place in the round; channels that are normalised together roll as one group.
 
     Over as many rounds as an axis has groups, every group is held equally often.
     """
-    return replace(size, axes=tuple((name, _window(network, name, kept, draw.round)) for name, kept in size.axes))
 
+    def choose(axis: Axis, kept: Prefix) -> Roll:
+        groups = axis.size // axis.granularity
+        return Roll(start=(draw.round - 1) % groups * axis.granularity, size=kept.size)
 
-def _window(network: Network, name: str, kept: IndexSet, round_number: int) -> IndexSet:
-    axis = network.axes[name]
-    if not isinstance(kept, Prefix):
-        return kept
-    groups = axis.size // axis.granularity
-    return Roll(start=(round_number - 1) % groups * axis.granularity, size=kept.size)
+    return place_axes(network, size, choose)

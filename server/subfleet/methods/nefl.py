@@ -1,13 +1,13 @@
-"""NeFL: nested submodels of any width and depth, with norms and block steps of their own for each size.
+"""NeFL: nested submodels of any width and depth, with separate norms and block steps for each size.
 
 Kang et al., "NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients", IEEE Transactions
 on Mobile Computing 2025 (arXiv 2308.07761), section 3 and algorithm 1.
 
-Client half: train the given submodel; each skippable block adds a learnable multiple of what it computes, where the
-model has `learnable_steps`.
-Server half: a client gets a size out of a few around the largest that fits. Weights are averaged over all clients that
-hold them, whatever their size; what is inconsistent between sizes (norms, their statistics, steps) is averaged among
-clients of the same size only. A block that nobody held stays as it was, where the public code zeroes it.
+Client half: train the given submodel; each skippable block adds a learnable multiple of its output, if the model has
+`learnable_steps`.
+Server half: a client gets one of a few sizes around the largest that fits. Weights are averaged over all clients that
+hold them, whatever their size; parameters that differ between sizes (norms, their statistics, steps) only among clients
+of the same size. A block that nobody held keeps its weights, where the public code zeroes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from typing import ClassVar
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_tensors
 from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
-from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext
-from subfleet.methods.describing import MethodInfo, Published, Setting, those_true
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, draw_size
+from subfleet.methods.describing import MethodInfo, Published, always
 from subfleet.methods.roles import Roles
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count
@@ -34,7 +34,7 @@ class NeFL:
 
     Attributes:
         neighbours: a client's size is drawn from the largest that fits and this many below it, 0 or more. The paper
-            also draws from those above, which a budget does not carry.
+            also draws from those above, which exceed the budget.
         weighting: "uniform" counts each client as 1, as the paper's code does; "samples" by its samples.
     """
 
@@ -46,30 +46,28 @@ class NeFL:
         varies=("width", "depth"),
         judges=("norms",),
         published={"neighbours": Published(value=2), "weighting": UNIFORM},
+        departures={
+            "submodels above the largest that fits are never drawn": always,
+            "blocks have no learnable steps (model.learnable_steps)": (
+                lambda method, setting: not setting.learnable_steps
+            ),
+        },
     )
     neighbours: Count = 2
     weighting: Weighting = "uniform"
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return (
-            "submodels above the largest that fits are never drawn",
-            *those_true({"blocks have no learnable steps (model.learnable_steps)": not setting.learnable_steps}),
-        )
-
     def roles(self) -> Roles:
-        """A bank of norms and steps for each size."""
+        """Norms and steps for each size."""
         return Roles(
             assigner=Assigner(assign=self._assign),
-            aggregator=Aggregator(weigh=weigh_by(self.weighting), sharing_groups=norm_bank),
+            aggregator=Aggregator(weigh=weigh_by(self.weighting), sharing_groups=_share_by_size),
         )
 
     def _assign(self, context: AssignmentContext) -> Assignment:
-        fitting = [one for one in context.candidates if context.allows(one)][-1 - self.neighbours :]
-        return Assignment(candidate=context.draw.stream("size").choice(fitting) if fitting else None)
+        return draw_size(context, context.fitting[-1 - self.neighbours :], "size")
 
 
-def norm_bank(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
-    """The tensors of norms, and steps, are those of the client's size."""
+def _share_by_size(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
+    """Share norms and steps among the clients of a size."""
     steps = {name for name, decl in network.tensors.items() if decl.role == "step"}
     return dict.fromkeys(norm_tensors(network) | steps, client.size.architecture_id)

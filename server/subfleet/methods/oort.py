@@ -1,18 +1,18 @@
 """Oort: selects the clients with the best utility per second.
 
 Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, sections 4.2 to 4.4 and
-algorithm 1. Where the paper leaves something open, what its authors' public code does is a parameter.
+algorithm 1. What the paper leaves open is a parameter, with the value of its authors' public code.
 
-Client half: train the given model; tell the mean of the squares of the samples' losses.
-Server half: a client's statistical utility is its samples times the root of that mean. High ones are cut at a quantile,
-and at three standard deviations above the median, as a quantile of few clients is the largest of them. Who was chosen
-by its utility too often rests while there are others, so that no client is chosen for ever by what it claims (section
-4.4 removes it for good after a number of rounds). To the utility, scaled to 0 to 1, comes a bonus that grows with the
-rounds since the client was last heard. Who takes longer than the preferred duration T is held back by (T / its
-duration) to a power. A fraction of the round explores clients that were never aggregated, the fast ones rather; the
-share falls from round to round. Who was explored and told nothing waits for ten rounds while there are others, so that
-no client is explored for ever by its silence. The preferred duration is a percentile of the known ones, and the pacer
-raises it when what the chosen clients are worth no longer grows.
+Client half: train the given model; report the mean of the squares of the samples' losses.
+Server half: a client's statistical utility is its samples times the root of that mean. High utilities are cut at a
+quantile, and at three standard deviations above the median, because a quantile of few clients is their largest value. A
+client that was selected for its utility too often rests while there are others, so that no claim selects a client
+forever (section 4.4 removes it after a number of rounds). The utility, scaled to 0 to 1, gets a bonus that grows with
+the rounds since the client's last update. A client that takes longer than the preferred duration T is penalised by
+(T / its duration) to a power. A fraction of the round explores clients that were never aggregated, fast ones with
+higher probability; the fraction falls from round to round. An explored client that did not answer waits for ten rounds
+while there are others, so that silence does not keep it in exploration. The preferred duration is a percentile of the
+known ones, which the pacer raises when the utility of the selected clients stops growing.
 """
 
 import math
@@ -21,56 +21,56 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from subfleet.methods.describing import MethodInfo, Published, Setting
-from subfleet.methods.local_training import LocalTraining
-from subfleet.methods.roles import ClosedRound, Memory, Roles
+from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.roles import ClosedRound, LocalTraining, Memory, Roles, change_objective
 from subfleet.methods.selector import (
     AvailableClient,
     LastUpdate,
+    PastSelection,
     Selection,
     SelectionContext,
     Selector,
-    without_replacement,
+    add_selection,
+    bound_claims,
+    draw_without_replacement,
 )
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
-from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Amount, Fraction, Positive, PositiveFraction
-from subfleet.protocol.training import TrainingSettings
 
-__all__ = ["Durations", "Oort", "OortMemory", "duration_s", "with_squares"]
+__all__ = ["MEASURED", "Durations", "Oort", "OortMemory", "duration_s"]
 
 Durations = Literal["measured", "expected"]
-"""How long a round takes a client: "measured", from the sending of its last task until its update was stored, by the
-server's clock; or "expected", by cost estimates and what it tells of its speed and link now, which is the same for the
-same seed and logs."""
+"""A client's duration in a round: "measured", from sending its last task until its update was stored, by the server's
+clock; or "expected", from cost estimates and the speed and link that it reports now, which is the same for the same
+seed and logs."""
 
-MEASURED = Published(value="measured", told="durations are expected from cost estimates and logs, not measured")
-"""Of `Durations`, in papers that measure them."""
+MEASURED = Published(value="measured", otherwise="durations are expected from cost estimates and logs, not measured")
+"""For papers that measure durations."""
 
-_BEHIND = 1e-9
-"""Times its score, whoever rests comes behind all others."""
+_RESTING = 1e-9
+"""Factor on the score of a resting client, so that it comes after all others."""
 _STALENESS = 0.1
-"""Of the bonus for clients not heard of for long: section 4.2, equation 2."""
+"""Of the bonus for clients without a recent update: section 4.2, equation 2."""
 _WAITING_ROUNDS = 10
-"""For which whoever was explored and is still unknown comes behind all others."""
+"""Rounds in which an explored client without an update comes after all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OortMemory:
-    """What Oort remembers.
+    """The memory of Oort.
 
     Attributes:
-        percentile: of the known durations, which is the preferred one; from 1 to 100.
-        exploiting: the clients of the open round that were chosen for their utility.
-        choices: the same of the last rounds.
-        utilities: what such clients were worth in the last rounds, the newest last: the sum over each round's updates.
-        tried: of clients that were explored and not aggregated since, the last round in which they were.
+        percentile: of the known durations, the preferred one; from 1 to 100.
+        exploiting: the clients of the open round that were selected for their utility.
+        choices: the same for the last rounds.
+        utilities: the sum of these clients' utilities for each of the last rounds, the newest last.
+        tried: by explored client without an update since, the last round that explored it.
     """
 
     percentile: float
     exploiting: tuple[str, ...] = ()
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[PastSelection, ...] = ()
     utilities: tuple[float, ...] = ()
     tried: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -78,23 +78,24 @@ class OortMemory:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Oort:
-    """Parameters of Oort. Those without a section are what the authors' code takes where the paper says nothing.
+    """Parameters of Oort. Those without a section have the value of the authors' code.
 
     Attributes:
         exploration: fraction of the first round that explores, from 0 to 1 (section 4.3), as are the next two.
-        exploration_decay: factor on that share from each round to the next, above 0 and at most 1.
-        least_exploration: the share falls no lower.
-        cutoff: fraction of the score of the last client that would be chosen from which on clients are drawn, above 0
-            and at most 1 (section 4.3: 95 %). The authors' later code has 0.05, with which nearly all are drawn from.
+        exploration_decay: factor on that fraction from each round to the next, above 0 and at most 1.
+        least_exploration: the least value of that fraction.
+        cutoff: clients are drawn from those with at least this fraction of the score of the last client that would be
+            selected by rank, above 0 and at most 1 (section 4.3: 95 %). The authors' later code has 0.05, with which
+            nearly all are drawn from.
         clip: quantile at which utilities are cut, above 0 and at most 1 (section 4.3: 95 %; the later code has 0.9).
         penalty: power of the penalty on slow clients, 0 or more; 0 ignores speed (section 4.2).
-        percentile: of the known durations that is preferred at first, above 0 and at most 100.
-        pacer_rounds: rounds of a window, of which the pacer compares the last two, 1 or more (section 4.2: W = 20).
-        pacer_step: by which it raises the percentile, or lowers it.
-        flat: the pacer raises the percentile where the utility changed by less than this share from window to window;
-            the paper raises it where the utility falls, which noise alone makes it do.
-        steep: and lowers it where it changed by more than this many times.
-        most_often: how many times as often as if all took turns a client is chosen for its utility at most; 0 is no
+        percentile: of the known durations, the preferred one at first, above 0 and at most 100.
+        pacer_rounds: rounds of a window; the pacer compares the last two windows, 1 or more (section 4.2: W = 20).
+        pacer_step: by how much it raises or lowers the percentile.
+        flat: the pacer raises the percentile if the utility changed by at most this fraction from window to window;
+            the paper raises it if the utility falls, which noise alone can cause.
+        steep: it lowers the percentile if the utility changed by at least this factor.
+        most_often: how often a client is selected for its utility at most, as a multiple of taking turns; 0 is no
             limit.
         durations: see `Durations`.
         model: which models are trained.
@@ -104,7 +105,6 @@ class Oort:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="Oort",
         paper="Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021",
-        varies=(),
         published={
             "exploration": None,
             "exploration_decay": None,
@@ -117,15 +117,19 @@ class Oort:
             "pacer_step": None,
             "flat": Published(
                 value="where the utility falls",
-                told="the pacer raises its percentile when utility stagnates, as in the authors' code",
+                otherwise="the pacer raises its percentile when utility stagnates, as in the authors' code",
             ),
             "steep": None,
             "most_often": Published(
                 value="a number of rounds, after which it is removed",
-                told="clients selected too often pause instead of being removed",
+                otherwise="clients selected too often pause instead of being removed",
             ),
             "durations": MEASURED,
             "model": ONE_MODEL,
+        },
+        departures={
+            "utilities are also cut at three standard deviations above the median": always,
+            "an explored client that does not answer waits ten rounds": always,
         },
     )
     exploration: Fraction = 0.9
@@ -143,96 +147,84 @@ class Oort:
     durations: Durations = "measured"
     model: Homogeneous = "largest"
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return ()
-
     def roles(self) -> Roles:
-        """FedAvg of those who are worth most."""
+        """FedAvg of the clients with the highest scores, which report the squares of their losses."""
         return Roles(
             selector=Selector(select=self.select),
             memory=Memory(initial=OortMemory(percentile=self.percentile), remember=self.remember),
-            assigner=one_model(self.model),
-            training=LocalTraining(for_round=with_squares),
+            assigner=assign_homogeneous(self.model),
+            training=LocalTraining(for_round=lambda settings, round_number: change_objective(settings, squares=True)),
         )
 
     def select(self, context: SelectionContext) -> Selection:
-        """The clients of a round: those worth most, and some that nobody knows."""
+        """Select the clients of a round: those with the highest scores, and some unknown ones."""
         memory: OortMemory = context.memory
-        known = [one for one in context.clients if one.past is not None]
-        new = {one.client_id: one for one in context.clients if one.past is None}
+        known = [client for client in context.clients if client.past is not None]
+        new = {client.client_id: client for client in context.clients if client.past is None}
         tried = {name: last for name, last in memory.tried.items() if context.round - last <= _WAITING_ROUNDS}
         count = min(context.count or len(context.clients), len(context.clients))
-        share = max(self.least_exploration, self.exploration * self.exploration_decay ** (context.round - 1))
-        exploring = max(min(round(share * count), len(new.keys() - tried)), count - len(known))
-        scores = self.scores(known, context.round, memory)
-        exploited = self._exploited(self._in_turn(scores, count, context), count - exploring, context)
-        # Unknown durations of 0 are those of clients that tell nothing of their pace: they stand in the middle.
-        told = [seconds for one in new.values() if (seconds := one.expected_s) > 0]
-        usual_s = math.fsum(told) / len(told) if told else 1.0
-        speeds = {name: 1 / (one.expected_s or usual_s) for name, one in new.items()}
-        drawn = without_replacement(speeds, len(speeds), context.stream("exploration"))
+        fraction = max(self.least_exploration, self.exploration * self.exploration_decay ** (context.round - 1))
+        exploring = max(min(round(fraction * count), len(new.keys() - tried)), count - len(known))
+        scores = self.score(known, context.round, memory)
+        resting = context.find_overselected(memory.choices, count, self.most_often)
+        scores = {name: score * (_RESTING if name in resting else 1.0) for name, score in scores.items()}
+        exploiting = self._exploit(scores, count - exploring, context)
+        # A client that does not report its speed counts as one of the usual speed.
+        durations = [seconds for client in new.values() if (seconds := client.expected_s) > 0]
+        usual_s = math.fsum(durations) / len(durations) if durations else 1.0
+        speeds = {name: 1 / (client.expected_s or usual_s) for name, client in new.items()}
+        drawn = draw_without_replacement(speeds, len(speeds), context.stream("exploration"))
         explored = sorted(drawn, key=lambda name: name in tried)[:exploring]
         memory = replace(
             memory,
-            exploiting=exploited,
-            choices=with_choice(memory.choices, context.round, exploited),
+            exploiting=exploiting,
+            choices=add_selection(memory.choices, context.round, exploiting),
             tried=tried | dict.fromkeys(explored, context.round),
         )
-        return Selection(clients=(*exploited, *explored), memory=memory)
+        return Selection(clients=(*exploiting, *explored), memory=memory)
 
-    def scores(self, known: Sequence[AvailableClient], round_number: int, memory: OortMemory) -> Mapping[str, float]:
-        """What clients that were aggregated before are worth now: 0 or more."""
+    def score(self, known: Sequence[AvailableClient], round_number: int, memory: OortMemory) -> dict[str, float]:
+        """The scores of clients with an update: 0 or more."""
         if not known:
             return {}
-        utilities = {one.client_id: _utility(_past(one)) for one in known}
+        utilities = {client.client_id: _find_utility(_require_past(client)) for client in known}
         ordered = sorted(utilities.values())
         least, quantile = ordered[0], ordered[min(int(self.clip * len(ordered)), len(ordered) - 1)]
-        most = min(quantile, most_believed(ordered))
+        most = min(quantile, bound_claims(ordered))
         preferred_s = self.preferred_s(known, memory)
-        found = {}
-        for one in known:
-            # Where all are worth the same, all are worth most.
-            scaled = (min(utilities[one.client_id], most) - least) / (most - least) if most > least else 1.0
-            score = scaled + math.sqrt(_STALENESS * math.log(max(round_number, 1)) / max(_past(one).round, 1))
-            seconds = duration_s(one, self.durations)
+        scores = {}
+        for client in known:
+            # If all have the same utility, all have the best.
+            scaled = (min(utilities[client.client_id], most) - least) / (most - least) if most > least else 1.0
+            rounds = max(_require_past(client).round, 1)
+            score = scaled + math.sqrt(_STALENESS * math.log(max(round_number, 1)) / rounds)
+            seconds = duration_s(client, self.durations)
             if seconds > preferred_s:
                 score *= (preferred_s / seconds) ** self.penalty
-            found[one.client_id] = score
-        return found
+            scores[client.client_id] = score
+        return scores
 
     def preferred_s(self, known: Sequence[AvailableClient], memory: OortMemory) -> float:
         """T: the percentile of the known clients' durations; no limit at 100."""
         if memory.percentile >= 100:
             return math.inf
-        ordered = sorted(duration_s(one, self.durations) for one in known)
+        ordered = sorted(duration_s(client, self.durations) for client in known)
         return ordered[min(int(len(ordered) * memory.percentile / 100), len(ordered) - 1)]
 
-    def _in_turn(self, scores: Mapping[str, float], count: int, context: SelectionContext) -> Mapping[str, float]:
-        """The scores of those that have not had their share of rounds; of the others behind all of these."""
-        had = had_their_share(
-            context.memory.choices,
-            round_number=context.round,
-            wanted=count,
-            known=len(context.clients),
-            most_often=self.most_often,
-        )
-        return {name: score * (_BEHIND if name in had else 1.0) for name, score in scores.items()}
-
-    def _exploited(self, scores: Mapping[str, float], count: int, context: SelectionContext) -> tuple[str, ...]:
-        """Drawn in proportion to their scores, of those close to the best."""
+    def _exploit(self, scores: Mapping[str, float], count: int, context: SelectionContext) -> tuple[str, ...]:
+        """Draw clients in proportion to their scores, from those close to the best."""
         if count <= 0:
             return ()
         best = sorted(scores.values(), reverse=True)
         close = {name: score for name, score in scores.items() if score >= self.cutoff * best[count - 1]}
-        return without_replacement(close, count, context.stream("exploitation"))
+        return draw_without_replacement(close, count, context.stream("exploitation"))
 
     def remember(self, memory: Any, closed: ClosedRound) -> OortMemory:
-        """The pacer: how long clients may take follows from whether longer rounds are worth it."""
+        """The pacer: adapt the preferred duration to whether longer rounds bring more utility."""
         known: OortMemory = memory
-        worth = math.fsum(_utility(closed.clients[name]) for name in known.exploiting if name in closed.clients)
+        utility = math.fsum(_find_utility(closed.clients[name]) for name in known.exploiting if name in closed.clients)
         window = self.pacer_rounds
-        utilities = (*known.utilities, worth)[-2 * window :]
+        utilities = (*known.utilities, utility)[-2 * window :]
         percentile = known.percentile
         if closed.round % window == 0 and len(utilities) == 2 * window:
             before, now = math.fsum(utilities[:window]), math.fsum(utilities[window:])
@@ -246,23 +238,18 @@ class Oort:
 
 
 def duration_s(client: AvailableClient, durations: Durations) -> float:
-    """How long a round takes a client; what was not measured is expected."""
+    """A client's duration in a round; expected if it was not measured."""
     if durations == "expected" or client.past is None or client.past.took_s <= 0:
         return client.expected_s
     return client.past.took_s
 
 
-def with_squares(settings: TrainingSettings, round_number: int) -> TrainingSettings:
-    """The local training whose clients tell the squares of their losses."""
-    return replace(settings, objective=replace(settings.objective, squares=True))
-
-
-def _past(client: AvailableClient) -> LastUpdate:
+def _require_past(client: AvailableClient) -> LastUpdate:
     if client.past is None:
-        raise ValueError(f"client {client.client_id} was never aggregated, so that it has no score")
+        raise ValueError(f"client {client.client_id} has no score, because none of its updates was aggregated")
     return client.past
 
 
-def _utility(past: LastUpdate) -> float:
+def _find_utility(past: LastUpdate) -> float:
     """Section 4.2, equation 1: |B| sqrt(1/|B| sum of squared losses)."""
     return past.sample_count * math.sqrt(past.square_loss)

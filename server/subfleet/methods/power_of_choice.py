@@ -1,15 +1,14 @@
-"""Power-of-choice: of some clients that are drawn, those with the largest losses take part.
+"""Power-of-choice: some clients are drawn as candidates, and those with the largest losses take part.
 
 Cho et al., "Towards Understanding Biased Client Selection in Federated Learning", AISTATS 2022, section 4 (first as
 "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection Strategies", 2020).
 
 Client half: train the given model with the given objective.
-Server half: candidates are drawn without replacement, each with a probability in proportion to its samples; of these,
-the clients with the largest losses train. A loss is the one that a client told when it was last aggregated, so that
-nothing is asked besides (the paper's rpow-d); who was never aggregated comes before all others, the paper's infinite
-loss. Both
-are claims: samples count no more than three standard deviations above the median, and who has been chosen too often
-comes last, whether it answered or not.
+Server half: candidates are drawn without replacement, with probabilities in proportion to their samples; of these, the
+clients with the largest losses train. A loss is the one that a client reported with its last aggregated update, so that
+it costs no extra message (the paper's rpow-d); a client without one counts as having an infinite loss, as in the paper.
+Samples and losses are claims: samples count up to three standard deviations above the median, and a client that was
+selected too often comes last, whether it answered or not.
 """
 
 import math
@@ -17,11 +16,19 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
-from subfleet.methods.describing import MethodInfo, Published, Setting
+from subfleet.methods.describing import MethodInfo, Published, always
 from subfleet.methods.roles import Memory, Roles
-from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector, without_replacement
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, one_model
-from subfleet.methods.turns import Choice, had_their_share, most_believed, with_choice
+from subfleet.methods.selector import (
+    AvailableClient,
+    PastSelection,
+    Selection,
+    SelectionContext,
+    Selector,
+    add_selection,
+    bound_claims,
+    draw_without_replacement,
+)
+from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Amount
 
@@ -30,9 +37,9 @@ __all__ = ["ChoiceMemory", "PowerOfChoice"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceMemory:
-    """What Power-of-choice remembers: the clients that the last rounds chose, whether these answered or not."""
+    """The memory of Power-of-choice: the clients that the last rounds selected."""
 
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[PastSelection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +48,14 @@ class PowerOfChoice:
     """Parameters of Power-of-choice.
 
     Attributes:
-        candidates: d, how many are drawn for each client that takes part, 1 or more; the paper tries 2 to 10 times as
-            many. With 1 it is a plain draw by samples.
+        candidates: d over the number of clients in a round, 1 or more; the paper tries 2 to 10. With 1, clients are
+            drawn by their samples.
         model: which models are trained.
-        losses: "reported" goes by the loss that a client told with its last update, as the paper's rpow-d does;
-            "evaluated" by that of the very model, on held-out data, as the paper's pow-d does on all data. The latter
-            needs `[evaluation] every = 1`, and devices with held-out data.
-        most_often: how many times as often as if all took turns a client is chosen at most, while there are others; 0
-            is no limit.
+        losses: "reported", the loss of a client's last update, as in the paper's rpow-d; "evaluated", the loss of the
+            current model on the client's held-out data, where the paper's pow-d uses all data. The latter needs
+            `[evaluation] every = 1`, and devices with held-out data.
+        most_often: how often a client is selected at most, as a multiple of taking turns, while there are others; 0 is
+            no limit.
         weighting: "uniform" as in the paper, whose draw has counted the samples; or "samples".
     """
 
@@ -56,20 +63,20 @@ class PowerOfChoice:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="Power-of-choice",
         paper="Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022",
-        varies=(),
         published={
             "candidates": None,
             "model": ONE_MODEL,
             "losses": Published(
                 value="of the model, on all data of a client",
-                told={
+                otherwise={
                     "reported": "clients are selected by their last reported losses (the paper's rpow-d)",
                     "evaluated": "losses are computed on held-out data",
                 },
             ),
-            "most_often": Published(value=0.0, told="clients selected too often come last"),
+            "most_often": Published(value=0.0, otherwise="clients selected too often come last"),
             "weighting": UNIFORM,
         },
+        departures={"samples count up to three standard deviations above the median": always},
     )
     candidates: Annotated[float, Range(least=1)] = 2.0
     model: Homogeneous = "largest"
@@ -77,44 +84,31 @@ class PowerOfChoice:
     most_often: Amount = 1.5
     weighting: Weighting = "uniform"
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return ()
-
     def roles(self) -> Roles:
-        """FedAvg of those with the largest losses."""
+        """FedAvg of the clients with the largest losses."""
         return Roles(
             selector=Selector(select=self._select, needs_evaluations=self.losses == "evaluated"),
             memory=Memory(initial=ChoiceMemory()),
-            assigner=one_model(self.model),
+            assigner=assign_homogeneous(self.model),
             aggregator=Aggregator(weigh=weigh_by(self.weighting)),
         )
 
     def _select(self, context: SelectionContext) -> Selection:
-        everyone = {one.client_id: one for one in context.clients}
-        count = context.count or len(everyone)
-        most_samples = most_believed(one.sample_count for one in everyone.values())
-        weights = {name: min(float(one.sample_count), most_samples) for name, one in everyone.items()}
-        drawn = without_replacement(weights, math.ceil(self.candidates * count), context.stream("candidates"))
         memory: ChoiceMemory = context.memory
-        losses = {name: self._loss(everyone[name]) for name in drawn}
-        had = had_their_share(
-            memory.choices,
-            round_number=context.round,
-            wanted=count,
-            known=len(everyone),
-            most_often=self.most_often,
+        clients = {client.client_id: client for client in context.clients}
+        count = context.count or len(clients)
+        most_samples = bound_claims(client.sample_count for client in clients.values())
+        weights = {name: min(float(client.sample_count), most_samples) for name, client in clients.items()}
+        candidates = draw_without_replacement(weights, math.ceil(self.candidates * count), context.stream("candidates"))
+        resting = context.find_overselected(memory.choices, count, self.most_often)
+        # Between equal losses, the order of the draw decides.
+        ranked = sorted(candidates, key=lambda name: (name in resting, -self._find_loss(clients[name])))
+        selected = tuple(ranked[:count])
+        return Selection(
+            clients=selected, memory=ChoiceMemory(choices=add_selection(memory.choices, context.round, selected))
         )
 
-        def place(name: str) -> tuple[bool, float]:
-            return name in had, -losses[name]
-
-        # The draw's own order decides between equal losses.
-        clients = tuple(sorted(drawn, key=place)[:count])
-        choices = with_choice(memory.choices, context.round, clients)
-        return Selection(clients=clients, memory=ChoiceMemory(choices=choices))
-
-    def _loss(self, client: AvailableClient) -> float:
-        """Of whom nothing is known comes first."""
-        told = client.past if self.losses == "reported" else client.evaluation
-        return math.inf if told is None else told.loss
+    def _find_loss(self, client: AvailableClient) -> float:
+        """The client's loss; infinite if unknown."""
+        known = client.past if self.losses == "reported" else client.evaluation
+        return math.inf if known is None else known.loss

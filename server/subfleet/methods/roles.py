@@ -1,8 +1,7 @@
-"""A method, and the roles that it has: frozen records of small pure functions, with FedAvg's as defaults.
+"""A method and its roles: frozen records of small pure functions, with FedAvg's as defaults.
 
-A round of every method is the same: clients are selected, each is assigned a submodel and trains it, and the updates
-are aggregated. A method gives the roles in which it differs; what it does not give is federated averaging over nested
-submodels.
+A round is the same for every method: clients are selected, each is assigned a submodel and trains it, and the updates
+are aggregated. A method gives the roles in which it differs; the others are federated averaging over nested submodels.
 """
 
 from __future__ import annotations
@@ -15,15 +14,33 @@ from typing import Any, ClassVar, Protocol
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_tensors
 from subfleet.methods.aggregator import Aggregator, ClientUpdate, Participant
-from subfleet.methods.assigner import Assigner
-from subfleet.methods.describing import MethodInfo, Setting
-from subfleet.methods.local_training import LocalTraining, as_estimated
+from subfleet.methods.assigner import Assigner, Draw
+from subfleet.methods.describing import MethodInfo
 from subfleet.methods.run_networks import Networks
 from subfleet.methods.selector import LastUpdate, Selector
 from subfleet.methods.techniques import Techniques
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
+from subfleet.protocol.training import TrainingSettings
+from subfleet.protocol.update_codecs import AnyUpdateCodec
 
-__all__ = ["ClosedRound", "Memory", "Method", "Roles", "RoundUpdates"]
+__all__ = [
+    "ClosedRound",
+    "LocalTraining",
+    "Memory",
+    "Method",
+    "Roles",
+    "RoundUpdates",
+    "Trainee",
+    "UpdateBytes",
+    "change_objective",
+    "drop_self_distillation",
+    "keep_codec",
+    "train_near_received",
+]
+
+UpdateBytes = Callable[[AnyUpdateCodec], int]
+"""The bytes that the update of a size takes with a codec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +48,9 @@ class RoundUpdates:
     """The updates of a round.
 
     Attributes:
-        networks: by id, the networks that the round was trained with.
+        networks: the networks of the round, by id.
         clients: what each client's training changed, in the order of their ids.
-        memory: as it stood when the round's clients were selected.
+        memory: the method's memory when the round's clients were selected.
     """
 
     networks: Mapping[str, Network]
@@ -47,10 +64,10 @@ class ClosedRound:
     """A round whose updates are in the model.
 
     Attributes:
-        round: its number.
         clients: the clients that sent these updates, by id.
-        loss: of the aggregated model, on the server's samples; accuracy likewise.
-        observation: what `Memory.observe` returned for the updates; None where a method observes nothing.
+        loss: of the aggregated model, on the server's samples.
+        accuracy: of the same model, on the same samples.
+        observation: the result of `Memory.observe`, or what `Evolution` has in its place; None without either.
     """
 
     round: int
@@ -62,19 +79,19 @@ class ClosedRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a method remembers from round to round. By default it remembers nothing.
+    """What a method remembers from round to round; nothing by default.
 
-    What is to be remembered in tensors lies in `ModelState.kept`, which `Aggregator.after_round` and `Networks.evolve`
-    hand on, and which every checkpoint has.
+    Tensors are remembered in `ModelState.kept`, which `Aggregator.after_round` and `Networks.evolve` pass on, and which
+    is in every checkpoint.
 
     Attributes:
-        initial: before the first round: a frozen record of plain data, which the journal keeps with every step that
+        initial: the memory before the first round: a frozen record of plain data, journaled with every step that
             changes it; None remembers nothing.
-        observe: the round's updates to what `remember` is given of them, as plain data; called beside the server's
-            loop. It needs the memory of all updates. None observes nothing.
-        remember: what is remembered after a round; None is nothing more. It is called in the server's loop, and takes a
-            few milliseconds for a thousand clients.
-        stop: of what is remembered, the reason why the run ends before its last round; empty where it goes on.
+        observe: from the round's updates, the plain data that `remember` needs; called beside the server's loop. It
+            holds all updates in memory. None observes nothing.
+        remember: the memory after a round; None keeps it. It runs in the server's loop and takes a few milliseconds
+            for a thousand clients.
+        stop: from the memory, the reason why the run ends before its last round; empty if it goes on.
     """
 
     initial: Any = None
@@ -84,20 +101,85 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trainee:
+    """A client that gets a task, as its local training and its update may depend on it.
+
+    Attributes:
+        draw: seed, round, client and the method's memory.
+        size: what it trains.
+        tensors: names of that size's tensors, in the network's order.
+    """
+
+    draw: Draw
+    size: Architecture
+    tensors: tuple[str, ...]
+
+
+def keep_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:
+    """Use the codec by which sizes are estimated for every client."""
+    return codec
+
+
+def change_objective(
+    settings: TrainingSettings, coefficients: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> TrainingSettings:
+    """The same local training with some settings of its objective changed, and the coefficients that these need."""
+    return replace(settings, objective=replace(settings.objective, **changes), **coefficients)
+
+
+def drop_self_distillation(settings: TrainingSettings) -> TrainingSettings:
+    """The local training of a client without a nested submodel to teach."""
+    if settings.objective.distillation != "self":
+        return settings
+    return change_objective(settings, {"distillation_weight": 0.0}, distillation="none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTraining:
+    """How clients train. By default they train as configured and send the change of every tensor.
+
+    Attributes:
+        for_round: from the configured settings and the round's number, the settings of the round.
+        for_client: from the settings of the round and a client with a task, the client's epochs, learning rate and
+            coefficients. Everything else is part of the program, which all clients of a size share.
+        student: the nested submodel of self-distillation, smaller than the size; None trains without that term.
+        sends: names of the tensors whose changes a client sends; None sends all. A tensor that is not sent is held by
+            nobody.
+        fit_codec: from the codec by which sizes are estimated, the bytes of an update with any codec, and the client's
+            budget, the codec of the client's task; what it writes must fit the budget too.
+        draws_paths: clients train subspaces of a supernet. A model with a choice of operators needs such a method.
+    """
+
+    for_round: Callable[[TrainingSettings, int], TrainingSettings] = lambda settings, round_number: settings
+    for_client: Callable[[TrainingSettings, Trainee], TrainingSettings] = lambda settings, trainee: settings
+    student: Callable[[Network, Architecture, Draw], Architecture | None] = lambda network, size, draw: None
+    sends: Callable[[Trainee], frozenset[str]] | None = None
+    fit_codec: Callable[[AnyUpdateCodec, UpdateBytes, Budget], AnyUpdateCodec] = keep_codec
+    draws_paths: bool = False
+
+
+def train_near_received(mu: float) -> LocalTraining:
+    """Local training with FedProx's proximal term: mu / 2 times the squared distance from the received weights."""
+    return LocalTraining(
+        for_round=lambda settings, round_number: change_objective(settings, {"proximal_mu": mu}, proximal=True)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
     """The roles of a method.
 
     Attributes:
-        selector: who takes part.
+        selector: which clients take part.
         memory: what is remembered.
-        assigner: which submodel each client is given.
+        assigner: which submodel each client gets.
         training: how clients train it.
         aggregator: how the updates become the model.
         networks: which networks there are.
-        techniques: what the method has of the techniques that go with any; a run may replace each.
+        techniques: the method's choice of techniques that work with any method; a run may replace each.
 
     Raises:
-        ValueError: two roles do not go together.
+        ValueError: two roles exclude each other.
     """
 
     selector: Selector = field(default_factory=Selector)
@@ -110,30 +192,32 @@ class Roles:
 
     def __post_init__(self) -> None:
         if self.training.sends is not None and self.aggregator.transform is not None:
-            raise ValueError("sends leaves tensors out of updates, but transform is given whole ones; name one of both")
+            raise ValueError(
+                "`sends` leaves tensors out of updates, but `transform` needs whole ones; give one of them"
+            )
         if self.networks.evolve is not None and self.assigner.search is not None:
-            raise ValueError("evolve changes networks, but search knows the first network alone; name one of both")
+            raise ValueError("`evolve` changes networks, but `search` knows only the first one; give one of them")
 
     def with_techniques(self, techniques: Techniques) -> Roles:
-        """The roles of a run that has these techniques in place of the method's own."""
+        """The roles of a run whose techniques take precedence over the method's."""
         training, aggregator = self.training, self.aggregator
         if techniques.update_codec is not None:
-            training = replace(training, fit_codec=as_estimated)
+            training = replace(training, fit_codec=keep_codec)
         if techniques.norms == "bank":
-            aggregator = replace(aggregator, sharing_groups=_with_norm_bank(aggregator))
+            aggregator = replace(aggregator, sharing_groups=_add_norm_bank(aggregator))
         return replace(self, training=training, aggregator=aggregator, techniques=techniques.over(self.techniques))
 
 
-def _with_norm_bank(
+def _add_norm_bank(
     aggregator: Aggregator,
 ) -> Callable[[Network, Participant, Sequence[Architecture]], Mapping[str, str]]:
-    """Sharing groups in which the clients of each size have norms of their own, where the method says nothing else."""
+    """Sharing groups in which the clients of each size share their norms, unless the method groups them otherwise."""
 
-    def sharing_groups(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
+    def group(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
         bank = dict.fromkeys(norm_tensors(network), client.size.architecture_id)
         return {**bank, **aggregator.sharing_groups(network, client, sizes)}
 
-    return sharing_groups
+    return group
 
 
 class Method(Protocol):
@@ -141,16 +225,12 @@ class Method(Protocol):
 
     Attributes:
         TYPE: its name in a configuration.
-        INFO: what people read of it, whatever its parameters.
+        INFO: its description, whatever its parameters.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     TYPE: ClassVar[str]
     INFO: ClassVar[MethodInfo]
-
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """In what it differs from its paper in this setting, beside what `INFO.published` says of its parameters."""
-        ...
 
     def roles(self) -> Roles:
         """What it does in a round with these parameters."""

@@ -1,9 +1,14 @@
-"""The networks of a method: what a run begins with, and what appears and retires between rounds."""
+"""The networks of a method: which ones a run begins with, and which appear and retire between rounds.
+
+A supernet becomes networks by a search between two rounds, one generation at a time: the method proposes paths, the
+server or the devices score them, and the method remembers the scores. When nothing is left to propose, the best paths
+become networks of the run.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,27 +17,35 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import ClientUpdate, Participant
-from subfleet.methods.assigner import stream_of
-from subfleet.methods.path_search import PathSearch
+from subfleet.methods.assigner import open_stream
 from subfleet.protocol.submodel import Architecture
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from subfleet.elastic.model_state import ModelState
 
-__all__ = ["BeginContext", "Evolution", "EvolutionContext", "Networks", "StandingContext"]
+__all__ = [
+    "BeginContext",
+    "Evolution",
+    "EvolutionContext",
+    "FederatedScoring",
+    "Generation",
+    "Networks",
+    "PathSearch",
+    "StandingContext",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginContext:
-    """A run whose first clients have told what they can give, before any of them is given anything.
+    """A run whose first clients have reported their budgets and have no task yet.
 
     Attributes:
-        network: that the configuration describes.
+        network: the configured one.
         rates: width rates of its search space.
-        clients: the ids of those that can take part, in order.
-        brought: of these by their ids, the networks of their own that they have declared.
-        carried_by: as in `EvolutionContext`, of these; a client that replays a log goes by what that has but for
-            a fraction of the time, where `Assigner.lasting` asks for it.
+        clients: the ids of the clients that can take part, in order.
+        brought: by client, the networks of their own that these have declared.
+        carried_by: as in `EvolutionContext`, among these clients. With `Assigner.lasting`, a client that replays a log
+            counts with what its log has most of the time.
     """
 
     network: Network
@@ -50,17 +63,16 @@ class EvolutionContext:
         round: its number.
         seed: of the run.
         lineages: of all networks that the run has had, in the order in which they appeared.
-        networks: by id, those that the round was played with.
+        networks: the networks of the round, by id.
         before: the model that the round started from.
-        after: the model with all updates aggregated in, each in its network.
-        clients: whose updates were aggregated.
-        losses: of these by their ids: mean over the labels of the last epoch that each trained.
-        carried_by: the ids of those of these whose budget in this round has room for the largest size of a network, as
-            shapes tell what that takes.
-        trained: gives what they trained, in the order of their ids; it needs the memory of all updates.
-        aggregated_with: a network's id and the ids of some clients to its state with the updates of these alone,
-            aggregated as all are.
-        brought: networks that clients have declared and that no network in use has among its members.
+        after: the model with all updates, each in its network.
+        clients: the clients that sent them.
+        losses: by client, the mean over the labels of its last epoch.
+        carried_by: the ids of the clients that could carry the largest size of a network, estimated by shapes, with
+            their budget in this round.
+        trained: reads the clients' updates, in the order of their ids; all of them are in memory then.
+        aggregated_with: from a network's id and the ids of some clients, the network's state with their updates alone.
+        brought: networks that clients have declared and that are a member of no network in use.
         observation: what `Memory.observe` returned for the round's updates.
         memory: what the method remembers.
     """
@@ -81,22 +93,22 @@ class EvolutionContext:
     memory: Any = None
 
     def stream(self, purpose: str) -> random.Random:
-        """A stream of random numbers of its own for each purpose."""
-        return stream_of(f"{self.seed}/{self.round}/evolving/{purpose}")
+        """Random numbers for one purpose."""
+        return open_stream(f"{self.seed}/{self.round}/evolving/{purpose}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution:
-    """What becomes of the networks.
+    """The networks after a round.
 
     Attributes:
-        after: the aggregated model, changed as the method will have it; networks neither appear nor retire in it.
-        born: networks that appear: their ids were never used in the run, their parents were in use in the round, and
-            what they take and answer is what the run's first network does. Each begins with what its `map` makes of
-            its parent's weights in `after`.
-        states: by id, in place of that with what networks that appear begin.
-        retired: ids of networks that retire. At least one is in use afterwards.
-        observation: what `Memory.remember` is given in place of what `Memory.observe` returned; None leaves it that.
+        after: the aggregated model, changed as the method wants; with the networks of the round.
+        born: networks that appear. Their ids are new in the run, their parents were in use in the round, and their
+            inputs and outputs are those of the first network. Each begins with what its `map` makes of its parent's
+            weights in `after`.
+        states: by id, the first state of a network in place of that.
+        retired: ids of networks that retire. At least one network stays in use.
+        observation: what `Memory.remember` gets in place of the result of `Memory.observe`; None keeps that.
     """
 
     after: ModelState
@@ -108,15 +120,14 @@ class Evolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingContext:
-    """A client that trains nothing: which network's submodel is its own, that it evaluates and is left with?
+    """A client that is not training, and needs a submodel to evaluate and to keep.
 
     Attributes:
         seed: of the run.
-        client: with what it trained last, of a network that may have retired.
-        networks: those that are in use, by id; of two or more that the run has had.
-        ready: whether it may have a size: the program that trains that counts in the round, and all that it takes is
-            within what the client had to give when it trained last. What it trained then is ready as long as its
-            network is in use.
+        client: with what it trained last; that network may have retired.
+        networks: the networks in use, by id; the run has had two or more.
+        ready: whether the client may have a size: the program that trains it counts in the round, and it fits what the
+            client could give when it trained last. Its last size is ready while its network is in use.
         memory: what the method remembers.
         declared: the size that it has declared, of a network in use; else None.
     """
@@ -130,20 +141,71 @@ class StandingContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Networks:
-    """Which networks a run has. By default it has the configured one throughout.
+class Generation:
+    """Paths that are scored together.
 
     Attributes:
-        begin: the networks that the run begins with, in place of the configured one: with ids, and first weights that
-            are drawn; an empty tuple leaves the configured one. It is called beside the server's loop, before the first
-            round's clients are chosen.
-        evolve: networks that appear and retire after a round, called beside the loop. `Assigner.assign` then has the
-            submodels of all networks in use to choose from, each with its network's id; all else is done for each
-            network apart. None has one network throughout.
-        standing: where a run has had several networks, the submodel of one in use that is a client's own while it
-            trains nothing. With None it is what it trained last, and a client whose network has retired counts as one
-            that has not taken part yet.
-        path_search: between two rounds, for paths of a supernet that become networks of the run; None searches none.
+        number: within the whole search, from 1.
+        tier: the tier of devices that they are for, from 1.
+        paths: different ones; each has the operator of each choice of the network, in order.
+        least_macs: multiply-accumulates of one sample's forward pass that a device must be able to do to score them.
+    """
+
+    number: int
+    tier: int
+    paths: tuple[tuple[str, ...], ...]
+    least_macs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FederatedScoring:
+    """Devices score paths on their held-out data, in place of the server.
+
+    Attributes:
+        clients: how many are asked in each round of scoring, drawn again each time.
+        rounds: of scoring for each generation; scores are means over all counted labels.
+    """
+
+    clients: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathSearch:
+    """How a method searches for paths of a supernet. Each function is pure.
+
+    Attributes:
+        is_due: from the memory and the last aggregated round, whether a search precedes the next round; called in the
+            loop.
+        propose: from the memory, the supernet and the run's seed, the next generation; None ends the search. It may
+            take seconds.
+        record: the memory after a generation has got its scores, one for each path; higher is better.
+        skip: the memory after nobody could score a generation; its tier gets no further proposals.
+        conclude: from the memory, the supernet and the last aggregated round, the networks that the best paths become.
+            The supernet then retires.
+        federated: how devices score; None has the server score on its validation data.
+    """
+
+    is_due: Callable[[Any, int], bool]
+    propose: Callable[[Any, Network, int], Generation | None]
+    record: Callable[[Any, Generation, Sequence[float]], Any]
+    skip: Callable[[Any, Generation], Any]
+    conclude: Callable[[Any, Network, int], Sequence[Lineage]]
+    federated: FederatedScoring | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Networks:
+    """Which networks a run has; by default the configured one throughout.
+
+    Attributes:
+        begin: the networks that the run begins with, with ids and drawn first weights; an empty tuple keeps the
+            configured one. Called beside the server's loop, before the first round selects clients.
+        evolve: the networks after a round, called beside the loop. `Assigner.assign` then chooses among the submodels
+            of all networks in use; everything else is done for each network separately. None never changes networks.
+        standing: once a run has had several networks, the submodel of a client that is not training. With None it is
+            the one it trained last, and a client whose network has retired counts as new.
+        path_search: the search for paths of a supernet between two rounds; None searches nothing.
     """
 
     begin: Callable[[BeginContext], tuple[Lineage, ...]] | None = None

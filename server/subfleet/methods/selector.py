@@ -1,48 +1,65 @@
-"""The selector of a method: which clients take part in a round. By default they are drawn at random."""
+"""The selector of a method: which clients take part in a round. By default they are drawn at random.
+
+What a client reports about itself is a claim, so this module also bounds how far one client's values count, and how
+often a client is selected because of them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.network import Network
-from subfleet.methods.assigner import stream_of
+from subfleet.methods.assigner import open_stream
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "AvailableClient",
-    "Evaluation",
+    "ClientEvaluation",
     "LastUpdate",
+    "PastSelection",
     "Selection",
     "SelectionContext",
     "Selector",
-    "at_random",
-    "without_replacement",
+    "add_selection",
+    "bound_claims",
+    "draw_at_random",
+    "draw_without_replacement",
+    "select_at_random",
+    "trimmed_mean",
 ]
+
+_ROUNDS = 40
+"""Remembered selections: a client that joins late, or from before the fleet grew, is compared over these alone."""
+_SPREADS = 3.0
+_OF_NORMAL = 1.4826
+"""The standard deviation of a normal distribution over its median absolute deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastUpdate:
-    """A client's last update that was aggregated. What the client claims in it stands within what else is known of it.
+    """A client's last aggregated update. Its claims are bounded by what else is known about the client.
 
     Attributes:
-        round: in which that was.
-        size: what it trained.
+        round: its round.
+        size: what the client trained.
         architecture: the same, as placed in the model.
-        sample_count: that it trained on, as many as its profile told at most.
+        sample_count: samples that it trained on, at most as many as its profile reported.
         epochs: passes over them.
-        loss: mean over the labels of the last epoch, each taken before its step.
-        square_loss: mean of the squares of the same; at least the square of the mean, as every mean of squares is.
-        change_norm: the norm of the change of its weights, over all of them.
-        train_s: seconds of the steps, as the client told.
-        took_s: seconds from the task's sending until its update was stored, by the server's clock. Under a logical
-            clock, and for a task that an earlier process of the server had sent, these are fewer than they were.
+        loss: mean over the labels of the last epoch, each before its step.
+        square_loss: mean of the squares of the same; at least the square of the mean.
+        change_norm: L2 norm of the change of all its weights.
+        train_s: seconds of the training steps, as the client reported.
+        took_s: seconds from sending the task until the update was stored, by the server's clock. Too few under a
+            logical clock, and for a task that an earlier process of the server sent.
     """
 
     round: int
@@ -58,14 +75,14 @@ class LastUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """What a client found when it last evaluated the model on its held-out data, as it told.
+class ClientEvaluation:
+    """A client's last evaluation of the model on its held-out data, as it reported.
 
     Attributes:
-        round: after whose aggregation that was.
-        loss: mean of the plain objective over the labels that counted, 0 or more.
-        accuracy: share of them that were predicted rightly, 0 to 1.
-        label_count: of these labels.
+        round: the round after which it was.
+        loss: mean of the plain objective over the counted labels, 0 or more.
+        accuracy: fraction of them that were predicted correctly, 0 to 1.
+        label_count: number of counted labels.
     """
 
     round: int
@@ -79,15 +96,14 @@ class AvailableClient:
     """A client that can take part now.
 
     Attributes:
-        sample_count: of its data, as its profile told.
+        sample_count: of its data, as its profile reported.
         class_counts: samples of each of the run's classes.
-        budget: what it has to give now.
-        expected_training_s: seconds that its training takes by cost estimates, of the size that it trained last, else
-            of the smallest; 0 where it does not tell its speed.
-        expected_downlink_s: the same of the weights on their way to it; 0 where its link is not known.
-        expected_uplink_s: the same of the update on its way back.
-        past: None before its first update was aggregated.
-        evaluation: None where it has evaluated nothing yet.
+        budget: what it can give now.
+        expected_training_s: estimated seconds to train its last size, else the smallest; 0 if its speed is unknown.
+        expected_downlink_s: estimated seconds to receive the weights; 0 if its link is unknown.
+        expected_uplink_s: estimated seconds to send the update; 0 if its link is unknown.
+        past: None before its first aggregated update.
+        evaluation: None before its first evaluation.
     """
 
     client_id: str
@@ -98,26 +114,34 @@ class AvailableClient:
     expected_downlink_s: float = 0.0
     expected_uplink_s: float = 0.0
     past: LastUpdate | None = None
-    evaluation: Evaluation | None = None
+    evaluation: ClientEvaluation | None = None
 
     @property
     def expected_s(self) -> float:
-        """Seconds that a round is expected to take it."""
+        """Estimated seconds that a round takes it."""
         return self.expected_downlink_s + self.expected_training_s + self.expected_uplink_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastSelection:
+    """The clients that a round selected because of what they reported."""
+
+    round: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionContext:
-    """A round whose clients are to be chosen.
+    """A round that selects its clients.
 
     Attributes:
-        clients: those that can take part, in the order of their ids; one or more.
-        count: how many are wanted, as the configuration says; 0 wants all.
+        clients: the available ones, in the order of their ids; one or more.
+        count: how many to select, as configured; 0 selects all.
         round: its number.
-        retry: how often it was tried before without anything to aggregate: others may be chosen then.
+        retry: earlier attempts of the round that aggregated nothing; another attempt may select other clients.
         seed: of the run.
         memory: what the method remembers.
-        networks: of the run that are in use, by id.
+        networks: the networks in use, by id.
     """
 
     clients: tuple[AvailableClient, ...]
@@ -129,16 +153,31 @@ class SelectionContext:
     networks: Mapping[str, Network] = field(default_factory=lambda: MappingProxyType({}))
 
     def stream(self, purpose: str) -> random.Random:
-        """A stream of random numbers of its own for each purpose and try of a round."""
-        return stream_of(f"{self.seed}/{self.round}.{self.retry}/{purpose}")
+        """Random numbers for one purpose in one attempt of the round."""
+        return open_stream(f"{self.seed}/{self.round}.{self.retry}/{purpose}")
+
+    def find_overselected(self, selections: Sequence[PastSelection], count: int, most_often: float) -> frozenset[str]:
+        """The clients that earlier rounds selected too often to be selected now while there are others.
+
+        Args:
+            selections: of earlier rounds.
+            count: how many clients are selected now.
+            most_often: the limit, as a multiple of what a client would get if all took turns; 0 is no limit.
+        """
+        if not most_often:
+            return frozenset()
+        before = [selection for selection in selections if selection.round < self.round]
+        fraction = min(1.0, most_often * count / max(len(self.clients), 1))
+        times = Counter(name for selection in before for name in selection.clients)
+        return frozenset(name for name, number in times.items() if number >= max(1.0, fraction * (len(before) + 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Who takes part.
+    """The clients of a round.
 
     Attributes:
-        clients: their ids, in any order; one or more of those that can.
+        clients: their ids, in any order; one or more of the available ones.
         memory: what the method remembers from now on.
     """
 
@@ -146,42 +185,76 @@ class Selection:
     memory: Any = None
 
 
-def at_random(context: SelectionContext) -> Selection:
-    """A sample of the clients without replacement, every one equally likely (McMahan et al. 2017, algorithm 1).
+def select_at_random(context: SelectionContext) -> Selection:
+    """Select a uniform random sample of the clients (McMahan et al. 2017, algorithm 1).
 
-    Each client draws a number that follows from the seed, the round and its own id, and the lowest win. So the choice
-    depends on no order, and a client that comes or goes changes no other's number.
+    Each client draws a number from the seed, the round and its own id, and the lowest ones are selected. So the order
+    of clients does not matter, and a client that comes or goes does not change the number of another.
     """
-    names = [one.client_id for one in context.clients]
-    drawn = drawn_at_random(names, context.count, seed=context.seed, round_number=context.round, retry=context.retry)
+    names = (client.client_id for client in context.clients)
+    drawn = draw_at_random(names, context.count, seed=context.seed, round_number=context.round, retry=context.retry)
     return Selection(clients=drawn, memory=context.memory)
 
 
-def drawn_at_random(
+def draw_at_random(
     names: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0
 ) -> tuple[str, ...]:
-    """The same of names alone; a count of 0, or more than there are, draws all."""
-    turn = f"{round_number}.{retry}" if retry else str(round_number)
-    drawn = sorted(names, key=lambda name: (_draw(seed, turn, name), name))
+    """The same for names alone; a count of 0, or more than there are, draws all."""
+    attempt = f"{round_number}.{retry}" if retry else str(round_number)
+    drawn = sorted(
+        names, key=lambda name: (hashlib.sha256(f"selection/{seed}/{attempt}/{name}".encode()).digest(), name)
+    )
     return tuple(drawn[:count] if count else drawn)
 
 
-def without_replacement(weights: Mapping[str, float], count: int, stream: random.Random) -> tuple[str, ...]:
-    """A weighted sample: each next one is drawn of the rest with a probability in proportion to its weight.
+def draw_without_replacement(weights: Mapping[str, float], count: int, stream: random.Random) -> tuple[str, ...]:
+    """Draw a weighted sample: each next name with a probability in proportion to its weight among the rest.
 
-    Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006: the largest keys u^(1/w) win,
-    here as the smallest exponential variates of rate w, which is the same order.
+    Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006: the largest keys u^(1/w) win, here as
+    the smallest exponential variates of rate w, which is the same order.
 
     Args:
-        weights: 0 or more, finite; those of 0 come last, by their names.
-        count: how many are drawn; as many as there are at most.
-        stream: a number is drawn for each name, in the order of the names.
+        weights: 0 or more, finite; names of weight 0 come last, in alphabetical order.
+        count: names to draw; more than there are draws all.
+        stream: a number is drawn for each name, in alphabetical order.
     """
     keys = {}
     for name, weight in sorted(weights.items()):
-        waits = stream.expovariate(1.0)
-        keys[name] = waits / weight if weight > 0 else math.inf
+        variate = stream.expovariate(1.0)
+        keys[name] = variate / weight if weight > 0 else math.inf
     return tuple(sorted(keys, key=lambda name: (keys[name], name))[:count])
+
+
+def bound_claims(values: Iterable[float]) -> float:
+    """The largest value that is believed of one client: three standard deviations above the median of all.
+
+    Median and deviation are those of the lower middle, so that neither of two clients sets them. Up to half of the
+    clients, whatever they claim, move the bound by no more than the others differ.
+    """
+    ordered = sorted(values)
+    middle = median_low(ordered)
+    spread = median_low(sorted(abs(value - middle) for value in ordered))
+    return middle + _SPREADS * _OF_NORMAL * spread
+
+
+def trimmed_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted mean without the largest and the smallest quarter of the values; of three, the middle one.
+
+    Args:
+        values: one or more; from three on, at least one is left out at each end.
+        weights: of each, above 0.
+    """
+    trimmed = max(1, len(values) // 4) if len(values) > 2 else 0
+    kept = sorted(zip(values, weights, strict=True))[trimmed : len(values) - trimmed]
+    return math.fsum(value * weight for value, weight in kept) / math.fsum(weight for _, weight in kept)
+
+
+def add_selection(
+    selections: Sequence[PastSelection], round_number: int, clients: Iterable[str]
+) -> tuple[PastSelection, ...]:
+    """The selections of the last rounds with this round's, in place of that of an earlier attempt."""
+    before = (selection for selection in selections if selection.round < round_number)
+    return (*before, PastSelection(round=round_number, clients=tuple(sorted(clients))))[1 - _ROUNDS :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,15 +262,11 @@ class Selector:
     """Which clients take part in a round.
 
     Attributes:
-        select: the clients of a round, and what is remembered from then on. It is called in the server's loop, and
-            takes a few milliseconds for a thousand clients.
-        needs_evaluations: `select` goes by how clients evaluate the model that they are to be given, so that a run must
-            have them evaluate after every round.
+        select: the clients of a round, and the memory from then on. It runs in the server's loop and takes a few
+            milliseconds for a thousand clients.
+        needs_evaluations: `select` uses the clients' evaluations of the model, so the run must have them evaluate after
+            every round.
     """
 
-    select: Callable[[SelectionContext], Selection] = at_random
+    select: Callable[[SelectionContext], Selection] = select_at_random
     needs_evaluations: bool = False
-
-
-def _draw(seed: int, turn: str, client_id: str) -> bytes:
-    return hashlib.sha256(f"selection/{seed}/{turn}/{client_id}".encode()).digest()

@@ -1,8 +1,8 @@
 """Standalone: every client trains a model of its own and learns nothing from others; the floor of every comparison.
 
 Client half: train the given model with the given objective; report the change of every tensor.
-Server half: keep a copy of every tensor for each client. The copies are kept where those of other methods are, so that
-they survive a crash alike.
+Server half: keep a copy of every tensor for each client, where the copies of other methods are kept, so that they
+survive a crash too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import Aggregator, Participant
-from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.describing import MethodInfo, always
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import FixedSize, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
@@ -35,18 +35,16 @@ class Standalone:
         varies=("width", "depth"),
         judges=("norms",),
         published={"choice": None},
+        departures={"the server stores the copies, so bytes are sent that a device alone would not send": always},
     )
     choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
 
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        """See `subfleet.methods.roles.Method`."""
-        return ("the server stores the copies, so bytes are sent that a device alone would not send",)
-
     def roles(self) -> Roles:
         """A copy of everything for each client."""
-        return with_fixed_sizes(Roles(aggregator=Aggregator(sharing_groups=own_copies, model="client")), self.choice)
+        return with_fixed_sizes(
+            Roles(aggregator=Aggregator(sharing_groups=_share_nothing, model="client")), self.choice
+        )
 
 
-def own_copies(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
-    """Every tensor is the client's own."""
+def _share_nothing(network: Network, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
     return dict.fromkeys(network.tensors, client.client_id)

@@ -7,32 +7,32 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_layers
 from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
-__all__ = ["NormPolicy", "Techniques", "calibration_of", "calibration_training"]
+__all__ = ["NormPolicy", "Techniques", "build_calibration", "derive_calibration_training"]
 
 NormPolicy = Literal["averaged", "bank", "recalibrated", "calibrated"]
 """How norms are shared. "averaged": gains, biases and running statistics are averaged like weights. "bank": each size
-has its own, averaged among its clients alone. "recalibrated": averaged, and the running statistics are measured anew
+has its own norms, averaged among its clients alone. "recalibrated": averaged, and running statistics are measured again
 for every submodel that is evaluated or deployed (HeteroFL's static batch norm, section 3.3). "calibrated": averaged,
-and in rounds of their own devices measure the running statistics, each of its submodel on its own data."""
+and in separate rounds each device measures the running statistics of its submodel on its own data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Techniques:
-    """What a method has of these techniques, or a run in place of its method; None leaves one out, or to the method.
+    """A choice of techniques, by a method, or by a run in place of its method's; None is no choice.
 
     Attributes:
-        norms: how norms are shared; a run always says so.
+        norms: how norms are shared; the run's choice always counts.
         robust_aggregation: a robust rule in place of the weighted mean, applied to the single updates.
-        server_optimiser: takes the mean change for a gradient; without one it is added.
-        update_codec: how devices write their updates; sizes are estimated by it. With the run's, every device writes by
-            it, whatever its link carries.
-        distillation: what the full model teaches its submodels after each round.
+        server_optimiser: takes the mean change as a gradient; without one it is added to the model.
+        update_codec: how devices write their updates; sizes are estimated with it. With the run's codec, every device
+            writes the same way, whatever its link.
+        distillation: how the full model teaches its submodels after each round.
     """
 
     norms: NormPolicy = "averaged"
@@ -48,7 +48,7 @@ class Techniques:
 
     @property
     def recalibrates(self) -> bool:
-        """Whether running statistics are measured anew for every submodel that is evaluated or deployed."""
+        """Whether running statistics are measured again for every submodel that is evaluated or deployed."""
         return self.norms == "recalibrated"
 
     @property
@@ -57,7 +57,7 @@ class Techniques:
         return self.distillation is not None and self.distillation.iterations > 0
 
     def over(self, own: "Techniques") -> "Techniques":
-        """These, and a method's own where they leave one to the method."""
+        """A run's choice, completed by its method's."""
         return Techniques(
             norms=self.norms,
             robust_aggregation=self.robust_aggregation or own.robust_aggregation,
@@ -67,13 +67,13 @@ class Techniques:
         )
 
 
-def calibration_training(training: TrainingSettings) -> TrainingSettings:
-    """The settings with which the program of a round's local training measures norms: one pass that moves nothing."""
+def derive_calibration_training(training: TrainingSettings) -> TrainingSettings:
+    """The settings with which a training program measures norms: one pass that moves nothing."""
     return replace(training, epochs=1, local_steps=0, learning_rate=0.0)
 
 
-def calibration_of(network: Network, size: Architecture) -> Calibration:
-    """What a device is asked to measure of a size.
+def build_calibration(network: Network, size: Architecture) -> Calibration:
+    """What a device measures of a size.
 
     Raises:
         ValueError: the network has no norm with running statistics; a configuration that asks for this is refused.

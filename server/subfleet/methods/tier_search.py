@@ -9,33 +9,32 @@ from subfleet.elastic.cost import part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.network import Network
 from subfleet.elastic.supernets import path_architecture, specialise_family
-from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ProposalContext, ScoredGeneration
-from subfleet.methods.subspacing import supernet_tiers
+from subfleet.methods.run_networks import FederatedScoring, Generation, PathSearch
+from subfleet.methods.subspacing import list_network_tiers
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Positive
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.path_evolution import EvolutionSettings, best, next_population
-from subfleet.search.tiers import Tier
+from subfleet.search.path_evolution import EvolutionSettings, find_best, propose_paths
 
 __all__ = ["TierMemory", "TierSearch", "tier_of"]
 
-Told = tuple[tuple[str, float], ...]
-_BETWEEN = " "
-"""Operators, where a path is one text."""
+Scores = tuple[tuple[str, float], ...]
+_SEPARATOR = " "
+"""Between the operators of a path as one text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierMemory:
-    """What FedorAS remembers of its search.
+    """The memory of FedorAS.
 
     Attributes:
-        generations: that have been scored.
-        told: of each tier by its number from 1, the paths that have been scored, in the order in which they were: the
-            names of their operators, and the score.
+        generations: how many have been scored.
+        told: of each tier, in order, its scored paths with their scores, in the order of scoring; a path is the names
+            of its operators.
     """
 
     generations: int = 0
-    told: tuple[Told, ...] = ()
+    told: tuple[Scores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class TierSearch:
         scoring: "server" scores on its validation samples, "devices" on their held-out data.
         scoring_clients: devices in each round of scoring, 1 or more.
         scoring_rounds: of each generation, 1 or more; four gave the paper's ranks (section 4.7).
-        tiers: how many; the method says it.
+        tiers: how many; set by the method.
     """
 
     evolution: EvolutionSettings = field(default_factory=EvolutionSettings)
@@ -58,11 +57,11 @@ class TierSearch:
     tiers: int = 4
 
     def path_search(self, supernet_rounds: int, *, fresh: bool) -> PathSearch:
-        """What the run is told of it.
+        """The search as a role of the method.
 
         Args:
-            supernet_rounds: after which it is due.
-            fresh: whether networks that are found begin with first weights of their own.
+            supernet_rounds: the search follows this round.
+            fresh: whether the networks begin with fresh weights instead of the supernet's.
         """
         federated = FederatedScoring(clients=self.scoring_clients, rounds=self.scoring_rounds)
         return PathSearch(
@@ -70,16 +69,15 @@ class TierSearch:
             propose=self._propose,
             record=_record,
             skip=_skip,
-            conclude=partial(self._conclude, fresh),
+            conclude=partial(_conclude, fresh),
             federated=federated if self.scoring == "devices" else None,
         )
 
-    def _propose(self, context: ProposalContext) -> Generation | None:
-        memory: TierMemory = context.memory
-        space = _Space.of(context.network)
-        for tier in supernet_tiers(context.network, self.tiers)[max(len(memory.told) - 1, 0) :]:
-            told = memory.told[tier.number - 1] if len(memory.told) >= tier.number else ()
-            paths = self._population(space, tier, told, context.seed)
+    def _propose(self, memory: TierMemory, network: Network, seed: int) -> Generation | None:
+        space = _Space.of(network)
+        for tier in list_network_tiers(network, self.tiers)[max(len(memory.told) - 1, 0) :]:
+            scored = _parse(memory.told[tier.number - 1]) if len(memory.told) >= tier.number else []
+            paths = propose_paths(self.evolution, space.choices, space.macs_of, tier, scored, seed=seed + tier.number)
             if paths:
                 return Generation(
                     number=memory.generations + 1,
@@ -89,58 +87,53 @@ class TierSearch:
                 )
         return None
 
-    def _population(self, space: "_Space", tier: Tier, told: Told, seed: int) -> tuple[tuple[str, ...], ...]:
-        return next_population(self.evolution, space.choices, space.macs_of, tier, _read(told), seed=seed + tier.number)
-
-    def _conclude(
-        self, fresh: bool, memory: TierMemory, network: Network, aggregated_round: int
-    ) -> tuple[Lineage, ...]:
-        """The best path of each tier in which any was scored, as networks of their own."""
-        space, found = _Space.of(network), list[Lineage]()
-        for number, told in enumerate(memory.told, start=1):
-            if not told:
-                continue
-            path, score = best(_read(told), space.macs_of)
-            reason = f"the best of {len(told)} paths for tier {number}: {space.macs_of(path)} MACs, score {score:.4f}"
-            found.append(
-                Lineage(
-                    id=f"t{number}",
-                    config=specialise_family(network, path_architecture(network, path)),
-                    parent=network.id,
-                    map=Drawn() if fresh else Chosen(),
-                    born_round=aggregated_round,
-                    reason=reason,
-                )
-            )
-        return tuple(found)
-
 
 def tier_of(size: Architecture) -> int:
-    """The tier whose network a size is of, from 1."""
+    """The tier of the network that a size belongs to, from 1; 0 before the search."""
     return int(size.network.removeprefix("t") or 0)
 
 
-def _record(memory: TierMemory, scored: ScoredGeneration) -> TierMemory:
-    """With the scores of a generation; tiers that it has gone beyond had nothing left to propose."""
-    generation = scored.generation
+def _record(memory: TierMemory, generation: Generation, scores: Sequence[float]) -> TierMemory:
+    """Add the scores of a generation; tiers before its own have nothing left to propose."""
     told = [*memory.told, *[()] * (generation.tier - len(memory.told))]
-    new = zip(map(_BETWEEN.join, generation.paths), scored.scores, strict=True)
+    new = zip(map(_SEPARATOR.join, generation.paths), scores, strict=True)
     told[generation.tier - 1] = (*told[generation.tier - 1], *new)
     return replace(memory, generations=generation.number, told=tuple(told))
 
 
 def _skip(memory: TierMemory, generation: Generation) -> TierMemory:
-    """With the next tier begun."""
+    """Begin the next tier."""
     return replace(memory, told=(*memory.told, *[()] * (generation.tier + 1 - len(memory.told))))
 
 
-def _read(told: Told) -> list[tuple[tuple[str, ...], float]]:
-    return [(tuple(path.split(_BETWEEN)), score) for path, score in told]
+def _conclude(fresh: bool, memory: TierMemory, network: Network, aggregated_round: int) -> tuple[Lineage, ...]:
+    """The best path of each tier with scores, as a network of its own."""
+    space, lineages = _Space.of(network), list[Lineage]()
+    for number, scores in enumerate(memory.told, start=1):
+        if not scores:
+            continue
+        path, score = find_best(_parse(scores), space.macs_of)
+        lineages.append(
+            Lineage(
+                id=f"t{number}",
+                config=specialise_family(network, path_architecture(network, path)),
+                parent=network.id,
+                map=Drawn() if fresh else Chosen(),
+                born_round=aggregated_round,
+                reason=f"the best of {len(scores)} paths for tier {number}: {space.macs_of(path)} MACs, "
+                f"score {score:.4f}",
+            )
+        )
+    return tuple(lineages)
+
+
+def _parse(scores: Scores) -> list[tuple[tuple[str, ...], float]]:
+    return [(tuple(path.split(_SEPARATOR)), score) for path, score in scores]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Space:
-    """The paths of a supernet, and what they take."""
+    """The paths of a supernet and their costs."""
 
     choices: tuple[tuple[str, ...], ...]
     fixed_macs: int
@@ -148,16 +141,16 @@ class _Space:
 
     @classmethod
     def of(cls, network: Network) -> "_Space":
-        parts = part_costs(network)
+        parts, choices = part_costs(network), network.choices.values()
         return cls(
-            choices=tuple(choice.operators for choice in network.choices.values()),
+            choices=tuple(choice.operators for choice in choices),
             fixed_macs=parts[""][1],
             macs=tuple(
-                {one: parts[part][1] for one, part in zip(choice.operators, choice.parts, strict=True)}
-                for choice in network.choices.values()
+                {operator: parts[part][1] for operator, part in zip(choice.operators, choice.parts, strict=True)}
+                for choice in choices
             ),
         )
 
     def macs_of(self, path: Sequence[str]) -> int:
-        """Multiplications of one sample's forward pass."""
-        return self.fixed_macs + sum(own[one] for own, one in zip(self.macs, path, strict=True))
+        """Multiply-accumulates of one sample's forward pass."""
+        return self.fixed_macs + sum(macs[operator] for macs, operator in zip(self.macs, path, strict=True))

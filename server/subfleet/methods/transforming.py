@@ -1,4 +1,4 @@
-"""From a network that learns little more to the one that takes over: which cells change, and how (FedTrans, 4.1)."""
+"""The network that grows from one that has stopped learning: which cells change, and how (FedTrans, section 4.1)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from subfleet.elastic.network import Network
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
-__all__ = ["Shares", "Transformation", "activeness", "convergence", "copied", "moving", "transformed"]
+__all__ = ["Shares", "Transformation", "activeness", "convergence", "draw_copies", "extend_average", "transform_cells"]
 
 Shares = Literal["drawn", "equal"]
-"""How what reads a widened cell is divided among copies: in shares that are drawn, so that copies part in training, or
-equally, by which they stay equal for ever."""
+"""How the weights that read a widened cell are divided among copies: in drawn fractions, so that copies diverge in
+training, or equally, with which they stay equal."""
 
 
-def moving(losses: Sequence[float], loss: float, share: float) -> tuple[float, ...]:
-    """A row of moving losses with the next one, in which a new loss counts its share."""
-    return (*losses, loss if not losses else (1 - share) * losses[-1] + share * loss)
+def extend_average(losses: Sequence[float], loss: float, fraction: float) -> tuple[float, ...]:
+    """A series of moving averages with the next one, in which a new loss counts this fraction."""
+    return (*losses, loss if not losses else (1 - fraction) * losses[-1] + fraction * loss)
 
 
 def convergence(losses: Sequence[float], *, gamma: int, delta: int) -> float:
-    """The degree of convergence: how much the loss has fallen a round, of late; infinite before it can be told.
+    """The degree of convergence: the recent fall of the loss per round; infinite with too few losses.
 
-    The mean over the last `gamma` rounds of what the loss fell in the `delta` rounds before each, for each of these
-    (equation 1, whose index means two things).
+    It is the mean, over the last `gamma` rounds, of the fall per round over the `delta` rounds before each (equation 1,
+    whose index has two meanings).
 
     Args:
-        losses: one a round, the latest last.
-        gamma: rounds that are looked at, 1 or more.
+        losses: one for each round, the latest last.
+        gamma: rounds of the mean, 1 or more.
         delta: rounds over which each fall is measured, 1 or more.
     """
     if len(losses) < gamma + delta:
@@ -45,14 +45,14 @@ def convergence(losses: Sequence[float], *, gamma: int, delta: int) -> float:
 
 
 def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
-    """How far a round has moved each cell: the norm of its change, as a fraction of that of its weights before.
+    """By cell, the norm of its change in a round, as a fraction of the norm of its weights before.
 
-    Running statistics take no part. A cell without weights, or of zeros alone, has none.
+    Running statistics do not count. It is 0 for a cell without weights, or with weights of 0 only.
     """
-    from subfleet.elastic.cells import list_cells
+    from subfleet.elastic.growing import list_cells
     from subfleet.elastic.network import BUFFER_ROLES
 
-    found = {}
+    result = {}
     for cell in list_cells(network):
         names = [
             name
@@ -61,19 +61,19 @@ def activeness(network: Network, before: Mapping[str, Tensor], after: Mapping[st
         ]
         moved = math.fsum(float((after[name].double() - before[name].double()).square().sum()) for name in names)
         weights = math.fsum(float(before[name].double().square().sum()) for name in names)
-        found[cell.name] = math.sqrt(moved / weights) if weights else 0.0
-    return found
+        result[cell.name] = math.sqrt(moved / weights) if weights else 0.0
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformation:
-    """What becomes of a network.
+    """How a network changes.
 
     Attributes:
-        config: settings of the next one.
+        config: settings of the next network.
         widened: cells that become wider.
-        deepened: cells behind which others are inserted.
-        wide: cells of the next one whose last change was to become wider.
+        deepened: cells after which others are inserted.
+        wide: cells of the next network whose last change was to become wider.
     """
 
     config: AnyFamily
@@ -82,31 +82,31 @@ class Transformation:
     wide: tuple[str, ...]
 
     @property
-    def told(self) -> str:
-        """What was changed, for people."""
+    def words(self) -> str:
+        """The changes in words."""
         parts = {"wider": self.widened, "deeper": self.deepened}
         return ", ".join(f"{' and '.join(cells)} {how}" for how, cells in parts.items() if cells)
 
 
-def transformed(
+def transform_cells(
     network: Network, cells: Collection[str], wide: Collection[str], *, factor: float, inserted: int
 ) -> Transformation | None:
-    """A network with some of its cells changed: wider where they were not widened last, else deeper.
+    """Change some cells of a network: those that were not widened last become wider, the others deeper.
 
-    A cell that has no width of its own becomes deeper, and one that nothing can be inserted behind becomes wider, in
-    every turn. Where cells share their width, all of them become wider with one.
+    A cell without a width of its own always becomes deeper, and one after which nothing can be inserted always wider.
+    Cells that share their width become wider together.
 
     Args:
-        network: as it is.
-        cells: that are changed.
+        network: before.
+        cells: to be changed.
         wide: cells whose last change was to become wider.
         factor: by which cells become wider, above 1.
-        inserted: cells behind one that becomes deeper, 1 or more.
+        inserted: cells after one that becomes deeper, 1 or more.
 
     Returns:
-        None where none of them can be changed.
+        None if no cell can be changed.
     """
-    from subfleet.elastic.cells import can_deepen, deepen_cell, list_cells, widen_cells
+    from subfleet.elastic.growing import can_deepen, deepen_cell, list_cells, widen_cells
 
     every = list_cells(network)
     deeper = [
@@ -114,8 +114,8 @@ def transformed(
         for cell in every
         if cell.name in cells and (cell.name in wide or not cell.axes) and can_deepen(network, cell)
     ]
-    behind = {cell.name for cell in deeper}
-    wider = [cell for cell in every if cell.name in cells and cell.axes and cell.name not in behind]
+    names = {cell.name for cell in deeper}
+    wider = [cell for cell in every if cell.name in cells and cell.axes and cell.name not in names]
     if not deeper and not wider:
         return None
     config: AnyFamily = network.config
@@ -129,25 +129,27 @@ def transformed(
         widened=tuple(cell.name for cell in wider),
         deepened=tuple(cell.name for cell in deeper),
         wide=tuple(
-            cell.name for cell in every if longer & {*cell.axes} or (cell.name in wide and cell.name not in behind)
+            cell.name for cell in every if longer & {*cell.axes} or (cell.name in wide and cell.name not in names)
         ),
     )
 
 
-def copied(network: Network, config: AnyFamily, stream: random.Random, *, shares: Shares) -> Replicated:
-    """The map by which a network grows: what each index of the grown one copies, and how much each copy counts.
+def draw_copies(network: Network, config: AnyFamily, stream: random.Random, *, shares: Shares) -> Replicated:
+    """The map by which a network grows: the index that each index of the grown one copies, and the copies' fractions.
 
     Args:
         network: the one that it grows from.
         config: settings of the grown one.
-        stream: that the copies, and their shares, are drawn from.
-        shares: of the copies of one index.
+        stream: the source of copies and fractions.
+        shares: how the copies of one index divide it.
     """
     from subfleet.elastic.building import network_of
     from subfleet.elastic.replication import Replication, size_in
 
     grown = network_of(config)
-    found = Replication.drawn(grown, size_in(grown, network), stream)
+    replication = Replication.drawn(grown, size_in(grown, network), stream)
     if shares == "drawn":
-        found = found.draw_shares(stream)
-    return Replicated(sources=tuple(sorted(found.sources.items())), shares=tuple(sorted(found.shares.items())))
+        replication = replication.draw_shares(stream)
+    return Replicated(
+        sources=tuple(sorted(replication.sources.items())), shares=tuple(sorted(replication.shares.items()))
+    )

@@ -1,7 +1,7 @@
-"""Unions of the networks that clients bring: what a run begins with, and what succeeds them where clients bring more.
+"""Unions of the networks that clients bring: those that a run begins with, and those that succeed them.
 
-Of networks of one family that can be joined there is one union, and each is a size of it. A client that comes later
-with another network waits for the end of the round: the union is then succeeded by one that has its network, too.
+Networks of one family that can be joined have one union, and each is a size of it. A client that joins later with
+another network waits for the end of the round, when a larger union that includes its network succeeds the present one.
 Unions of different families share nothing.
 """
 
@@ -27,30 +27,30 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     from subfleet.elastic.model_state import ModelState
 
-__all__ = ["Succession", "Unions", "place_in_front"]
+__all__ = ["MemberGroup", "Succession", "Unions", "place_in_front"]
 
 _MOST_PARAMETERS = 150_000_000
-"""Of all unions in use together, 0.6 GB in float32: what clients claim to have takes no more of the server's memory,
-which holds a model some five times while it aggregates."""
+"""Of all unions in use, 0.6 GB in float32: a limit on the memory that clients' claims can take on the server, which
+holds a model some five times while it aggregates."""
 _MOST_OF_ONE = _MOST_PARAMETERS // 3
-"""Of a network that a client brings: one alone leaves room for others."""
+"""Of one client's network, so that there is room for others."""
 _COMPARED = 4
-"""Networks of a family that have a median; of fewer none is told to be far larger than the others."""
+"""Networks of a family from which their median counts; among fewer, none is too large."""
 _MOST_UNIONS = 8
-"""In use at once: a round trains and evaluates each."""
+"""In use at the same time: a round trains and evaluates each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Succession:
-    """A union in whose place a larger one steps.
+    """A union that a larger one succeeds.
 
     Attributes:
-        parent: the declaration of the union as it was.
-        network: that of its successor.
-        state: the model of the union as it was.
-        stream: for what is drawn.
+        parent: the declaration of the union before.
+        network: the declaration of its successor.
+        state: the model of the union before.
+        stream: for random choices.
         seed: of the run, for first weights.
-        sizes: of each of the parent's members, by its id as a size of that, what it is as a size of the successor.
+        sizes: by id of each member as a size of the parent, the member as a size of the successor.
     """
 
     parent: Network
@@ -66,10 +66,10 @@ class Unions:
     """How a method joins networks.
 
     Attributes:
-        holds: whether a network can be a client's as a size of a union, beyond that it is one.
-        succeed: with what a successor begins, and how that is called.
-        most_times: how many times the parameters of the median network of its family a network may have, where what a
-            client is given depends on how large the union is; above 1.
+        holds: whether a size of a union can be a client's network.
+        succeed: the first state of a successor, and the map that describes it.
+        most_times: the most parameters of a network, as a multiple of its family's median, if a client's costs depend
+            on the size of the union; above 1.
     """
 
     holds: Callable[[Network, Architecture], bool]
@@ -77,39 +77,53 @@ class Unions:
     most_times: float = math.inf
 
     def networks(self) -> Networks:
-        """The networks of a method with clients that declare networks of their own."""
-        return Networks(begin=partial(_begin, self), evolve=partial(_evolve, self), standing=_own_network)
+        """The role of a method with clients that declare networks of their own."""
+        return Networks(begin=partial(_begin, self), evolve=partial(_evolve, self), standing=_find_standing)
 
-    def usual(self, brought: Iterable[AnyFamily], others: Sequence[AnyFamily]) -> Iterator[AnyFamily]:
+    def filter_usual(self, brought: Iterable[AnyFamily], others: Sequence[AnyFamily]) -> Iterator[AnyFamily]:
         """The networks that are not far larger than the median of others of their family."""
-        for one in brought:
-            sizes = sorted(_parameters(other) for other in others if other.TYPE == one.TYPE)
-            if len(sizes) < _COMPARED or _parameters(one) <= self.most_times * median_low(sizes):
-                yield one
+        for family in brought:
+            sizes = sorted(_count_parameters(other) for other in others if other.TYPE == family.TYPE)
+            if len(sizes) < _COMPARED or _count_parameters(family) <= self.most_times * median_low(sizes):
+                yield family
 
-    def joined(self, members: Sequence[AnyFamily], most_parameters: int = _MOST_PARAMETERS) -> AnyFamily | None:
-        """The settings of the union of some networks; None where they have none, or it would be too large."""
+    def join(self, members: Sequence[AnyFamily], most_parameters: int = _MOST_PARAMETERS) -> AnyFamily | None:
+        """The settings of the union of some networks; None if there is none, or it would be too large."""
         from subfleet.elastic.building import network_of
         from subfleet.elastic.replication import size_in
         from subfleet.elastic.unions import unite_families
 
         try:
-            # Of each by itself first: indices of what a network would share are as long as it is wide.
-            if any(_parameters(one) > min(_MOST_OF_ONE, most_parameters) for one in members):
+            # Each network first: building the union of a network takes time in proportion to its width.
+            if any(_count_parameters(member) > min(_MOST_OF_ONE, most_parameters) for member in members):
                 return None
             config: AnyFamily = unite_families(members)
-            if _parameters(config) > most_parameters:
+            if _count_parameters(config) > most_parameters:
                 return None
             network = network_of(config)
-            held = all(self.holds(network, size_in(network, network_of(one))) for one in members)
+            held = all(self.holds(network, size_in(network, network_of(member))) for member in members)
         except ConfigError:
             return None
         return config if held else None
 
+    def add_to(self, groups: Sequence[MemberGroup], brought: Iterable[AnyFamily]) -> list[MemberGroup]:
+        """Add networks to groups: each to the first that it can be joined with, else to a new one."""
+        after = list(groups)
+        new = [family for family in dict.fromkeys(brought) if not any(family in group.members for group in after)]
+        for kind in dict.fromkeys(family.TYPE for family in new):
+            # Usually all networks of a family can be joined, so try that first.
+            together = tuple(family for family in new if kind == family.TYPE)
+            if not _add(self, after, together):
+                for family in sorted(
+                    together, key=_count_parameters
+                ):  # small ones first, as large ones leave less room
+                    _add(self, after, (family,))
+        return after
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Networks that have a union, and the lineage that has had some of them so far."""
+class MemberGroup:
+    """Networks with a common union, and the lineage of the union that some of them have now."""
 
     config: AnyFamily
     members: tuple[AnyFamily, ...]
@@ -118,25 +132,25 @@ class _Group:
     @property
     def parameters(self) -> int:
         """Of the union."""
-        return _parameters(self.config)
+        return _count_parameters(self.config)
 
 
 def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
-    """A successor in which every client's slice is what it was: shared tensors and copies lie in front of every axis.
+    """Make a successor that keeps every client's slice: the parent's tensors and copies lie in front of every axis.
 
-    Moments of a server optimiser begin anew, as nothing is known of what is new.
+    Moments of a server optimiser start again, as there are none for new elements.
     """
     from subfleet.elastic.building import init_state
     from subfleet.elastic.inheriting import embed_weights
 
     state, network, parent = succession.state, succession.network, succession.parent
     like = next(iter(state.shared.values()))
-    first = {name: one.to(like) for name, one in init_state(network, succession.seed).items()}
+    first = {name: tensor.to(like) for name, tensor in init_state(network, succession.seed).items()}
     copies = {
         key: embed_weights(network, parent, own, {name: first[name] for name in own})
         for key, own in state.copies.items()
     }
-    sizes = [succession.sizes[one.architecture_id] for one in state.sizes if one.architecture_id in succession.sizes]
+    sizes = [succession.sizes[size.architecture_id] for size in state.sizes if size.architecture_id in succession.sizes]
     grown = replace(
         state,
         shared=embed_weights(network, parent, state.shared, first),
@@ -144,14 +158,14 @@ def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
         moments={},
         kept={},
         sizes=tuple(sorted(sizes)),
-        untrained=_still_untrained(succession),
-        model=_in_successor(succession),
+        untrained=_mark_untrained(succession),
+        model=_find_model(succession),
     )
     return Copied() if network.config == parent.config else Placed(), grown
 
 
-def _still_untrained(succession: Succession) -> dict[str, Tensor]:
-    """What nobody has trained of a successor: what is new in it, and what nobody has trained of its parent."""
+def _mark_untrained(succession: Succession) -> dict[str, Tensor]:
+    """The untrained elements of a successor: new ones, and those that were untrained in its parent."""
     import torch
 
     from subfleet.elastic.inheriting import embed_weights
@@ -159,15 +173,15 @@ def _still_untrained(succession: Succession) -> dict[str, Tensor]:
     state, network = succession.state, succession.network
     like = next(iter(state.shared.values())).device
     before = {
-        name: state.untrained[name] if name in state.untrained else torch.zeros_like(one, dtype=torch.bool)
-        for name, one in state.shared.items()
+        name: state.untrained[name] if name in state.untrained else torch.zeros_like(tensor, dtype=torch.bool)
+        for name, tensor in state.shared.items()
     }
-    new = {name: torch.ones(one.shape, dtype=torch.bool, device=like) for name, one in network.tensors.items()}
+    new = {name: torch.ones(decl.shape, dtype=torch.bool, device=like) for name, decl in network.tensors.items()}
     return {name: mark for name, mark in embed_weights(network, succession.parent, before, new).items() if mark.any()}
 
 
-def _in_successor(succession: Succession) -> Architecture | None:
-    """What its parent's model is of a successor."""
+def _find_model(succession: Succession) -> Architecture | None:
+    """The model of the parent as a size of the successor."""
     from subfleet.elastic.replication import size_in
 
     model, parent = succession.state.model, succession.parent
@@ -178,27 +192,26 @@ def _in_successor(succession: Succession) -> Architecture | None:
 
 def _begin(unions: Unions, context: BeginContext) -> tuple[Lineage, ...]:
     brought = tuple(context.brought.values())
-    groups = _grouped(unions, (), unions.usual(brought, brought))
-    return tuple(_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
+    groups = unions.add_to((), unions.filter_usual(brought, brought))
+    return tuple(_build_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
 
 
 def _evolve(unions: Unions, context: EvolutionContext) -> Evolution:
     if not context.brought:
         return Evolution(after=context.after)
     before = [
-        _Group(config=one.config, members=one.members, before=one)
-        for one in context.lineages
-        if one.living and one.members
+        MemberGroup(config=lineage.config, members=lineage.members, before=lineage)
+        for lineage in context.lineages
+        if lineage.living and lineage.members
     ]
     members = tuple(member for group in before for member in group.members)
-    groups = [
-        group for group in _grouped(unions, before, unions.usual(context.brought, members)) if group not in before
-    ]
+    after = unions.add_to(before, unions.filter_usual(context.brought, members))
+    groups = [group for group in after if group not in before]
     born, states = list[Lineage](), dict[str, "ModelState"]()
     for place, group in enumerate(groups, start=len(context.lineages)):
-        lineage = _lineage(group, place, context.round)
+        lineage = _build_lineage(group, place, context.round)
         if group.before is not None:
-            how, states[lineage.id] = unions.succeed(_succession(context, group.before, lineage))
+            how, states[lineage.id] = unions.succeed(_build_succession(context, group.before, lineage))
             lineage = replace(lineage, parent=group.before.id, map=how)
         born.append(lineage)
     retired = tuple(group.before.id for group in groups if group.before is not None)
@@ -206,44 +219,31 @@ def _evolve(unions: Unions, context: EvolutionContext) -> Evolution:
 
 
 @lru_cache(maxsize=2**10)
-def _parameters(config: AnyFamily) -> int:
+def _count_parameters(config: AnyFamily) -> int:
     from subfleet.elastic.building import network_of
 
     network = network_of(config)
     return network.parameter_count(network.full_architecture())
 
 
-def _grouped(unions: Unions, groups: Sequence[_Group], brought: Iterable[AnyFamily]) -> list[_Group]:
-    """The groups with networks added: each to the first that it can be joined with, and else to one of its own."""
-    found = list(groups)
-    new = [one for one in dict.fromkeys(brought) if not any(one in group.members for group in found)]
-    for kind in dict.fromkeys(one.TYPE for one in new):
-        # Mostly all of a family go together, which is found at once.
-        together = tuple(one for one in new if kind == one.TYPE)
-        if not _added(unions, found, together):
-            for family in sorted(together, key=_parameters):  # a large one takes no room from the others
-                _added(unions, found, (family,))
-    return found
-
-
-def _added(unions: Unions, groups: list[_Group], families: tuple[AnyFamily, ...]) -> bool:
-    """Add networks of one family to the first group that they can be joined with, or to one of their own."""
+def _add(unions: Unions, groups: list[MemberGroup], families: tuple[AnyFamily, ...]) -> bool:
+    """Add networks of one family to the first group that they can be joined with, or to a new one."""
     left = _MOST_PARAMETERS - sum(group.parameters for group in groups)
-    left -= left // 2 ** len(families)  # each takes half of the room at most, so that some is left for whoever comes
+    left -= left // 2 ** len(families)  # each takes at most half of the room, which leaves some for later ones
     for place, group in enumerate(groups):
         if group.config.TYPE != families[0].TYPE:
             continue
-        config = unions.joined((*group.members, *families), left + group.parameters)
+        config = unions.join((*group.members, *families), left + group.parameters)
         if config is not None:
             groups[place] = replace(group, config=config, members=(*group.members, *families))
             return True
-    config = unions.joined(families, left) if len(groups) < _MOST_UNIONS else None
+    config = unions.join(families, left) if len(groups) < _MOST_UNIONS else None
     if config is not None:
-        groups.append(_Group(config=config, members=families))
+        groups.append(MemberGroup(config=config, members=families))
     return config is not None
 
 
-def _lineage(group: _Group, place: int, born_round: int) -> Lineage:
+def _build_lineage(group: MemberGroup, place: int, born_round: int) -> Lineage:
     more = len(group.members) - (0 if group.before is None else len(group.before.members))
     added = "networks" if group.before is None else "more networks"
     return Lineage(
@@ -255,22 +255,22 @@ def _lineage(group: _Group, place: int, born_round: int) -> Lineage:
     )
 
 
-def _succession(context: EvolutionContext, before: Lineage, lineage: Lineage) -> Succession:
+def _build_succession(context: EvolutionContext, before: Lineage, lineage: Lineage) -> Succession:
     from subfleet.elastic.building import network_of
     from subfleet.elastic.replication import size_in
 
     parent, network = context.networks[before.id], replace(network_of(lineage.config), id=lineage.id)
-    own = [network_of(one) for one in before.members]
+    own = [network_of(member) for member in before.members]
     return Succession(
         parent=parent,
         network=network,
         state=context.after.of(before.id),
         stream=context.stream(f"succession/{lineage.id}"),
         seed=context.seed,
-        sizes={size_in(parent, one).architecture_id: size_in(network, one) for one in own},
+        sizes={size_in(parent, member).architecture_id: size_in(network, member) for member in own},
     )
 
 
-def _own_network(context: StandingContext) -> Architecture:
-    """A client's own network, of the union that has it context."""
+def _find_standing(context: StandingContext) -> Architecture:
+    """A client's own network, as a size of its union."""
     return context.declared or context.client.architecture

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.update_form import update_bytes
-from subfleet.methods.aggregator import by_samples
-from subfleet.methods.local_training import Trainee, without_self_distillation
-from subfleet.methods.roles import Roles
-from subfleet.methods.techniques import calibration_training
+from subfleet.methods.aggregator import count_samples
+from subfleet.methods.roles import Roles, Trainee, drop_self_distillation
+from subfleet.methods.techniques import derive_calibration_training
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
@@ -115,8 +114,8 @@ class RunContext:
             student: the nested submodel of self-distillation; None trains without.
         """
         settings = self.roles.training.for_round(self.config.training_of(round_number), round_number)
-        settings = without_self_distillation(settings) if student is None else settings
-        return calibration_training(settings) if self.config.calibrates(round_number) else settings
+        settings = drop_self_distillation(settings) if student is None else settings
+        return derive_calibration_training(settings) if self.config.calibrates(round_number) else settings
 
     def local_training(
         self, round_number: int, trainee: Trainee, *, student: Architecture | None = None
@@ -131,7 +130,7 @@ class RunContext:
 
     def weigh(self, round_number: int) -> Callable[[Update], float]:
         """The weight of an update by the method; in a calibration, the number of its samples."""
-        return by_samples if self.config.calibrates(round_number) else self.roles.aggregator.weigh
+        return count_samples if self.config.calibrates(round_number) else self.roles.aggregator.weigh
 
     def update_codec(self, network: Network, size: Architecture, budget: Budget) -> AnyUpdateCodec:
         """The codec of the update of a client with this budget, for a size of a network."""

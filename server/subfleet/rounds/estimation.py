@@ -13,7 +13,7 @@ from subfleet.rounds.networks import list_living_lineages
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest
 from subfleet.search.candidates import Candidate, ordered
-from subfleet.search.estimates import Estimates, planned_memory
+from subfleet.search.estimates import Estimates, estimate_by_plans
 from subfleet.search.query import CostEstimates
 
 
@@ -84,4 +84,4 @@ def _plan_estimates(
     context: RunContext, lineage: Lineage | None, target: str, memory: MemoryEstimates | None
 ) -> Estimates:
     declared = context.declared(lineage)
-    return replace(declared.estimate, memory=planned_memory(declared.network, target, memory))
+    return replace(declared.estimate, memory=estimate_by_plans(declared.network, target, memory))

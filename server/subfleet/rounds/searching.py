@@ -24,9 +24,9 @@ from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
-from subfleet.methods.assigner import stream_of
-from subfleet.methods.path_search import FederatedScoring, Generation, PathSearch, ScoredGeneration
-from subfleet.methods.turns import trimmed_mean
+from subfleet.methods.assigner import open_stream
+from subfleet.methods.run_networks import FederatedScoring, Generation, PathSearch
+from subfleet.methods.selector import trimmed_mean
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
@@ -42,7 +42,7 @@ from subfleet.rounds.sizing import request_new
 from subfleet.rounds.state import RunState, get_memory
 from subfleet.rounds.weights import find_fraction_limit, limit_client_fraction
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
-from subfleet.search.ranking import kendall_tau
+from subfleet.search.path_evolution import kendall_tau
 
 _NOBODY = "no device that can compute its paths has scored them; let some devices hold out samples"
 
@@ -136,8 +136,7 @@ def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outco
 def _record_generation(
     context: RunContext, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float
 ) -> Outcome:
-    scored = ScoredGeneration(generation=close.generation, scores=close.scores)
-    memory = search.record(get_memory(context, state), scored)
+    memory = search.record(get_memory(context, state), close.generation, close.scores)
     at = Searching(generations=close.generation.number)
     return replace(state, memory=memory).enter(at, now_s), (close,)
 
@@ -246,8 +245,8 @@ def _draw_clients(
     name = f"{context.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
     extras = [one for one in able if get_punctuality(state, one, "paths").extra]
     others = sorted(set(able) - set(extras))
-    drawn = stream_of(name).sample(others, min(federated.clients, len(others)))
-    return sorted((*drawn, *stream_of(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
+    drawn = open_stream(name).sample(others, min(federated.clients, len(others)))
+    return sorted((*drawn, *open_stream(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
 
 
 def _list_able(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:

@@ -10,11 +10,11 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import (
     AvailableClient,
-    Evaluation,
+    ClientEvaluation,
     LastUpdate,
     SelectionContext,
-    at_random,
-    drawn_at_random,
+    draw_at_random,
+    select_at_random,
 )
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
@@ -50,7 +50,7 @@ def select_clients(context: RunContext, state: RunState) -> tuple[RunState, froz
 def _draw_at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
     config = context.config
     count, retry = config.clients_per_round, state.retry
-    return frozenset(drawn_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
+    return frozenset(draw_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
 
 
 def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
@@ -61,7 +61,7 @@ def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...])
     )
     if not able or config.calibrates(state.round):
         return state, names
-    if select is at_random:  # it needs no facts about the clients
+    if select is select_at_random:  # it needs no facts about the clients
         return state, _draw_at_random(context, state, names)
     estimate = _cache_estimates(context, state.lineages)
     known = _Known(context=context, state=state, training=context.training(state.round), estimate=estimate)
@@ -160,11 +160,11 @@ class _Known:
         )
 
 
-def _build_evaluation(last: LastEvaluation | None) -> Evaluation | None:
+def _build_evaluation(last: LastEvaluation | None) -> ClientEvaluation | None:
     if last is None:
         return None
     found = last.evaluated
-    return Evaluation(round=last.round, loss=found.loss, accuracy=found.accuracy, label_count=found.label_count)
+    return ClientEvaluation(round=last.round, loss=found.loss, accuracy=found.accuracy, label_count=found.label_count)
 
 
 def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.path_search import Generation
+from subfleet.methods.run_networks import Generation
 from subfleet.protocol.messages import (
     Ack,
     Deployed,

@@ -33,7 +33,7 @@ from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.tasks import build_score_task
 from subfleet.rounds.work import CostRequest, ProgramRequest, Scorable, ScoringRequest, SearchRequest, SearchResult
 from subfleet.search.query import CostEstimates, FoundSize, Search
-from subfleet.search.queue import most_wanted
+from subfleet.search.queue import rank_requested
 
 AT_ONCE = 4
 """Clients that are given a size in one step: each takes milliseconds with hundreds of written programs."""
@@ -89,7 +89,7 @@ def _request_programs(context: RunContext, state: RunState) -> Outcome:
     known = {*state.written, *(program.key for program in state.queue)}
     new = tuple(
         requested_program.program
-        for requested_program in most_wanted(requested_programs, known, context.config.exports_per_round)
+        for requested_program in rank_requested(requested_programs, known, context.config.exports_per_round)
     )
     actions = tuple(ProgramRequest(program=one, round=state.round) for one in new)
     return replace(state, queue=(*state.queue, *new)), actions
@@ -116,7 +116,7 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
         target: lru_cache(maxsize=_KEPT)(estimate) for target, estimate in estimates.items()
     }
     searches = {
-        target: _get_search(context, state, target).estimated(estimate) for target, estimate in recalled.items()
+        target: _get_search(context, state, target).with_estimates(estimate) for target, estimate in recalled.items()
     }
     new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
@@ -128,8 +128,8 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
         found = [one for one in dict.fromkeys(explore(ask)) if one not in pool]
         pool |= dict.fromkeys(found)
         new += found
-        searches = {target: search.learned(found) for target, search in searches.items()}
-    handed = {target: search.estimated(estimates[target]) for target, search in searches.items()}
+        searches = {target: search.learn(found) for target, search in searches.items()}
+    handed = {target: search.with_estimates(estimates[target]) for target, search in searches.items()}
     written = (one.program for key, one in state.written.items() if key not in state.live.written_estimates)
     unpriced = (program for program in written if program.target in estimates)
     return SearchResult(
@@ -145,7 +145,7 @@ def _get_search(context: RunContext, state: RunState, target: str) -> Search:
     if known is not None:
         return known
     start = _get_method_search(context).start
-    return start(context.network, get_estimates(context, state, target), target).learned(state.pool)
+    return start(context.network, get_estimates(context, state, target), target).learn(state.pool)
 
 
 def _get_method_search(context: RunContext) -> SizeSearch:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from subfleet.methods.assigner import Draw
-from subfleet.methods.local_training import Trainee
-from subfleet.methods.techniques import calibration_of
+from subfleet.methods.roles import Trainee
+from subfleet.methods.techniques import build_calibration
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.programs import ProgramRef
@@ -34,7 +34,7 @@ def build_train_task(
     settings = context.local_training(state.round, trainee, student=client.given.student)
     work: Work
     if context.config.calibrates(state.round):
-        calibration = calibration_of(network, architecture)
+        calibration = build_calibration(network, architecture)
         work = Calibrate(settings=settings, calibration=calibration)
     else:
         work = Train(

@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.elastic.lineage import Lineage
-from subfleet.methods.aggregator import Participant
-from subfleet.methods.model_kinds import EvaluatedModel
-from subfleet.methods.path_search import Generation
+from subfleet.methods.aggregator import EvaluatedModel, Participant
+from subfleet.methods.run_networks import Generation
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.memory import Packing
 from subfleet.protocol.messages import Update

@@ -1,4 +1,4 @@
-"""Which submodel fits a budget: a pure choice from a table of candidates, whatever the arrival order and cache."""
+"""Submodels that may be assigned, with their costs; and the budgets that these must fit."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,20 @@ __all__ = [
 ]
 
 TRAINING_MACS_PER_FORWARD = 3
-"""A training step is a forward pass and a backward pass of twice its multiply-accumulates."""
-
+"""Multiply-accumulates of a training step over those of its forward pass: a backward pass takes twice as many."""
 _MOST = 2**60
-"""Of any part of a budget."""
+"""The largest value of any part of a budget: what a message and the journal can carry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A submodel that may be assigned, and what it costs.
+    """A submodel that may be assigned, and its costs.
 
     Attributes:
-        training_memory_bytes: estimated growth of the device process while it trains, by program target; a target that
-            cannot train the submodel is missing. The exported program's own plan decides in the end.
+        training_memory_bytes: by program target, the estimated growth of the device's process while it trains; a target
+            that cannot train the submodel is missing. The plan of the exported program decides in the end.
         weight_bytes: of its weights, which travel to a device.
-        update_bytes: of an update, which travels back, as its codec writes it at most densely.
+        update_bytes: of an update, which travels back, at most, as its codec writes it.
         forward_macs: multiply-accumulates of one sample's forward pass.
     """
 
@@ -44,7 +43,7 @@ class Candidate:
 
     @property
     def order(self) -> tuple[int, int, Architecture]:
-        """By parameters, then by multiply-accumulates, then by identity, so that no order is open."""
+        """A total order: by parameters, then multiply-accumulates, then identity."""
         return self.parameters, self.forward_macs, self.architecture
 
     @property
@@ -54,8 +53,8 @@ class Candidate:
 
 
 def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Smallest to largest."""
-    return tuple(sorted(candidates, key=lambda one: one.order))
+    """The candidates from smallest to largest."""
+    return tuple(sorted(candidates, key=lambda candidate: candidate.order))
 
 
 def budget_of(
@@ -66,7 +65,7 @@ def budget_of(
     forward_macs: int | None = None,
     disk_bytes: int | None = None,
 ) -> Budget:
-    """What one task may cost a device: its memory share, and the bytes its link moves in `communication_s` seconds."""
+    """What one task may cost a device: its share of memory, and the bytes its link moves in `communication_s`."""
     return Budget(
         memory_bytes=memory_budget_bytes,
         downlink_bytes=_link_bytes(link.downlink_bps, communication_s),
@@ -80,9 +79,9 @@ def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: 
     """The multiply-accumulates that one sample's forward pass may take; None is no limit.
 
     Args:
-        macs_per_s: multiply-accumulates that the device trains with in a second; None is unknown.
-        training_s: seconds that it gives to so many samples; 0 is no limit.
-        sample_passes: samples, each as often as it is trained on.
+        macs_per_s: multiply-accumulates of training that the device does in a second; None is unknown.
+        training_s: seconds that it gives to the samples; 0 is no limit.
+        sample_passes: samples, each counted as often as it is trained on.
     """
     if macs_per_s is None or not training_s:
         return None
@@ -90,10 +89,9 @@ def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: 
 
 
 def lacking_operators(needed: Iterable[str], listed: Collection[str]) -> tuple[str, ...]:
-    """Operators that a program calls and a runtime lacks, sorted; none where the runtime lists nothing."""
+    """The operators that a program calls and a runtime lacks, sorted; none if the runtime lists nothing."""
     return tuple(sorted(set(needed) - set(listed))) if listed else ()
 
 
 def _link_bytes(rate_bps: float | None, communication_s: float) -> int | None:
-    # A device may claim any rate; a number that no message or journal can carry would end the run.
     return None if rate_bps is None else int(min(rate_bps * communication_s / 8, _MOST))

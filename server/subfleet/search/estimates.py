@@ -1,4 +1,4 @@
-"""What submodels cost: exactly, except for memory, which is estimated from shapes or from the exporter's numbers."""
+"""The costs of submodels: exact, except for memory, which is estimated from shapes or a model of the planner."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.search.candidates import Candidate
 
-__all__ = ["Estimates", "MemoryOf", "estimated_memory", "planned_memory"]
+__all__ = ["Estimates", "MemoryOf", "estimate_by_plans", "estimate_by_shapes"]
 
 _FLOAT_BYTES = 4
 
 MemoryOf = Callable[[Architecture], Mapping[str, int]]
-"""A submodel to its memory in training, in bytes, by program target."""
+"""From a submodel, its memory in training by program target, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """A `CostEstimates`: told anew each time, in about a hundred microseconds.
+    """The costs of a network's submodels, as `CostEstimates`; about a hundred microseconds for each.
 
     Attributes:
         network: the declaration of the whole model.
-        costs: of its submodels.
-        codec: that updates are estimated by.
+        costs: of its submodels, except memory.
+        codec: with which updates are estimated.
         memory: of a submodel.
     """
 
@@ -37,7 +37,7 @@ class Estimates:
     memory: MemoryOf
 
     def __call__(self, architecture: Architecture) -> Candidate:
-        """What a submodel costs.
+        """The costs of a submodel.
 
         Raises:
             ConfigError: the architecture is no submodel of the network.
@@ -55,16 +55,16 @@ class Estimates:
         )
 
 
-def estimated_memory(
+def estimate_by_shapes(
     network: Network, overhead_bytes: Mapping[str, int], *, batch_size: int, recompute: bool
 ) -> MemoryOf:
-    """Memory as it follows from shapes alone: below the exported program's own plan.
+    """Memory estimated from shapes alone, which is less than the exported program's own plan.
 
     Args:
         network: the declaration.
-        overhead_bytes: what a runtime takes whatever it runs, by target: these are estimated.
+        overhead_bytes: by target, the fixed memory of its runtime; memory is estimated for these targets.
         batch_size: of the program, in samples.
-        recompute: whether blocks are computed twice: how little is kept then only the program knows.
+        recompute: whether blocks are computed twice; how much is kept then, only the program shows.
     """
 
     def memory_of(architecture: Architecture) -> Mapping[str, int]:
@@ -75,8 +75,8 @@ def estimated_memory(
     return memory_of
 
 
-def planned_memory(network: Network, target: str, estimates: MemoryEstimates | None) -> MemoryOf:
-    """Memory nearly as programs are planned; without estimates, nothing can be trained on the target."""
+def estimate_by_plans(network: Network, target: str, estimates: MemoryEstimates | None) -> MemoryOf:
+    """Memory estimated by a model of the planner; without one, nothing can be trained on the target."""
     if estimates is None:
         return lambda architecture: MappingProxyType({})
     return lambda architecture: MappingProxyType({target: estimates.memory_bytes(network, [architecture])[0]})

@@ -2,21 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, get_args
 
 from subfleet.protocol.readings import Budget
 from subfleet.search.candidates import Candidate, lacking_operators
 from subfleet.search.queue import ProgramFacts
 
-__all__ = ["LIMITS", "Limit", "Obstacle", "Taken", "compare", "find_obstacles", "find_program_obstacles", "fits"]
+__all__ = ["LIMITS", "Limit", "Obstacle", "find_obstacles", "find_program_obstacles", "fits", "list_limits"]
 
 Limit = Literal["memory", "disk", "link", "compute", "runtime", "program"]
 """What keeps a size from a client: a part of its budget, a runtime that cannot run the size's program, or a program
 that cannot be had or read."""
 LIMITS: tuple[Limit, ...] = get_args(Limit)
-
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,40 +29,16 @@ class Obstacle:
     why: str
 
 
-class Taken(Protocol[T_co]):
-    """What training takes beside memory: numbers of one submodel, or columns with a row for each of many."""
-
-    @property
-    def disk_bytes(self) -> T_co:
-        """Of the device's disk while it trains, without the program."""
-        ...
-
-    @property
-    def weight_bytes(self) -> T_co:
-        """Weights that travel to a device; the program is not counted, as it moves once for many rounds."""
-        ...
-
-    @property
-    def update_bytes(self) -> T_co:
-        """The update that travels back."""
-        ...
-
-    @property
-    def forward_macs(self) -> T_co:
-        """Multiply-accumulates of one sample's forward pass."""
-        ...
-
-
-def compare(taken: Taken[T], memory_bytes: T, budget: Budget) -> tuple[tuple[Limit, T, int], ...]:
-    """For each limited part of a budget: its name, what is taken of it, and the most that fits."""
-    parts: tuple[tuple[Limit, T, int | None], ...] = (
-        ("memory", memory_bytes, budget.memory_bytes),
-        ("disk", taken.disk_bytes, budget.disk_bytes),
-        ("link", taken.weight_bytes, budget.downlink_bytes),
-        ("link", taken.update_bytes, budget.uplink_bytes),
-        ("compute", taken.forward_macs, budget.forward_macs),
+def list_limits(budget: Budget) -> tuple[tuple[Limit, str, int], ...]:
+    """Each limited part of a budget: its name, the name of the cost that it limits, and the most that fits."""
+    parts: tuple[tuple[Limit, str, int | None], ...] = (
+        ("memory", "memory_bytes", budget.memory_bytes),
+        ("disk", "disk_bytes", budget.disk_bytes),
+        ("link", "weight_bytes", budget.downlink_bytes),
+        ("link", "update_bytes", budget.uplink_bytes),
+        ("compute", "forward_macs", budget.forward_macs),
     )
-    return tuple((limit, amount, most) for limit, amount, most in parts if most is not None)
+    return tuple((limit, cost, most) for limit, cost, most in parts if most is not None)
 
 
 def fits(candidate: Candidate, target: str, budget: Budget) -> bool:
@@ -78,7 +51,8 @@ def find_obstacles(candidate: Candidate, target: str, budget: Budget) -> Iterato
     memory_bytes = candidate.training_memory_bytes.get(target)
     if memory_bytes is None:
         yield Obstacle(limit="runtime", why=f"cannot be trained on {target!r}")
-    for limit, amount, most in compare(candidate, memory_bytes or 0, budget):
+    for limit, cost, most in list_limits(budget):
+        amount = memory_bytes or 0 if cost == "memory_bytes" else getattr(candidate, cost)
         if amount > most:
             yield Obstacle(limit=limit, why=_describe(limit, candidate, amount, budget))
 

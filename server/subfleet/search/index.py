@@ -1,27 +1,64 @@
-"""Estimated submodels as columns of numbers, so that all of them are held against a budget at once."""
+"""Cost estimates of many submodels as columns of numbers, so that all of them are compared with a budget at once."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from subfleet.protocol.disk import TRAINED_COPIES
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.limits import UNTRAINABLE_BYTES, Columns, columns_of, fitting, utilisation
+from subfleet.search.fitting import list_limits
 from subfleet.search.query import Fit, Query
 
-__all__ = ["EstimateIndex"]
+__all__ = ["Columns", "EstimateIndex"]
 
+Integers = NDArray[np.int64]
 Identity = tuple[object, ...]
 
+_UNTRAINABLE_BYTES = 2**62
+"""The memory of a submodel that the target cannot train, which no budget fits."""
 _PARAMETERS, _WEIGHT_BYTES, _UPDATE_BYTES, _FORWARD_MACS, _FIRST_TARGET = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Cost estimates of many submodels on one target, one row each; the memory of an untrainable one is 2^62."""
+
+    parameters: Integers
+    weight_bytes: Integers
+    update_bytes: Integers
+    forward_macs: Integers
+    memory_bytes: Integers
+
+    @property
+    def disk_bytes(self) -> Integers:
+        """As in `Candidate`."""
+        return TRAINED_COPIES * self.weight_bytes
+
+    def within(self, limits: Budget) -> NDArray[np.bool_]:
+        """Which rows stay within every limit."""
+        fits: NDArray[np.bool_] = self.memory_bytes < _UNTRAINABLE_BYTES
+        for _, cost, most in list_limits(limits):
+            fits &= getattr(self, cost) <= most
+        return fits
+
+    def utilisation(self, limits: Budget) -> NDArray[np.float64]:
+        """The larger fraction of memory and of the links that each row takes; at most 1 for rows that fit."""
+        largest = self.memory_bytes / max(limits.memory_bytes, 1)
+        for limit, cost, most in list_limits(limits):
+            if limit == "link":
+                np.maximum(largest, getattr(self, cost) / max(most, 1), out=largest)
+        return largest
 
 
 class EstimateIndex:
     """Every known submodel once, in the order in which it became known.
 
-    A look-up reads a few columns of 8 bytes a submodel from end to end: for some thousands of submodels that takes less
-    time than a tree of many dimensions takes to walk, and nothing has to be kept in balance.
+    A query reads a few columns of 8 bytes a submodel from end to end. For some thousands of submodels that is faster
+    than walking a tree of many dimensions, and nothing has to be kept in balance.
 
     Args:
         targets: program targets that cost estimates are needed for.
@@ -36,8 +73,8 @@ class EstimateIndex:
         for candidate in candidates:
             self.add(candidate)
 
-    def copied(self) -> "EstimateIndex":
-        """The same submodels, to which others may be added."""
+    def copy(self) -> "EstimateIndex":
+        """The same submodels, in an index to which others may be added."""
         copy = EstimateIndex(self._targets)
         copy._candidates, copy._known, copy._table = [*self._candidates], {*self._known}, self._table.copy()
         return copy
@@ -49,38 +86,38 @@ class EstimateIndex:
         return iter(self._candidates)
 
     def __contains__(self, architecture: Architecture) -> bool:
-        return _identity(architecture) in self._known
+        return _identify(architecture) in self._known
 
     def add(self, candidate: Candidate) -> bool:
-        """Remember a submodel; False where it is known already."""
+        """Remember a submodel; False if it is known already."""
         if candidate.architecture in self:
             return False
         row = len(self._candidates)
         if row == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
-        memory = [candidate.training_memory_bytes.get(name, UNTRAINABLE_BYTES) for name in self._targets]
         moved = (candidate.weight_bytes, candidate.update_bytes)
+        memory = (candidate.training_memory_bytes.get(name, _UNTRAINABLE_BYTES) for name in self._targets)
         self._table[:, row] = [candidate.parameters, *moved, candidate.forward_macs, *memory]
         self._candidates.append(candidate)
-        self._known.add(_identity(candidate.architecture))
+        self._known.add(_identify(candidate.architecture))
         return True
 
     def best(self, query: Query) -> Fit | None:
-        """The known submodel that fits and has the most parameters; None where none fits.
+        """The known submodel that fits and has the most parameters; None if none fits.
 
-        Of as many parameters the higher utilisation wins, then identity, so that the answer does not depend on what
-        became known first.
+        Among equally many parameters the higher utilisation wins, then identity, so the answer does not depend on the
+        order in which submodels became known.
         """
         columns = self._columns(query.target)
-        rows = np.flatnonzero(_fitting(columns, query))
-        shares = utilisation(columns, query.limits)
+        rows = np.flatnonzero(_find_fitting(columns, query))
+        utilisation = columns.utilisation(query.limits)
         while len(rows):
             top = rows
-            for column in (columns.parameters, shares):
+            for column in (columns.parameters, utilisation):
                 top = top[column[top] == column[top].max()]
             row = int(max(top, key=lambda place: self._candidates[place].architecture))
             if not query.refused(self._candidates[row]):
-                return Fit(candidate=self._candidates[row], utilisation=float(shares[row]))
+                return Fit(candidate=self._candidates[row], utilisation=float(utilisation[row]))
             rows = rows[rows != row]
         return None
 
@@ -88,60 +125,56 @@ class EstimateIndex:
         """Known submodels from which to look for larger ones.
 
         Returns:
-            At most so many that fit, those with the most parameters first; and as many that do not, with more
-            parameters than these, those first that are the least beyond the budget.
+            At most `most` that fit, those with the most parameters first; and as many that do not fit and have more
+            parameters than these, those that exceed the budget least first.
         """
         columns = self._columns(query.target)
-        fits = _fitting(columns, query)
+        fits = _find_fitting(columns, query)
         within = np.flatnonzero(fits)
         within = within[np.argsort(-columns.parameters[within], kind="stable")][:most]
         least = columns.parameters[within[0]] if len(within) else 0
         beyond = np.flatnonzero(~fits & (columns.parameters > least))
-        excess = np.maximum(utilisation(columns, query.limits), _compute_fraction(columns, query))
+        excess = columns.utilisation(query.limits)
+        if query.limits.forward_macs is not None:
+            excess = np.maximum(excess, columns.forward_macs / max(query.limits.forward_macs, 1))
         beyond = beyond[np.argsort(excess[beyond], kind="stable")][:most]
-        every = ([self._candidates[row] for row in rows] for rows in (within, beyond))
-        return next(every), next(every)
+        return [self._candidates[row] for row in within], [self._candidates[row] for row in beyond]
 
     def stands_in(self, candidate: Candidate, query: Query, slack: float) -> bool:
-        """Whether something known takes no more of anything that the query limits, and lacks at most a few parameters.
+        """Whether a known submodel takes no more of anything that the query limits, and has nearly as many parameters.
 
         Args:
-            candidate: what may be stood in for.
-            query: tells the target, and whether multiply-accumulates are limited.
-            slack: fraction of its parameters that may be lacking.
+            candidate: the submodel to be replaced.
+            query: its target, and whether multiply-accumulates are limited.
+            slack: fraction of its parameters that may be missing.
         """
-        columns, other = self._columns(query.target), columns_of(candidate, query.target)
+        columns = self._columns(query.target)
         near = columns.parameters >= (1 - slack) * candidate.parameters
-        near &= columns.memory_bytes <= other.memory_bytes
-        near &= (columns.weight_bytes <= other.weight_bytes) & (columns.update_bytes <= other.update_bytes)
+        near &= columns.memory_bytes <= candidate.training_memory_bytes.get(query.target, _UNTRAINABLE_BYTES)
+        near &= (columns.weight_bytes <= candidate.weight_bytes) & (columns.update_bytes <= candidate.update_bytes)
         if query.limits.forward_macs is not None:
-            near &= columns.forward_macs <= other.forward_macs
+            near &= columns.forward_macs <= candidate.forward_macs
         return bool(near.any())
 
     def _columns(self, target: str) -> Columns:
-        held = self._table[:, : len(self._candidates)]
+        table = self._table[:, : len(self._candidates)]
         known = target in self._targets
         return Columns(
-            parameters=held[_PARAMETERS],
-            weight_bytes=held[_WEIGHT_BYTES],
-            update_bytes=held[_UPDATE_BYTES],
-            forward_macs=held[_FORWARD_MACS],
-            memory_bytes=held[_FIRST_TARGET + self._targets.index(target)]
+            parameters=table[_PARAMETERS],
+            weight_bytes=table[_WEIGHT_BYTES],
+            update_bytes=table[_UPDATE_BYTES],
+            forward_macs=table[_FORWARD_MACS],
+            memory_bytes=table[_FIRST_TARGET + self._targets.index(target)]
             if known
-            else np.full(len(self._candidates), UNTRAINABLE_BYTES),
+            else np.full(len(self._candidates), _UNTRAINABLE_BYTES),
         )
 
 
-def _fitting(columns: Columns, query: Query) -> NDArray[np.bool_]:
-    fits = fitting(columns, query.limits)
+def _find_fitting(columns: Columns, query: Query) -> NDArray[np.bool_]:
+    fits = columns.within(query.limits)
     return fits if query.below_parameters is None else fits & (columns.parameters < query.below_parameters)
 
 
-def _compute_fraction(columns: Columns, query: Query) -> NDArray[np.float64]:
-    limit = query.limits.forward_macs
-    return np.zeros(len(columns.forward_macs)) if limit is None else columns.forward_macs / max(limit, 1)
-
-
-def _identity(architecture: Architecture) -> Identity:
-    """Equal for equal submodels whatever they are called, as their ids are, but found without a digest."""
+def _identify(architecture: Architecture) -> Identity:
+    """Equal for equal submodels whatever their names, as their ids are, but without computing a digest."""
     return architecture.axes, architecture.blocks, architecture.choices

@@ -1,10 +1,9 @@
 """The resource-constrained search of dynamic model selection.
 
 Yao and Li, "Dynamic Model Selection", section 3.2 and algorithm 2. The pool begins with the smallest and the largest
-submodel. A device gets the largest of the pool that fits; before it is taken, with probability 1 - epsilon a submodel
-is drawn at random and joins the pool (the printed intersection is a misprint for a union), and so on until the draw of
-epsilon ends it or the draws are more than T_max. The printed binary search cannot serve two budgets; the whole pool is
-looked at instead.
+submodel. A device gets the largest submodel of the pool that fits. Before that, with probability 1 - epsilon a random
+submodel joins the pool (the printed intersection is a misprint for a union), again and again until epsilon ends it or
+there are more than T_max draws. The printed binary search cannot serve two budgets, so the whole pool is searched.
 """
 
 from collections.abc import Sequence
@@ -24,12 +23,12 @@ __all__ = ["PaperSearch", "PaperSettings"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class PaperSettings:
-    """Settings of the paper's search, with its own defaults (section 5.1.1).
+    """Settings of the paper's search, with its defaults (section 5.1.1).
 
     Attributes:
-        epsilon: probability to take what the pool has, 0 to 1; 1 never explores.
-        t_max: draws beyond which a search ends: there are at most one more, as in algorithm 2, line 17.
-        pool_limit: submodels that are remembered at most; later draws serve nobody.
+        epsilon: probability to take the best of the pool, 0 to 1; 1 never explores.
+        t_max: a search ends after more draws than this, as in algorithm 2, line 17.
+        pool_limit: the most submodels in the pool; further draws are discarded.
     """
 
     epsilon: Fraction = 0.8
@@ -39,14 +38,14 @@ class PaperSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PaperSearch:
-    """See the module.
+    """The paper's search, as a value.
 
     Attributes:
-        space: to draw from.
-        estimate: of its submodels.
+        space: the submodels to draw from.
+        estimate: the cost estimates of its submodels.
         settings: of the search.
         known: the pool with the smallest and the largest submodel, and their cost estimates.
-        pool: what was learned beside the smallest and the largest submodel.
+        pool: what was learned in addition to these two.
     """
 
     space: SearchSpace
@@ -59,34 +58,34 @@ class PaperSearch:
     def over(
         cls, space: SearchSpace, estimate: CostEstimates, targets: Sequence[str], settings: PaperSettings | None = None
     ) -> "PaperSearch":
-        """A search that has learned nothing yet, for devices that may run these targets."""
+        """A search that has learned nothing yet, for devices with these targets."""
         ends = (estimate(space.architecture(genes)) for genes in (space.smallest, space.largest))
         return cls(
             space=space, estimate=estimate, settings=settings or PaperSettings(), known=EstimateIndex(targets, ends)
         )
 
     def explore(self, query: Query, rng: Random) -> Explored:
-        """Draw while the stream says so; what is drawn does not depend on the budget."""
+        """Draw submodels until the stream ends it; the draws do not depend on the budget."""
         found: list[FoundSize] = []
         draws, hit = 0, False
         while not hit and rng.random() > self.settings.epsilon:
             found.append(FoundSize(architecture=self.space.architecture(self.space.random(rng)), drawn=True))
             draws += 1
             hit = draws > self.settings.t_max
-        new = [one for one in dict.fromkeys(found) if one.architecture not in self.known]
+        new = [size for size in dict.fromkeys(found) if size.architecture not in self.known]
         room = max(0, self.settings.pool_limit - len(self.known))
         return Explored(found=tuple(new[:room]), draws=draws, hit=hit)
 
-    def estimated(self, estimate: CostEstimates) -> "PaperSearch":
-        """With another source of the same cost estimates."""
+    def with_estimates(self, estimate: CostEstimates) -> "PaperSearch":
+        """The search with another source of the same cost estimates."""
         return replace(self, estimate=estimate)
 
-    def learned(self, found: Sequence[FoundSize]) -> "PaperSearch":
-        """With draws, up to the limit."""
-        known, new = self.known.copied(), list[FoundSize]()
-        for one in found:
-            if len(known) < self.settings.pool_limit and known.add(self.estimate(one.architecture)):
-                new.append(one)
+    def learn(self, found: Sequence[FoundSize]) -> "PaperSearch":
+        """The search that also knows these draws, up to the limit of its pool."""
+        known, new = self.known.copy(), list[FoundSize]()
+        for size in found:
+            if len(known) < self.settings.pool_limit and known.add(self.estimate(size.architecture)):
+                new.append(size)
         return replace(self, known=known, pool=(*self.pool, *new))
 
     def best(self, query: Query) -> Fit | None:

@@ -1,19 +1,18 @@
-"""Our search: the paper's, on an index of all known submodels, and climbs that make it better where it is asked.
+"""Our search: the paper's, on an index of all known submodels, with climbs that improve it for the budgets it is asked.
 
-The answer is the known submodel that fits and has the most parameters. Everything that the paper's search draws and
-every submodel of a uniform space is known, so no answer has fewer parameters than that search gives with the same
-draws, nor than the best uniform submodel has. What is known does not depend on the budget that is asked for: more
-memory or a faster link never gives fewer parameters.
+The answer is the known submodel with the most parameters that fits. Everything that the paper's search draws and every
+submodel of a uniform space is known. So no answer has fewer parameters than that search would give with the same draws,
+or than the best uniform submodel. What is known does not depend on the budget of a query: more memory or a faster link
+never gives fewer parameters.
 
-While the pool has room, every device makes the search look at a few submodels of any size and, where more may fit,
-starts
-climbs towards its budget: several while the pool is small and grows, then one as long as these find something, and then
-one for one device in many. Of what was looked at, that joins the pool which nothing known stands in for: nothing with
-0.99 of its parameters or more takes as little memory. So the pool grows along the best trade of memory for parameters,
-and serves budgets that nobody has had yet.
+While the pool has room, the search looks at a few submodels of any size for every device and, if more may fit, climbs
+towards its budget: several times while the pool is small and grows, then once as long as climbs still find something,
+and then for one device in many. A submodel joins the pool unless a known one stands in for it, with at least 0.99 of
+its parameters and no more memory. So the pool grows along the best trade of memory for parameters, and serves budgets
+that no device has had yet.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -25,21 +24,24 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.limits import Count, Fraction
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.climbing import Climb
 from subfleet.search.index import EstimateIndex
 from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query
+from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, fit_of
 
-__all__ = ["ParetoSearch", "ParetoSettings"]
+__all__ = ["Climb", "ParetoSearch", "ParetoSettings"]
 
 _STARTS = 8
-"""Known submodels of each kind from which a climb begins."""
-_IN_VAIN = 4
-"""Climbs in a row that came no higher: others would not, either."""
+"""Known submodels of each kind that a climb may start from."""
+_FAILED_CLIMBS = 4
+"""Consecutive climbs without an improvement after which a search stops climbing."""
 _STILL_GROWS = 0.5
-"""Of what joined a pool lately, the share that was built, above which a small pool is one of a run's first devices."""
+"""A small pool is cold while more than this fraction of its latest submodels were built."""
 _RECENT = 64
-"""The latest of the pool: how many of them climbs have found tells whether they still find anything."""
+"""Latest submodels of the pool; how many of them climbs have built shows whether climbing is still worth it."""
+_LOWERED = 2
+_RAISED = 3
+_FROM_ABOVE = 0.4
+"""Genes that a climb lowers and raises at most, and the fraction of climbs that start from a submodel too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +50,13 @@ class ParetoSettings:
     """Settings of our search.
 
     Attributes:
-        paper: of the search that ours begins with. An epsilon of 1 switches off all exploring, ours too.
-        slack: fraction of its parameters below which a submodel is not worth to be known beside another, 0 to 1.
-        trials: submodels that one climb cost estimates.
-        samples: submodels of any size that are looked at for each device, and as many at the corners of the space.
-        climbs: at most, for each device while the pool is small and still grows; then one.
-        small_pool: submodels in the pool up to which it is small.
-        built_limit: submodels in the pool beyond which it grows by the paper's draws alone, as far as those go.
+        paper: of the paper's search, which ours includes. An epsilon of 1 switches off all exploration.
+        slack: a submodel with at most this fraction more parameters than another is not worth knowing, 0 to 1.
+        trials: submodels that one climb looks at.
+        samples: submodels of any size to look at for each device, and as many at the corners of the space.
+        climbs: the most climbs for a device while the pool is small and still grows; then one.
+        small_pool: up to this many submodels the pool is small.
+        built_limit: beyond this many submodels the pool grows by the paper's draws alone.
     """
 
     paper: PaperSettings = field(default_factory=PaperSettings)
@@ -68,17 +70,17 @@ class ParetoSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParetoSearch:
-    """See the module.
+    """Our search, as a value.
 
     Attributes:
-        space: to choose from.
-        estimate: of its submodels.
-        targets: program targets that devices may run.
+        space: the submodels to choose from.
+        estimate: the cost estimates of its submodels.
+        targets: program targets of the devices.
         settings: of the search.
         paper: the paper's search, which has learned the draws.
-        known: every submodel that is known, with its cost estimate.
+        known: every known submodel with its cost estimate.
         most_parameters: of any submodel of the space.
-        pool: what was learned beside the smallest, the largest and the uniform submodels.
+        pool: what was learned in addition to the smallest, the largest and the uniform submodels.
     """
 
     space: SearchSpace
@@ -103,10 +105,10 @@ class ParetoSearch:
         """A search that has learned nothing yet.
 
         Args:
-            space: to choose from.
-            estimate: of its submodels.
-            targets: program targets that devices may run.
-            uniform: submodels of one width rate, which are known from the start; they need not be in the space.
+            space: the submodels to choose from.
+            estimate: the cost estimates of its submodels.
+            targets: program targets of the devices.
+            uniform: submodels of one width rate, which are known from the start and need not be in the space.
             settings: of the search.
         """
         settings = settings or ParetoSettings()
@@ -126,68 +128,70 @@ class ParetoSearch:
         return self.known.best(query)
 
     def explore(self, query: Query, rng: Random) -> Explored:
-        """The paper's draws, submodels of any size, and what a climb towards the budget comes by."""
+        """The paper's draws, submodels of any size, and what climbs towards the budget find."""
         drawn = self.paper.explore(query, rng)
         full = self.settings.paper.epsilon >= 1 or len(self.pool) >= self.settings.built_limit
-        cold = len(self.pool) < self.settings.small_pool and self._yield() > _STILL_GROWS
-        if full or (rng.random() >= self._yield() and not cold):
+        cold = len(self.pool) < self.settings.small_pool and self._built_fraction() > _STILL_GROWS
+        if full or (rng.random() >= self._built_fraction() and not cold):
             return drawn
-        drawers = (self.space.spread, self.space.corner)
-        tried = [
-            self.estimate(self.space.architecture(draw(rng))) for draw in drawers for _ in range(self.settings.samples)
+        generators = (self.space.spread, self.space.corner)
+        seen = [
+            self.estimate(self.space.architecture(generate(rng)))
+            for generate in generators
+            for _ in range(self.settings.samples)
         ]
-        tried += self._climbed(tried, query, rng, most=self.settings.climbs if cold else 1)
-        known = {one.architecture for one in drawn.found}
-        built = [one for one in self._worth_knowing(tried, query) if one.architecture not in known]
+        seen += self._climb(seen, query, rng, most=self.settings.climbs if cold else 1)
+        known = {size.architecture for size in drawn.found}
+        built = [size for size in self._select_useful(seen, query) if size.architecture not in known]
         room = max(0, self.settings.built_limit - len(self.pool) - len(drawn.found))
         return Explored(found=(*drawn.found, *built[:room]), draws=drawn.draws, hit=drawn.hit)
 
-    def estimated(self, estimate: CostEstimates) -> "ParetoSearch":
-        """With another source of the same cost estimates."""
-        return replace(self, estimate=estimate, paper=self.paper.estimated(estimate))
+    def with_estimates(self, estimate: CostEstimates) -> "ParetoSearch":
+        """The search with another source of the same cost estimates."""
+        return replace(self, estimate=estimate, paper=self.paper.with_estimates(estimate))
 
-    def learned(self, found: Sequence[FoundSize]) -> "ParetoSearch":
-        """With draws as far as the paper's search takes them, and what was built while it is below its own limit."""
-        paper, known, new = self.paper, self.known.copied(), list[FoundSize]()
-        for one in found:
+    def learn(self, found: Sequence[FoundSize]) -> "ParetoSearch":
+        """The search that also knows draws, as the paper's search takes them, and built submodels up to its limit."""
+        paper, known, new = self.paper, self.known.copy(), list[FoundSize]()
+        for size in found:
             before = len(paper.pool), len(known)
-            if one.drawn:
-                paper = paper.learned([one])
-            built = len(self.pool) + len(new) < self.settings.built_limit
-            if one.architecture in paper.known if one.drawn else built:
-                known.add(self.estimate(one.architecture))
+            if size.drawn:
+                paper = paper.learn([size])
+            has_room = len(self.pool) + len(new) < self.settings.built_limit
+            if size.architecture in paper.known if size.drawn else has_room:
+                known.add(self.estimate(size.architecture))
             if before != (len(paper.pool), len(known)):
-                new.append(one)
+                new.append(size)
         return replace(self, paper=paper, known=known, pool=(*self.pool, *new))
 
-    def _climbed(self, tried: Sequence[Candidate], query: Query, rng: Random, *, most: int) -> list[Candidate]:
-        """What climbs look at: each begins from what is known and from what was looked at before it.
+    def _climb(self, samples: Sequence[Candidate], query: Query, rng: Random, *, most: int) -> list[Candidate]:
+        """Everything that climbs look at; each starts from what is known and from what the climbs before it saw.
 
-        They end where no more can fit, or where some of them in a row have come no higher.
+        They end when no larger submodel can fit, or when several in a row have found nothing better.
         """
         known = self.known
         if most > 1:
-            known = known.copied()
-            for one in tried:
-                known.add(one)
+            known = known.copy()
+            for candidate in samples:
+                known.add(candidate)
         climb = Climb(space=self.space, estimate=self.estimate, trials=self.settings.trials)
         found: list[Candidate] = []
-        in_vain = 0
+        failed = 0
         for _ in range(most):
             best = known.best(query)
-            if best is None or in_vain == _IN_VAIN or not self._may_grow(best, query):
+            if best is None or failed == _FAILED_CLIMBS or not self._may_grow(best, query):
                 break
-            looked_at = climb.tried(*self._starts(known, query), query, rng)
-            found += looked_at
+            seen = climb.run(*self._find_starts(known, query), query, rng)
+            found += seen
             if most > 1:
-                for one in looked_at:
-                    known.add(one)
-                higher = known.best(query)
-                in_vain = 0 if higher is not None and higher.rank > best.rank else in_vain + 1
+                for candidate in seen:
+                    known.add(candidate)
+                better = known.best(query)
+                failed = 0 if better is not None and better.rank > best.rank else failed + 1
         return found
 
     def _may_grow(self, best: Fit, query: Query) -> bool:
-        """Whether a submodel may fit that has more parameters by the slack: they travel, so links bound them."""
+        """Whether a submodel may fit that is larger by the slack: parameters travel, so links bound their number."""
         candidate, limits = best.candidate, query.limits
         moved = ((candidate.weight_bytes, limits.downlink_bytes), (candidate.update_bytes, limits.uplink_bytes))
         near = 1 - self.settings.slack
@@ -195,28 +199,122 @@ class ParetoSearch:
             link_bytes is not None and moved_bytes >= near * link_bytes for moved_bytes, link_bytes in moved
         )
 
-    def _yield(self) -> float:
-        """Of what joined the pool lately, the share that was built and not drawn; never 0, and 1 in the beginning."""
-        recent = self.pool[-_RECENT:]
-        drawn = sum(one.drawn for one in recent)
+    def _built_fraction(self) -> float:
+        """The fraction of the latest submodels of the pool that were built, not drawn: above 0, and 1 at first."""
+        drawn = sum(size.drawn for size in self.pool[-_RECENT:])
         return 1 - min(drawn, _RECENT - 1) / _RECENT
 
-    def _starts(self, known: EstimateIndex, query: Query) -> tuple[list[Genes], list[Genes]]:
+    def _find_starts(self, known: EstimateIndex, query: Query) -> tuple[list[Genes], list[Genes]]:
         """Genes of known submodels just within the budget, and of larger ones just beyond it."""
-        within, beyond = (list(islice(self._genes_of(every), _STARTS)) for every in known.around(query, 2 * _STARTS))
+        within, beyond = (list(islice(self._list_genes(near), _STARTS)) for near in known.around(query, 2 * _STARTS))
         return within or [self.space.smallest], beyond
 
-    def _genes_of(self, candidates: Iterable[Candidate]) -> Iterator[Genes]:
-        """Of those that are in the space."""
-        for one in candidates:
+    def _list_genes(self, candidates: Iterable[Candidate]) -> Iterator[Genes]:
+        """The genes of the candidates that are in the space."""
+        for candidate in candidates:
             with suppress(ConfigError):
-                yield self.space.genes_of(one.architecture)
+                yield self.space.genes_of(candidate.architecture)
 
-    def _worth_knowing(self, tried: Iterable[Candidate], query: Query) -> Iterable[FoundSize]:
-        """Those that nothing known stands in for, nor one before them; the ones with most parameters come first."""
+    def _select_useful(self, candidates: Iterable[Candidate], query: Query) -> Iterator[FoundSize]:
+        """The candidates that neither a known submodel nor a larger candidate stands in for, the largest first."""
         new = EstimateIndex(self.targets)
-        for one in sorted(tried, key=lambda one: one.order, reverse=True):
-            held = (index.stands_in(one, query, self.settings.slack) for index in (self.known, new))
-            if one.architecture not in self.known and not any(held):
-                new.add(one)
-                yield FoundSize(architecture=one.architecture, drawn=False)
+        for candidate in sorted(candidates, key=lambda candidate: candidate.order, reverse=True):
+            replaced = any(index.stands_in(candidate, query, self.settings.slack) for index in (self.known, new))
+            if candidate.architecture not in self.known and not replaced:
+                new.add(candidate)
+                yield FoundSize(architecture=candidate.architecture, drawn=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climb:
+    """Looks for larger submodels near known ones: lowers a few genes, and raises others as far as the budget allows.
+
+    A larger gene makes a submodel that costs more of everything, so the most that it can grow is found by bisection.
+    Submodels that are slightly too large are as good starts as those that fit: the optimum is often one of them without
+    a part that takes much memory and has few parameters.
+
+    Attributes:
+        space: of the genes.
+        estimate: the cost estimates of its submodels.
+        trials: submodels that are estimated.
+    """
+
+    space: SearchSpace
+    estimate: CostEstimates
+    trials: int
+
+    def run(self, below: Sequence[Genes], above: Sequence[Genes], query: Query, rng: Random) -> list[Candidate]:
+        """Climb, and return every submodel that was looked at, whether it fits or not.
+
+        Args:
+            below: starts that fit, the best first; one or more.
+            above: starts that do not fit.
+            query: of the device.
+            rng: the source of all choices.
+        """
+        trials = _Trials(estimate=self._estimate_genes, query=query, left=self.trials)
+        starts = list(below)
+        for _ in range(self.trials):  # a known submodel costs no trial
+            if not trials.left:
+                break
+            start = rng.choice(above) if above and rng.random() < _FROM_ABOVE else rng.choice(starts)
+            end = self._exchange(start, trials, rng)
+            if end is not None and end not in starts:
+                starts.append(end)
+        return list(trials.seen.values())
+
+    def _exchange(self, start: Genes, trials: "_Trials", rng: Random) -> Genes | None:
+        genes, order = list(start), list(range(len(start)))
+        rng.shuffle(order)
+        lowered = rng.randint(0, _LOWERED)
+        for done, place in enumerate(order):
+            if done >= lowered and trials.fits(genes):
+                break
+            if genes[place]:
+                genes[place] -= _draw_step(genes[place], rng)
+        if not trials.fits(genes):
+            return None
+        rng.shuffle(order)
+        for place in order[:_RAISED]:
+            genes[place] = self._find_most(genes, place, trials)
+        return tuple(genes)
+
+    def _find_most(self, genes: Sequence[int], place: int, trials: "_Trials") -> int:
+        """The largest option of a gene with which a submodel fits that fits with its present one."""
+        low, high, step = genes[place], self.space.largest[place], 1
+        while low < high and trials.left:
+            middle = min(high, low + step)
+            if trials.fits([*genes[:place], middle, *genes[place + 1 :]]):
+                low, step = middle, 2 * step
+            else:
+                high, step = middle - 1, max(1, (middle - low) // 2)
+        return low
+
+    def _estimate_genes(self, genes: Sequence[int]) -> Candidate:
+        return self.estimate(self.space.architecture(tuple(genes)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trials:
+    """The submodels that one climb has looked at."""
+
+    estimate: Callable[[Sequence[int]], Candidate]
+    query: Query
+    left: int
+    seen: dict[Architecture, Candidate] = field(default_factory=dict)
+    known: dict[Genes, bool] = field(default_factory=dict)
+
+    def fits(self, genes: Sequence[int]) -> bool:
+        key = tuple(genes)
+        if key not in self.known:
+            candidate = self.estimate(key)
+            if candidate.architecture not in self.seen:
+                self.seen[candidate.architecture] = candidate
+                self.left = max(0, self.left - 1)
+            self.known[key] = fit_of(candidate, self.query) is not None
+        return self.known[key]
+
+
+def _draw_step(most: int, rng: Random) -> int:
+    """A step from 1 to `most`; each power-of-two fraction of it is equally likely."""
+    return max(1, most >> rng.randrange(most.bit_length()))

@@ -1,4 +1,4 @@
-"""What a search is asked and answers, and the seam that every search fills."""
+"""What a search is asked, what it answers, and the interface of every search."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,15 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import fits
-from subfleet.search.limits import columns_of, utilisation
 
 __all__ = ["CostEstimates", "Explored", "Fit", "FoundSize", "Query", "Search", "fit_of"]
 
 
 class CostEstimates(Protocol):
-    """The seam to the cost model: arithmetic alone, microseconds for a submodel."""
+    """The interface of the cost model: plain arithmetic, microseconds for a submodel."""
 
     def __call__(self, architecture: Architecture) -> Candidate:
-        """What a submodel costs. A target that cannot train it is missing in its memory.
+        """The costs of a submodel. A target that cannot train it is missing in its memory.
 
         Raises:
             ConfigError: the architecture is no submodel of the network.
@@ -28,13 +27,13 @@ class CostEstimates(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One device that waits for a submodel.
+    """A device that needs a submodel.
 
     Attributes:
         target: the program target that it runs.
         limits: what it can give.
-        refused: why a submodel cannot be given to it whatever it costs; empty where it can.
-        below_parameters: only submodels with fewer parameters are looked at.
+        refused: why it cannot have a submodel whatever that costs; empty if it can.
+        below_parameters: only submodels with fewer parameters are considered.
     """
 
     target: str
@@ -45,10 +44,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A submodel that a device can be given.
+    """A submodel that a device can have.
 
     Attributes:
-        utilisation: the larger of its shares of memory and links, 0 to 1.
+        utilisation: the larger fraction of memory and links that it takes, 0 to 1.
     """
 
     candidate: Candidate
@@ -56,13 +55,13 @@ class Fit:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Better submodels have a higher rank: parameters count first, then utilisation."""
+        """Better submodels have a higher rank: more parameters, then higher utilisation."""
         return self.candidate.parameters, self.utilisation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSize:
-    """A submodel that a search wants to remember: an entry of its pool, for the journal.
+    """A submodel that a search remembers: an entry of its pool, for the journal.
 
     Attributes:
         drawn: the paper's random search drew it; else it was built towards a budget.
@@ -74,12 +73,12 @@ class FoundSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explored:
-    """What a search came by when it looked for submodels for one device.
+    """The result of looking for submodels for one device.
 
     Attributes:
-        found: what it wants to remember: all of it joins the pool, so that a full pool leaves nothing to find.
+        found: submodels to remember. All of them fit into the pool, so a full pool finds nothing.
         draws: how many submodels were drawn at random.
-        hit: the draws ended because they were as many as are allowed.
+        hit: whether the draws ended because their limit was reached.
     """
 
     found: tuple[FoundSize, ...] = ()
@@ -88,30 +87,27 @@ class Explored:
 
 
 class Search(Protocol):
-    """A way to choose submodels: a value. Nothing changes it, so whoever holds one has what it knew then.
-
-    All that it remembers is its pool.
-    """
+    """A way to choose submodels. It is a value: each holder keeps what it knew then. All of its memory is its pool."""
 
     @property
     def pool(self) -> tuple[FoundSize, ...]:
-        """What was learned so far, in that order."""
+        """What it has learned, in that order."""
         ...
 
     def explore(self, query: Query, rng: Random) -> Explored:
-        """Look for submodels for one device. Nothing is remembered; the same pool, query and stream find the same."""
+        """Look for submodels for one device, without remembering. The same pool, query and stream find the same."""
         ...
 
-    def estimated(self, estimate: CostEstimates) -> "Search":
+    def with_estimates(self, estimate: CostEstimates) -> "Search":
         """The search with another source of the same cost estimates."""
         ...
 
-    def learned(self, found: Sequence[FoundSize]) -> "Search":
-        """The search that knows these too, what is known already once. The pool only grows."""
+    def learn(self, found: Sequence[FoundSize]) -> "Search":
+        """The search that also knows these submodels; each is known once. The pool only grows."""
         ...
 
     def best(self, query: Query) -> Fit | None:
-        """The known submodel that fits a device best, by `Fit.rank`; None leaves it out of the round.
+        """The known submodel that fits a device best, by `Fit.rank`; None if none fits.
 
         With the same pool, a device that can give more of anything, and no less of the rest, gets no fewer parameters.
         """
@@ -119,10 +115,15 @@ class Search(Protocol):
 
 
 def fit_of(candidate: Candidate, query: Query) -> Fit | None:
-    """A submodel held against one device; None where it does not fit or is refused."""
+    """Compare a submodel with a device; None if it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None
     if not fits(candidate, query.target, query.limits) or query.refused(candidate):
         return None
-    used = utilisation(columns_of(candidate, query.target), query.limits)
-    return Fit(candidate=candidate, utilisation=float(used[0]))
+    taken = (
+        (candidate.training_memory_bytes[query.target], query.limits.memory_bytes),
+        (candidate.weight_bytes, query.limits.downlink_bytes),
+        (candidate.update_bytes, query.limits.uplink_bytes),
+    )
+    fractions = [amount / max(limit, 1) for amount, limit in taken if limit is not None]
+    return Fit(candidate=candidate, utilisation=max(fractions))

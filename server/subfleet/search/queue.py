@@ -1,9 +1,8 @@
-"""Which searched submodels become programs, and what a device gets until its own is ready. Pure, plain data.
+"""Which searched submodels get programs, and what a device gets until its own is ready. Pure, plain data.
 
-A task needs an exported program whose exact plan fits. A search finds more submodels than can be exported, so a round
-starts a limited number of exports, those first whose lack loses most over all devices, each loss being a fraction of
-the parameters that a device would have had. Until its submodel is exported, a device gets the largest exported one that
-fits.
+A task needs an exported program with an exact plan that fits. A search finds more submodels than can be exported, so a
+round starts a limited number of exports: those without which all devices together lose most, where a loss is the
+fraction of the parameters that a device would have had. Until then, a device gets the largest exported one that fits.
 """
 
 import math
@@ -22,13 +21,13 @@ __all__ = [
     "RequestedProgram",
     "SizedProgram",
     "WrittenProgram",
-    "given_now",
-    "most_wanted",
-    "requested_program_of",
+    "give_written",
+    "rank_requested",
+    "request_program",
 ]
 
 LEAST_GAIN = 0.01
-"""fraction of its parameters that a device must lose before a program is wanted: nearly the same program is no gain."""
+"""The fraction of its parameters that a device must lose for a program to be requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +36,8 @@ class SizedProgram:
 
     Attributes:
         size: that it trains.
-        target: that it is for.
-        student: nested in the size and trained with it; None where there is none.
+        target: the program target.
+        student: the nested size that is trained with it, if any.
     """
 
     size: Architecture
@@ -47,7 +46,7 @@ class SizedProgram:
 
     @property
     def key(self) -> str:
-        """Names the program among those of a run, such as "onnx/0123456789abcdef"."""
+        """The name of the program within a run, such as "onnx/0123456789abcdef"."""
         alone = f"{self.target}/{self.size.architecture_id}"
         return alone if self.student is None else f"{alone}/{self.student.architecture_id}"
 
@@ -58,9 +57,9 @@ class ProgramFacts:
 
     Attributes:
         planned_peak_bytes: planned memory, from its manifest; None if the target cannot train the size.
-        operators: that its runtime must have; empty if the program does not list them.
-        packings: what of the plan differs between processors.
-        chain: of a supernet's program, what its links take; the plan is then that of the largest path.
+        operators: operators that its runtime must have; empty if the program does not list them.
+        packings: the part of the plan that differs between processors.
+        chain: of a supernet's program, the costs of its links; the plan is then that of the largest path.
         program_bytes: of the program as it is sent; 0 is unknown.
         problem: why the target cannot train the size.
     """
@@ -112,38 +111,37 @@ class WrittenProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedProgram:
-    """A size that would have been given, had its program been written.
+    """A program that a device would have got if it were written.
 
     Attributes:
-        program: that would train it.
-        lost: fraction of its parameters that is lost without it, 0 to 1: of one device, or the sum over several.
+        lost: the fraction of its parameters that a device loses without it, 0 to 1, or the sum over several devices.
     """
 
     program: SizedProgram
     lost: float
 
 
-def given_now(
+def give_written(
     written: Iterable[Candidate], space: Sequence[Candidate], allows: Callable[[Candidate], bool]
 ) -> Candidate | None:
-    """What a device gets in place of a size without a program; None where nothing fits.
+    """The size that a device gets in place of one without a program: the largest written one that fits, if any.
 
     Args:
-        written: sizes with programs, each with its exact plan as its memory: the largest that fits is given.
-        space: the enumerated sizes, from smallest to largest: the largest that fits is given where no written one does.
+        written: sizes with programs, with the exact plan as their memory.
+        space: the enumerated sizes, from smallest to largest; used if no written one fits.
         allows: whether a size fits the device.
     """
-    ready = max(filter(allows, written), key=lambda one: one.order, default=None)
+    ready = max(filter(allows, written), key=lambda candidate: candidate.order, default=None)
     return ready or next(filter(allows, reversed(space)), None)
 
 
-def requested_program_of(chosen: Candidate, given: Candidate, target: str) -> RequestedProgram | None:
-    """The program that a device lacked when it was given another size than chosen; None where it would gain little.
+def request_program(chosen: Candidate, given: Candidate, target: str) -> RequestedProgram | None:
+    """Request the program of a chosen size; None if the device loses little without it.
 
     Args:
-        chosen: what its search chose.
-        given: what it gets now.
-        target: that its program would be for.
+        chosen: by the device's search.
+        given: what the device gets now.
+        target: the program target.
     """
     lost = 1 - given.parameters / chosen.parameters
     return (
@@ -153,22 +151,22 @@ def requested_program_of(chosen: Candidate, given: Candidate, target: str) -> Re
     )
 
 
-def most_wanted(
-    requested_programs: Iterable[RequestedProgram], known: Container[str], limit: int
+def rank_requested(
+    requested: Iterable[RequestedProgram], known: Container[str], limit: int
 ) -> tuple[RequestedProgram, ...]:
     """The programs that a round starts: those without which all devices together lose most, then by key.
 
     Args:
-        requested_programs: of the round's devices, in any order.
-        known: keys of programs that are written, are being written or cannot be.
-        limit: of the answer's length.
+        requested: by the round's devices, in any order.
+        known: keys of programs that are written, being written, or impossible.
+        limit: the most programs.
     """
-    alike: dict[str, list[RequestedProgram]] = {}
-    for requested_program in requested_programs:
-        if requested_program.program.key not in known:
-            alike.setdefault(requested_program.program.key, []).append(requested_program)
-    # Summed exactly, so that the order of devices takes no part.
-    summed = [replace(same[0], lost=math.fsum(one.lost for one in same)) for same in alike.values()]
-    return tuple(
-        sorted(summed, key=lambda requested_program: (-requested_program.lost, requested_program.program.key))[:limit]
-    )
+    by_key: dict[str, list[RequestedProgram]] = {}
+    for request in requested:
+        if request.program.key not in known:
+            by_key.setdefault(request.program.key, []).append(request)
+    # Summed exactly, so that the order of devices does not matter.
+    summed = [
+        replace(requests[0], lost=math.fsum(request.lost for request in requests)) for requests in by_key.values()
+    ]
+    return tuple(sorted(summed, key=lambda request: (-request.lost, request.program.key))[:limit])

@@ -14,7 +14,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import Declared, RunContext
 from subfleet.search.candidates import ordered
-from subfleet.search.estimates import Estimates, estimated_memory
+from subfleet.search.estimates import Estimates, estimate_by_shapes
 from subfleet.settings.run import Run
 
 __all__ = ["context_of"]
@@ -72,7 +72,7 @@ def _named(network: Network, size: Architecture) -> Architecture:
 def _declared(config: Run, roles: Roles, network: Network, space: Sequence[Architecture]) -> Declared:
     overhead_bytes = {target: config.memory_overhead_bytes.get(target, 0) for target in config.targets}
     training = config.training
-    memory = estimated_memory(
+    memory = estimate_by_shapes(
         network, overhead_bytes, batch_size=training.program_batch_size, recompute=training.recompute
     )
     estimate = Estimates(network=network, costs=Costs(network), codec=roles.techniques.codec, memory=memory)

@@ -15,7 +15,7 @@ from subfleet.journal.lineages import build_network_records
 from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import list_deployed_models
-from subfleet.methods.describing import method_status
+from subfleet.methods.describing import describe_status
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import explain_early_end
@@ -112,7 +112,7 @@ def standing_result(context: RunContext, state: RunState, journal: Journal, chec
     return RunResult(
         run_id=context.run_id,
         method=context.config.method.TYPE,
-        method_status=method_status(context.config.method, context.config.setting, count_outliers(records).altered),
+        method_status=describe_status(context.config.method, context.config.setting, count_outliers(records).altered),
         finished=state.phase == "finished",
         accuracy=records[-1].accuracy if records else None,
         rounds=records,

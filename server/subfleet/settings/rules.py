@@ -7,7 +7,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import get_predicted_places
 from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.combining import Combination
 from subfleet.methods.techniques import NormPolicy, Techniques

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.describing import Setting
 from subfleet.methods.heterofl import HeteroFL

@@ -1,6 +1,6 @@
 """What is learned: data readers, the order of batches, and metrics. Needs NumPy; Pillow only for folders of images.
 
-Data sets by name are in `subfleet.tasks.catalogue`: a device that has its own data loads none of their readers.
+Data sets by name are in `subfleet.tasks.named_dataset`: a device that has its own data loads none of their readers.
 """
 
 from subfleet.tasks.batches import (
@@ -14,10 +14,9 @@ from subfleet.tasks.batches import (
     step_random,
 )
 from subfleet.tasks.bundled import load_digits
-from subfleet.tasks.data_form import DataForm
+from subfleet.tasks.data_form import DataForm, reshape_samples, shape_problem
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.hold_out import hold_out
-from subfleet.tasks.shaping import reshape_samples, shape_problem
 from subfleet.tasks.sources import describe_source, read_dataset, write_npz
 
 __all__ = [

@@ -1,5 +1,6 @@
 """What a model takes decides how data are read: their shape, and which class is which number."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,10 +9,9 @@ from subfleet.protocol.class_names import class_places
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset
-from subfleet.tasks.shaping import reshape_samples
 from subfleet.tasks.transforms.data_transform import transform_dataset
 
-__all__ = ["DataForm", "fit_to_form"]
+__all__ = ["DataForm", "fit_to_form", "reshape_samples", "shape_problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,49 @@ class DataForm:
     label_shape: tuple[int, ...] | None = None
     targets: bool = False
     transform: DataTransform | None = None
+
+
+def shape_problem(given: tuple[int, ...], taken: tuple[int, ...]) -> str:
+    """Why samples of one shape cannot be fed to a model that takes another; empty if they can.
+
+    Dimensions of size 1 may be added and removed, and samples may be flattened or unflattened: every value keeps its
+    position. A series (time, features) is thus also an image of one channel, or one long vector. Dimensions are never
+    swapped, because their meaning is unknown.
+
+    Args:
+        given: shape of one sample.
+        taken: shape of one sample as the model takes it.
+    """
+    mismatch = f"have shape {given}, but the model takes {taken}"
+    if math.prod(given) != math.prod(taken):
+        return f"{mismatch}: the number of values differs"
+    wide_given, wide_taken = _drop_ones(given), _drop_ones(taken)
+    if wide_given != wide_taken and min(len(wide_given), len(wide_taken)) > 1:
+        return f"{mismatch}: the dimensions differ"
+    return ""
+
+
+def reshape_samples(dataset: Dataset, taken: tuple[int, ...], what: str) -> Dataset:
+    """Reshape the samples of a data set for a model.
+
+    Args:
+        dataset: the data set.
+        taken: shape of one sample as the model takes it.
+        what: name of these samples in the error message.
+
+    Raises:
+        DataError: the samples cannot be reshaped so.
+    """
+    if dataset.sample_shape == taken:
+        return dataset
+    problem = shape_problem(dataset.sample_shape, taken)
+    if problem:
+        raise DataError(f"{what} {problem}; use data of the model's shape")
+    return replace(dataset, inputs=dataset.inputs.reshape(-1, *taken))
+
+
+def _drop_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def fit_to_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:

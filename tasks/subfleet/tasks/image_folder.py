@@ -17,10 +17,10 @@ from subfleet.protocol.class_names import check_class_names, in_natural_order
 from subfleet.protocol.errors import DataError, FileError
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.transform import DataTransform
+from subfleet.tasks.data_form import shape_problem
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.measuring import InputMeter
 from subfleet.tasks.pictures import MAX_BYTE, Picture, read_header, read_pixels
-from subfleet.tasks.shaping import shape_problem
 from subfleet.tasks.transforms.data_transform import normalise_in_place, prepare_picture
 
 __all__ = ["describe_image_folder", "read_image_folder"]

@@ -9,13 +9,13 @@ from subfleet.tasks.transforms.data_transform import undo_normalisation
 
 __all__ = ["InputMeter", "measure_inputs"]
 
-_VALUES_AT_ONCE = 2**18
+VALUES_AT_ONCE = 2**18
 
 
 def measure_inputs(dataset: Dataset) -> InputStatistics:
     """What the inputs of a data set are like; of those that were normalised, as they were before."""
     meter = InputMeter()
-    rows = max(1, _VALUES_AT_ONCE * len(dataset) // dataset.inputs.size)
+    rows = max(1, VALUES_AT_ONCE * len(dataset) // dataset.inputs.size)
     for start in range(0, len(dataset), rows):
         meter.add(undo_normalisation(dataset.inputs[start : start + rows], dataset.transform))
     return meter.result()

@@ -1,18 +1,20 @@
-"""What is learned: a data set by name, with what its samples are and how to read it."""
+"""Data sets by name: what their samples are, how they are read, and the registry of those that are installed."""
 
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from subfleet.protocol.errors import DataError, FileError, SubfleetError
+from subfleet.protocol.registry import Registry
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.source_files import DataFolders, SourceFile, find_data_folders, locate
 
-__all__ = ["NamedDataset", "Reader", "TrainTest", "ignore_announcement"]
+__all__ = ["DATASETS", "NamedDataset", "Reader", "TrainTest", "ignore_announcement"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +132,25 @@ class NamedDataset:
             raise DataError(f"its tokens go up to {np.max(part.inputs)}, but must be below {self.class_count}")
         if len(part.class_counts()) > self.class_count:
             raise DataError(f"its classes go up to {np.max(part.labels)}, but must be below {self.class_count}")
+
+
+def _create(registered: Any) -> Any:
+    """The registered data set, or the one that a registered function returns."""
+    return registered() if callable(registered) else registered
+
+
+def _problem(registered: object, name: str) -> str:
+    if not isinstance(registered, NamedDataset):
+        kinds = "a NamedDataset of subfleet.tasks.named_dataset, or a function that returns one"
+        return f"it is {type(registered).__name__}, but must be {kinds}"
+    if registered.name != name:
+        return f"its name is {registered.name!r:.80}, but must be {name!r:.80}"
+    # NAME:train and NAME:test must not look like anything but module:function.
+    return "" if name.isidentifier() else f"{name!r:.80} must be letters, digits and underscores"
+
+
+DATASETS = Registry[NamedDataset]("subfleet.datasets", "data set", read=_create, check=_problem)
+"""All installed data sets (entry points), by the name in `[data] name = "..."` and `NAME:train`.
+
+Reading the names imports none of them; each is imported when it is used.
+"""

@@ -38,7 +38,7 @@ def read_dataset(source: str, form: DataForm | None = None) -> Dataset:
             indices, such as tokens, and stay as they are. Integer labels are class indices, or in texts -1 where there
             is none; floating point labels are targets.
         form: what a model takes, which decides the samples' shape and which class is which index, see
-            `subfleet.tasks.shaping` and `subfleet.tasks.data_form`; None leaves data as they are.
+            `subfleet.tasks.data_form` and `subfleet.tasks.data_form`; None leaves data as they are.
 
     Raises:
         FileError: the path is missing or cannot be read.
@@ -90,7 +90,7 @@ def _read(source: str, form: DataForm | None) -> Dataset:
 
 def _read_named(source: str, name: str, part: str) -> Dataset:
     # Here, because a device that has its own data needs none of this in its memory.
-    from subfleet.tasks.catalogue import DATASETS
+    from subfleet.tasks.named_dataset import DATASETS
 
     if name not in DATASETS.names:
         meant = did_you_mean(name, DATASETS.names) if part in _PARTS else ""

@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -19,13 +19,21 @@ from subfleet.arrays import encode_arrays
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import Aggregator
 from subfleet.methods.assigner import Draw
-from subfleet.methods.local_training import LocalTraining, Trainee
 from subfleet.methods.oort import Oort, OortMemory
 from subfleet.methods.power_of_choice import PowerOfChoice
 from subfleet.methods.pyramidfl import PyramidFL, PyramidMemory
-from subfleet.methods.roles import ClosedRound, Roles
-from subfleet.methods.selector import AvailableClient, LastUpdate, Selection, SelectionContext, without_replacement
-from subfleet.methods.turns import Choice, had_their_share, most_believed, trimmed_mean, with_choice
+from subfleet.methods.roles import ClosedRound, LocalTraining, Roles, Trainee
+from subfleet.methods.selector import (
+    AvailableClient,
+    LastUpdate,
+    PastSelection,
+    Selection,
+    SelectionContext,
+    add_selection,
+    bound_claims,
+    draw_without_replacement,
+    trimmed_mean,
+)
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
@@ -79,9 +87,6 @@ def chosen(roles: Roles, asked: SelectionContext) -> Selection:
     return roles.selector.select(asked)
 
 
-# --- the weighted draw ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_weighted_draw_has_the_probabilities_of_drawing_one_after_the_other() -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 5.0}
@@ -92,7 +97,7 @@ def test_a_weighted_draw_has_the_probabilities_of_drawing_one_after_the_other() 
     }
     assert math.isclose(sum(expected.values()), 1.0)
     stream = random.Random(3)
-    found = Counter(without_replacement(weights, 2, stream) for _ in range(draws))
+    found = Counter(draw_without_replacement(weights, 2, stream) for _ in range(draws))
     for pair, probability in expected.items():
         deviation = math.sqrt(draws * probability * (1 - probability))
         assert abs(found[pair] - draws * probability) < 4.5 * deviation, pair
@@ -100,12 +105,9 @@ def test_a_weighted_draw_has_the_probabilities_of_drawing_one_after_the_other() 
 
 def test_weights_of_0_come_last_and_a_draw_of_all_draws_all() -> None:
     weights = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 3.0}
-    assert set(without_replacement(weights, 2, random.Random(1))) == {"b", "d"}
-    assert without_replacement(weights, 9, random.Random(1))[2:] == ("a", "c")
-    assert without_replacement({}, 3, random.Random(1)) == ()
-
-
-# --- Oort -------------------------------------------------------------------------------------------------------------
+    assert set(draw_without_replacement(weights, 2, random.Random(1))) == {"b", "d"}
+    assert draw_without_replacement(weights, 9, random.Random(1))[2:] == ("a", "c")
+    assert draw_without_replacement({}, 3, random.Random(1)) == ()
 
 
 def test_a_score_is_what_the_paper_says() -> None:
@@ -115,7 +117,7 @@ def test_a_score_is_what_the_paper_says() -> None:
         client("bob", past(2.0, round_number=1), training_s=2.0),
         client("cyd", past(4.0, round_number=2), training_s=8.0),
     ]
-    scores = replace(OORT, clip=1.0).scores(clients, 5, OortMemory(percentile=30.0))
+    scores = replace(OORT, clip=1.0).score(clients, 5, OortMemory(percentile=30.0))
     bonus = {name: math.sqrt(0.1 * math.log(5) / last) for name, last in (("ada", 4), ("bob", 1), ("cyd", 2))}
     assert scores == pytest.approx(
         {"ada": bonus["ada"], "bob": 10 / 30 + bonus["bob"], "cyd": (1 + bonus["cyd"]) / 16}, rel=1e-12
@@ -127,17 +129,17 @@ def test_without_a_penalty_speed_makes_no_difference() -> None:
     known = [client(name, past(loss)) for name, loss in (("ada", 1.0), ("bob", 2.0), ("cyd", 3.0))]
     slow = [replace(one, expected_training_s=100.0 * place) for place, one in enumerate(known)]
     memory = OortMemory(percentile=30.0)
-    assert blind.scores(known, 3, memory) == blind.scores(slow, 3, memory)
-    assert OORT.scores(known, 3, memory) != OORT.scores(slow, 3, memory)
+    assert blind.score(known, 3, memory) == blind.score(slow, 3, memory)
+    assert OORT.score(known, 3, memory) != OORT.score(slow, 3, memory)
 
 
 def test_a_client_that_claims_any_loss_is_worth_no_more_than_the_quantile() -> None:
     known = [client(f"c{place:02d}", past(1.0 + place / 20)) for place in range(20)]
     liar = [*known[:-1], replace(known[-1], past=past(1e9))]
     memory, cut = OortMemory(percentile=100.0), replace(OORT, clip=0.9)
-    scores = cut.scores(liar, 1, memory)
+    scores = cut.score(liar, 1, memory)
     assert scores["c19"] == scores["c18"] == 1.0 == max(scores.values())
-    assert scores["c10"] == cut.scores(known, 1, memory)["c10"]
+    assert scores["c10"] == cut.score(known, 1, memory)["c10"]
 
 
 @given(
@@ -146,7 +148,7 @@ def test_a_client_that_claims_any_loss_is_worth_no_more_than_the_quantile() -> N
 )
 def test_what_is_believed_is_of_the_honest_while_they_are_more(honest: list[float], lies: list[float]) -> None:
     lies = lies[: (len(honest) - 1) // 2]
-    most = most_believed([*honest, *lies])
+    most = bound_claims([*honest, *lies])
     assert min(honest) <= most <= max(honest) + 3 * 1.4826 * (max(honest) - min(honest)) + 1e-6
 
 
@@ -192,14 +194,21 @@ def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any,
     assert min(times[name] for name in names) >= 1
 
 
+def overselected(
+    selections: Sequence[PastSelection], number: int, count: int, known: int, most_often: float = 1.5
+) -> frozenset[str]:
+    context = selecting(*[client(f"c{place}") for place in range(known)], count=count, round_number=number)
+    return context.find_overselected(selections, count, most_often)
+
+
 def _lies(rounds: range, comes: Callable[[int, bool], bool], *, wanted: int, known: int) -> int:
     """In how many rounds a liar is chosen that is chosen whenever it has not had its share."""
-    choices: tuple[Choice, ...] = tuple(Choice(round=number, clients=()) for number in range(1, rounds.start))
+    choices = tuple(PastSelection(round=number, clients=()) for number in range(1, rounds.start))
     for number in rounds:
-        had = had_their_share(choices, round_number=number, wanted=wanted, known=known, most_often=1.5)
+        had = overselected(choices, number, wanted, known)
         chosen_now = comes(number, "eve" in had) and "eve" not in had
         for _ in range(3):  # a try that comes to nothing counts for nothing
-            choices = with_choice(choices, number, ["eve"] if chosen_now else [])
+            choices = add_selection(choices, number, ["eve"] if chosen_now else [])
     assert len(choices) < 40
     return sum("eve" in one.clients for one in choices)
 
@@ -214,13 +223,13 @@ def test_who_stays_away_or_comes_late_has_no_more_turns(comes: Callable[[int, bo
 
 
 def test_a_fleet_that_grows_lets_nobody_rest_for_longer_than_forty_rounds() -> None:
-    always = [Choice(round=number, clients=("ada",)) for number in range(62, 101)]
+    always = [PastSelection(round=number, clients=("ada",)) for number in range(62, 101)]
     choices = tuple(always)
     for number in range(101, 141):
-        choices = with_choice(choices, number, [])
-    assert had_their_share(choices, round_number=141, wanted=10, known=100, most_often=1.5) == frozenset()
-    assert had_their_share(always, round_number=101, wanted=10, known=100, most_often=1.5) == {"ada"}
-    assert had_their_share(always, round_number=101, wanted=10, known=100, most_often=0.0) == frozenset()
+        choices = add_selection(choices, number, [])
+    assert overselected(choices, 141, 10, 100) == frozenset()
+    assert overselected(always, 101, 10, 100) == {"ada"}
+    assert overselected(always, 101, 10, 100, 0.0) == frozenset()
 
 
 def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() -> None:
@@ -294,9 +303,6 @@ def test_parameters_out_of_their_range_are_refused(changes: dict[str, Any]) -> N
         replace(OORT, **changes)
 
 
-# --- Power-of-choice --------------------------------------------------------------------------------------------------
-
-
 @given(losses=st.lists(st.one_of(st.none(), st.floats(0, 100)), min_size=1, max_size=12), count=st.integers(1, 6))
 def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None], count: int) -> None:
     clients = [
@@ -306,9 +312,9 @@ def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None],
     method = PowerOfChoice(candidates=2.0)
     asked = selecting(*clients, count=count)
     found = chosen(method.roles(), asked).clients
-    most = most_believed(one.sample_count for one in clients)
+    most = bound_claims(one.sample_count for one in clients)
     weights = {one.client_id: float(min(one.sample_count, most)) for one in clients}
-    drawn = without_replacement(weights, 2 * count, asked.stream("candidates"))
+    drawn = draw_without_replacement(weights, 2 * count, asked.stream("candidates"))
     told = {one.client_id: math.inf if one.past is None else one.past.loss for one in clients}
     assert set(found) <= set(drawn)
     assert len(found) == min(count, len(clients))
@@ -321,10 +327,7 @@ def test_with_one_candidate_for_each_it_is_a_draw_by_samples() -> None:
     asked = selecting(*clients, count=3)
     weights = {one.client_id: float(one.sample_count) for one in clients}
     found = chosen(PowerOfChoice(candidates=1.0).roles(), asked).clients
-    assert set(found) == set(without_replacement(weights, 3, asked.stream("candidates")))
-
-
-# --- PyramidFL --------------------------------------------------------------------------------------------------------
+    assert set(found) == set(draw_without_replacement(weights, 3, asked.stream("candidates")))
 
 
 def test_the_useful_send_more_and_the_fast_train_longer() -> None:
@@ -359,7 +362,7 @@ def test_a_shorter_upload_shortens_the_round() -> None:
 
 
 def test_a_method_that_transforms_whole_updates_sends_no_parts_of_them() -> None:
-    with pytest.raises(ValueError, match="sends leaves tensors out of updates"):
+    with pytest.raises(ValueError, match="`sends` leaves tensors out of updates"):
         Roles(
             training=LocalTraining(sends=lambda trainee: frozenset(trainee.tensors)),
             aggregator=Aggregator(transform=lambda network, model, trained: []),

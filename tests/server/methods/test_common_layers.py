@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -9,12 +10,13 @@ import torch
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.methods.fedavg import FedAvg
-from subfleet.methods.flexifed import FlexiFed, Sharing
+from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext
 from subfleet.testing.rounds import DrawnClient, draw_change, draw_state, make_context, play, view_model
 from subfleet.testing.submodels import have_same_bits
 
+Sharing = Literal["basic", "clustered", "max"]
 SHARINGS: tuple[Sharing, ...] = ("basic", "clustered", "max")
 EVERY = pytest.mark.parametrize("sharing", SHARINGS)
 

@@ -24,7 +24,7 @@ from subfleet.aggregation.checkpoint import load_checkpoint, save_checkpoint
 from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.updates import submodel_weights
 from subfleet.aggregation.views import Views
-from subfleet.elastic import exact_add, exact_mean
+from subfleet.elastic import exact_sums
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
 from subfleet.elastic.robust_aggregation import (
@@ -84,8 +84,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if found != ELSEWHERE:
         yield found
         return
-    for module in (exact_add, exact_mean):  # other threads do not know of the second device
-        monkeypatch.setattr(module, "run_until_one_fails", _in_turn)
+    # Other threads do not know of the second device.
+    monkeypatch.setattr(exact_sums, "run_until_one_fails", _in_turn)
     with elsewhere() as there:
         yield there
 

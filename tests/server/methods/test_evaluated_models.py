@@ -14,10 +14,10 @@ from subfleet.aggregation.examining import Examiner
 from subfleet.aggregation.views import Views
 from subfleet.elastic.evaluate import evaluate
 from subfleet.methods import METHODS, AnyMethod
+from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedrolex import FedRolex
 from subfleet.methods.heterofl import HeteroFL
-from subfleet.methods.model_kinds import EvaluatedModel
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext

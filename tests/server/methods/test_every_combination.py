@@ -24,9 +24,9 @@ from subfleet.elastic.robust_aggregation import (
     TrimmedMean,
 )
 from subfleet.elastic.server_optimisers import SERVER_OPTIMISERS, AnyServerOptimiser, ServerMomentum
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import AnyMethod
-from subfleet.methods.aggregator import Participant, as_aggregated
+from subfleet.methods.aggregator import Participant, keep_aggregate
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
@@ -180,12 +180,12 @@ def cases(name: str, choices: Iterable[Choice], folder: Path) -> Iterator[Case]:
 def check(case: Case) -> None:
     """A round in which everybody learned, and one in which nobody did."""
     state = draw_state(case.context.network)
-    aggregated = case.aggregated(state, case.loud, after_round=as_aggregated, distillation=None)
+    aggregated = case.aggregated(state, case.loud, after_round=keep_aggregate, distillation=None)
     check_what_moved(case, state, aggregated)
     # Copies are there now, and differ from what is shared. Momentum would go on by itself.
     start = replace(aggregated, moments={})
-    still = case.aggregated(start, case.quiet, after_round=as_aggregated, distillation=None)
-    sorts = case.context.roles.aggregator.after_round is not as_aggregated
+    still = case.aggregated(start, case.quiet, after_round=keep_aggregate, distillation=None)
+    sorts = case.context.roles.aggregator.after_round is not keep_aggregate
     after = case.aggregated(start, case.quiet, distillation=None) if sorts else still
     for client in case.clients:
         before = view_model(case.context, aggregated, client)

@@ -23,7 +23,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.replication import Replication
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import Assigner
-from subfleet.methods.describing import MethodInfo, Setting
+from subfleet.methods.describing import MethodInfo
 from subfleet.methods.roles import Roles
 from subfleet.protocol.submodel import Architecture
 from subfleet.testing import MethodContract
@@ -47,9 +47,6 @@ class Copying:
 
     TYPE: ClassVar[str] = "copying"
     INFO: ClassVar[MethodInfo] = MethodInfo(title="Copying", paper="none, for tests", varies=("width", "depth"))
-
-    def departures(self, setting: Setting) -> tuple[str, ...]:
-        return ()
 
     def roles(self) -> Roles:
         return Roles(assigner=Assigner(exchange=replicated))

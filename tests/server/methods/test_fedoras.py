@@ -16,7 +16,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.assigner import Assignment, WrittenSize
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.subspacing import drawn_tier, supernet_tiers
+from subfleet.methods.subspacing import draw_tier, list_network_tiers
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture
@@ -24,7 +24,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import AcceptedUpdate
 from subfleet.search.fitting import Obstacle
 from subfleet.search.queue import ProgramFacts
-from subfleet.search.tiers import tier_for
+from subfleet.search.supernets import find_tier
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import DrawnClient, ask, draw_change, draw_state, make_context, store_update
 from subfleet.transport.blob_store import BlobStore
@@ -195,7 +195,7 @@ def test_an_operator_that_no_path_within_the_multiplications_has_is_not_sent() -
         assigned = given(CONTEXT, f"client-{number}", forward_macs=most)
         assert assigned.placed is not None
         assert assigned.paths is not None
-        assert assigned.paths.forward_macs == min(most, tier_for(supernet_tiers(NETWORK, 4), most).high_macs)
+        assert assigned.paths.forward_macs == min(most, find_tier(list_network_tiers(NETWORK, 4), most).high_macs)
         kept = NETWORK.operators_of(assigned.placed)
         assert all(parts[""][1] + parts[f"{name}.{one}"][1] <= most for name, own in kept.items() for one in own)
     assert given(CONTEXT, forward_macs=parts[""][1] - 1).candidate is None
@@ -232,11 +232,11 @@ def test_without_memory_for_the_leanest_path_nothing_is_sent() -> None:
 
 def test_a_drawn_tier_is_a_clients_own_for_the_whole_run_and_bounds_its_multiplications() -> None:
     context = context_of(tiers_by="drawn", tiers=3)
-    tiers = supernet_tiers(NETWORK, 3)
+    tiers = list_network_tiers(NETWORK, 3)
     found = set()
     for number in range(30):
         asked = ask(context, f"client-{number}")
-        tier = drawn_tier(asked.draw.seed, asked.draw.client_id, 3)
+        tier = draw_tier(asked.draw.seed, asked.draw.client_id, 3)
         paths = context.roles.assigner.assign(asked).paths
         assert paths is not None
         assert paths.forward_macs == tiers[tier - 1].high_macs

@@ -11,14 +11,13 @@ from server.methods.test_fedoras import CONTEXT, MODEL, NETWORK, context_of
 from subfleet.elastic.cost import estimate_cost, part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.robust_aggregation import CoordinateMedian
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import Assignment
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.path_search import Generation, ProposalContext, ScoredGeneration
-from subfleet.methods.run_networks import StandingContext
+from subfleet.methods.run_networks import Generation, StandingContext
 from subfleet.methods.selector import AvailableClient, SelectionContext
-from subfleet.methods.subspacing import drawn_tier, supernet_tiers
+from subfleet.methods.subspacing import draw_tier, list_network_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
@@ -38,7 +37,7 @@ def found_by(context: RunContext) -> tuple[Lineage, ...]:
     memory = TierMemory()
     for tier, path in enumerate((("identity",) * 4, ("dsconv3",) * 4, ("mbconv3_double",) * 4), start=1):
         generation = Generation(number=tier, tier=tier, paths=(path,))
-        memory = search.record(memory, ScoredGeneration(generation=generation, scores=(0.5,)))
+        memory = search.record(memory, generation, (0.5,))
     return tuple(search.conclude(memory, NETWORK, 4))
 
 
@@ -98,7 +97,7 @@ def test_each_tiers_network_has_rounds_of_its_own() -> None:
 
 def test_of_drawn_tiers_nobody_trains_a_network_above_its_own() -> None:
     context = context_of(tiers_by="drawn", tiers=3)
-    own = drawn_tier(context.config.seed, "ada", 3)
+    own = draw_tier(context.config.seed, "ada", 3)
     drawn = [tuning(context, None, number).candidate for number in range(40)]
     assert {tier_of(one.architecture) for one in drawn if one is not None} == set(range(1, own + 1))
 
@@ -112,7 +111,7 @@ def test_each_client_is_left_with_the_network_of_its_tier(by: str) -> None:
     whole = context.network.full_architecture()
     for name in (f"client-{number}" for number in range(20)):
         client = Participant(client_id=name, architecture=whole, size=whole)
-        tier = drawn_tier(context.config.seed, name, 3) if by == "drawn" else 3
+        tier = draw_tier(context.config.seed, name, 3) if by == "drawn" else 3
         for ready in ({1, 2, 3}, {1, 2}, {1}, set[int]()):
             asked = StandingContext(
                 seed=context.config.seed,
@@ -162,12 +161,12 @@ def test_every_tiers_best_path_lies_in_its_bracket(objectives: Literal["accuracy
     context = context_of(tiers=3, search=TierSearch(evolution=evolution))
     search, memory = context.roles.networks.path_search, TierMemory()
     assert search is not None
-    while generation := search.propose(ProposalContext(network=NETWORK, memory=memory, seed=3)):
+    while generation := search.propose(memory, NETWORK, 3):
         scores = tuple(float(len(set(path))) for path in generation.paths)
-        memory = search.record(memory, ScoredGeneration(generation=generation, scores=scores))
+        memory = search.record(memory, generation, scores)
     found = search.conclude(memory, NETWORK, 4)
     assert [one.id for one in found] == ["t1", "t2", "t3"]
-    for one, tier in zip(found, supernet_tiers(NETWORK, 3), strict=True):
+    for one, tier in zip(found, list_network_tiers(NETWORK, 3), strict=True):
         network = context.declared(one).network
         macs = estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
         assert tier.low_macs <= macs <= tier.high_macs

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from server.test_networks import evolving
 
 from subfleet.elastic.building import network_of
-from subfleet.elastic.cells import list_cells
 from subfleet.elastic.cost import Costs
+from subfleet.elastic.growing import list_cells
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
@@ -25,7 +25,7 @@ from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Growth
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.methods.selector import LastUpdate
-from subfleet.methods.transforming import activeness, convergence, transformed
+from subfleet.methods.transforming import activeness, convergence, transform_cells
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing.rounds import DrawnClient, draw_state, make_context, play
 from subfleet.testing.submodels import have_same_bits
@@ -192,9 +192,9 @@ def test_a_cell_becomes_wider_and_deeper_in_turn() -> None:
     network, wide = CONTEXT.network, tuple[str, ...]()
     told = []
     for _ in range(4):
-        change = transformed(network, ["section1.block1"], wide, factor=2.0, inserted=2)
+        change = transform_cells(network, ["section1.block1"], wide, factor=2.0, inserted=2)
         assert change is not None
-        told.append(change.told)
+        told.append(change.words)
         network, wide = network_of(change.config), change.wide
     assert told == ["section1.block1 wider", "section1.block1 deeper"] * 2
     assert network.config.depths == (2, 7)

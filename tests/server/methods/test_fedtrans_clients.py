@@ -18,7 +18,7 @@ from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import AssignmentContext, WrittenSize
 from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Growth
 from subfleet.methods.run_networks import BeginContext, StandingContext
-from subfleet.methods.sizes import whole_depth
+from subfleet.methods.sizes import list_widths
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.coordinator import step
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
@@ -130,9 +130,9 @@ def test_a_run_begins_with_what_its_weakest_client_carries() -> None:
 
     assert carried(10**9) == (), "the whole of it"
     (half,) = carried(700)
-    assert shapes(half) == CONTEXT.network.shapes(whole_depth(CONTEXT.network, (0.5,))[0])
+    assert shapes(half) == CONTEXT.network.shapes(list_widths(CONTEXT.network, (0.5,))[0])
     (none,) = carried(1)
-    assert shapes(none) == CONTEXT.network.shapes(whole_depth(CONTEXT.network, (0.25,))[0])
+    assert shapes(none) == CONTEXT.network.shapes(list_widths(CONTEXT.network, (0.25,))[0])
 
 
 def test_a_turn_that_came_to_nothing_leaves_nothing_of_the_configured_network() -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from server.methods.test_fedtrans import LOSSES, METHOD, closed, past, relaxed
 
 from subfleet.methods.fedtrans import FedTransMemory, Growth
-from subfleet.methods.joint_utility import believed, inherited, moved_utilities, odds
-from subfleet.methods.soft_sharing import similarity
+from subfleet.methods.soft_sharing import clip_losses, inherit_utilities, odds, similarity, update_utilities
 from subfleet.methods.transforming import convergence
 from subfleet.protocol.limits import MAX_LOSS
 
@@ -39,8 +38,8 @@ def test_a_utility_falls_exactly_where_the_loss_is_above_the_mean(
     parameters = {f"m{place}": count for place, count in enumerate(sorted(parts))}
     assigned = {name: data.draw(st.sampled_from(sorted(parameters))) for name in losses}
     clients = {name: past(assigned[name], loss) for name, loss in losses.items()}
-    after = moved_utilities({}, clients, parameters)
-    losses = believed(losses)
+    after = update_utilities({}, clients, parameters)
+    losses = clip_losses(losses)
     values = torch.tensor(list(losses.values()), dtype=torch.float64)
     spread = float(values.std(correction=0))
     if spread < 1e-8:
@@ -58,7 +57,7 @@ def test_a_utility_falls_exactly_where_the_loss_is_above_the_mean(
 def test_utilities_stay_within_bounds() -> None:
     utilities: Mapping[str, Mapping[str, float]] = {}
     for _ in range(40):
-        utilities = moved_utilities(utilities, {"ada": past("", 0.0), "bob": past("", 5.0)}, {"": 3})
+        utilities = update_utilities(utilities, {"ada": past("", 0.0), "bob": past("", 5.0)}, {"": 3})
     assert utilities == {"ada": {"": 10.0}, "bob": {"": -10.0}}
 
 
@@ -66,8 +65,8 @@ def test_utilities_stay_within_bounds() -> None:
 def test_whatever_one_client_claims_of_its_loss_moves_little(losses: list[float], claim: float) -> None:
     """Honest losses count as they are. With a claim no loss is below 0, or above ten times the median."""
     honest = {str(place): loss for place, loss in enumerate(losses)}
-    assert believed(honest) == honest
-    told = believed({**honest, "eve": claim})
+    assert clip_losses(honest) == honest
+    told = clip_losses({**honest, "eve": claim})
     assert told.keys() == {*honest, "eve"}
     assert all(0 <= told[name] <= 10 * max(losses) for name in told)
     assert all(told[name] <= loss for name, loss in honest.items())
@@ -91,7 +90,7 @@ def test_a_client_that_claims_a_huge_loss_once_does_not_end_growth() -> None:
 
 
 def test_a_network_that_appears_has_what_its_parent_had() -> None:
-    assert inherited({"ada": {"m0": 2.0}, "bob": {}}, "m1", "m0") == {"ada": {"m0": 2.0, "m1": 2.0}, "bob": {}}
+    assert inherit_utilities({"ada": {"m0": 2.0}, "bob": {}}, "m1", "m0") == {"ada": {"m0": 2.0, "m1": 2.0}, "bob": {}}
     remember = METHOD.roles().memory.remember
     assert remember is not None
     memory = FedTransMemory(utilities={"zoe": {"": 4.0}}, losses=(1.0,))

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from subfleet.methods import METHODS
-from subfleet.methods.describing import Setting, departures_of
+from subfleet.methods.describing import Setting, list_departures
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing.rounds import DrawnClient, ask, draw_state, make_context, play
 from subfleet.testing.submodels import have_same_bits
@@ -71,7 +71,7 @@ def test_a_section_has_the_departures_of_the_defaults(name: str) -> None:
     section, kind = METHOD_SECTIONS[name], METHODS[name]
     listed = section.partition("**By default it differs from the paper:**\n\n")[2].partition("\n\n")[0]
     departures = [" ".join(item.split()) for item in re.split(r"^- ", listed, flags=re.MULTILINE)[1:]]
-    assert departures == list(departures_of(kind(), Setting()))
+    assert departures == list(list_departures(kind(), Setting()))
     assert ("it is **exact**" in section) == (not departures)
 
 

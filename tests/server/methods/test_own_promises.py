@@ -11,7 +11,7 @@ import torch
 from subfleet.elastic.maps import extract
 from subfleet.methods import AnyMethod
 from subfleet.methods.adaptive import FedAdam, FedYogi
-from subfleet.methods.aggregator import as_aggregated
+from subfleet.methods.aggregator import keep_aggregate
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.methods.assigner import Draw
 from subfleet.methods.federated_dropout import FederatedDropout
@@ -185,7 +185,7 @@ def test_dropout_keeps_random_groups_of_each_axis_anew_for_each_client_and_round
 def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> None:
     """What a size has learned of a channel stays with the channel, and so does what it has not."""
     context = make_context(AnycostFL(), norms="bank")
-    unsorted = replace(context, roles=with_steps(context.roles, after_round=as_aggregated))
+    unsorted = replace(context, roles=with_steps(context.roles, after_round=keep_aggregate))
     clients = [DrawnClient(name=name, size=size) for name, size in (("a", 1), ("b", 3), ("c", 1), ("d", 4))]
     state = draw_state(context.network)
     for number in (1, 2, 3):
@@ -209,7 +209,7 @@ def test_anycostfl_sorts_channels_and_changes_no_output(tmp_path: Path) -> None:
     state = draw_state(context.network)
     whole = [DrawnClient(name=name, size=len(context.space) - 1, samples=count) for name, count in (("a", 3), ("b", 8))]
     moments = {"mean": {name: tensor.square() for name, tensor in state.shared.items()}}
-    unsorted = replace(context, roles=with_steps(context.roles, after_round=as_aggregated))
+    unsorted = replace(context, roles=with_steps(context.roles, after_round=keep_aggregate))
     before = play(unsorted, replace(state, moments=moments), whole, tmp_path).state
     after = play(context, replace(state, moments=moments), whole, tmp_path).state
     assert compute_logits(context, after.shared) == pytest.approx(compute_logits(context, before.shared), abs=1e-4)

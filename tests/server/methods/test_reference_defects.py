@@ -21,7 +21,7 @@ from subfleet.elastic.maps import nested_maps, tensor_maps
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Family, Network
 from subfleet.elastic.norm_layers import norm_tensors
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.export.steps import Student
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import Participant

@@ -17,10 +17,9 @@ from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
 from subfleet.methods.aggregator import ClientUpdate, Participant
-from subfleet.methods.grouping import Linkage, cosines, two_groups
 from subfleet.methods.roles import ClosedRound, RoundUpdates
 from subfleet.methods.run_networks import StandingContext
-from subfleet.methods.sattler import Clustering, Sattler, SattlerMemory, Split
+from subfleet.methods.sattler import Clustering, Linkage, Sattler, SattlerMemory, Split, compute_cosines, split_in_two
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
@@ -82,7 +81,7 @@ def test_groups_are_those_of_scikit_learn(seed: int, count: int, linkage: Linkag
     drawn = np.random.default_rng(seed).random((count, count))
     similarity = np.triu(drawn, 1) + np.triu(drawn, 1).T  # no two are equal, so that nobody's order of equals shows
     reference = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage=linkage).fit(1 - similarity)
-    groups = two_groups(similarity, linkage)
+    groups = split_in_two(similarity, linkage)
     labels = np.zeros(count, int)
     labels[list(groups[1])] = 1
     assert sorted(groups[0] + groups[1]) == [*range(count)], "everyone is in one of them, and nobody in both"
@@ -98,14 +97,14 @@ def test_cosines_are_those_of_the_changes() -> None:
         [float(torch.nn.functional.cosine_similarity(a, b, dim=0)) if a.any() and b.any() else 0.0 for b in flat]
         for a in flat
     ]
-    np.testing.assert_allclose(cosines(CONTEXT.network, clients), expected, atol=1e-6)
+    np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), expected, atol=1e-6)
 
 
 def test_unequal_submodels_are_compared_where_both_have_something() -> None:
     """The front of one's change is the other's, whatever lies behind it."""
     small = CONTEXT.space[0]
     clients = [trained("whole", direction(1)), trained("part", direction(1, small), small)]
-    np.testing.assert_allclose(cosines(CONTEXT.network, clients), np.ones((2, 2)), atol=1e-6)
+    np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), np.ones((2, 2)), atol=1e-6)
 
 
 # --- when -------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.building import network_of
-from subfleet.elastic.cells import count_cell_parameters
+from subfleet.elastic.growing import count_cell_parameters
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Drawn, Lineage, Replicated
 from subfleet.elastic.model_state import ModelState
@@ -101,7 +101,7 @@ class Line:
 
     def shared(self, states: States, **settings: Any) -> States:
         sharing = SoftSharing(**{"share": "transform", "decay": 0.9, **settings})
-        return sharing.shared(self.lineages, self.networks, states, self.parameters, ROUND)
+        return sharing.mix(self.lineages, self.networks, states, self.parameters, ROUND)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from subfleet.aggregation import network_aggregation
 from subfleet.elastic.spaces import search_space
-from subfleet.elastic.teaching import DistillationSettings
+from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.federated_dropout import FederatedDropout

@@ -26,7 +26,7 @@ from subfleet.methods.clustered import Clustered
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext
-from subfleet.methods.sizes import SLICES, architecture_id
+from subfleet.methods.sizes import SLICES, hash_architecture
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
@@ -131,7 +131,7 @@ def test_fedadp_joins_only_what_can_be_copied() -> None:
     """A norm over a whole stream measures the same where its width is a whole multiple, and not else."""
     vit = Vit(input_shape=(1, 8, 8), class_count=4, widths=(8,), depths=(1,), heads=(2,), patch=4, head_width=4)
     wider = replace(vit, widths=(12,))
-    unions = SLICES.joined((vit, wider))
+    unions = SLICES.join((vit, wider))
     assert unions is not None
     context = make_context(FedADP(choice="declared"), vit)
     assert [one.members for one in begun(context, vit, wider)] == [(vit,), (wider,)]
@@ -212,9 +212,9 @@ def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMeth
 
 def test_an_architecture_is_the_same_in_every_union() -> None:
     wide, wider = network_of(WIDE), network_of(replace(WIDE, widths=(24,), depths=(4,)))
-    own = [architecture_id(one, size_in(one, network_of(SMALL))) for one in (wide, wider)]
+    own = [hash_architecture(one, size_in(one, network_of(SMALL))) for one in (wide, wider)]
     assert own[0] == own[1]
-    assert architecture_id(wide, wide.full_architecture()) not in own
+    assert hash_architecture(wide, wide.full_architecture()) not in own
 
 
 def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A small space, its cost estimates and devices that the tests of searches share."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -17,7 +17,6 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.index import EstimateIndex
-from subfleet.search.listed import ListedSearch
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, Search
@@ -125,6 +124,32 @@ def within(candidate: Candidate, query: Query) -> bool:
     )
 
 
+class ListedSearch:
+    """The best of a fixed list of submodels."""
+
+    pool: tuple[FoundSize, ...] = ()
+
+    def __init__(self, architectures: Iterable[Architecture], costs: CostEstimates = estimate) -> None:
+        self.known = EstimateIndex(TARGETS, map(costs, architectures))
+
+    def explore(self, query: Query, rng: Random) -> Explored:
+        return Explored()
+
+    def with_estimates(self, costs: CostEstimates) -> "ListedSearch":
+        return self
+
+    def learn(self, found: Sequence[FoundSize]) -> "ListedSearch":
+        return self
+
+    def best(self, query: Query) -> Fit | None:
+        return self.known.best(query)
+
+
+def exhaustive_search(space: SearchSpace, costs: CostEstimates = estimate) -> ListedSearch:
+    """The best of a whole space."""
+    return ListedSearch(map(space.architecture, space.enumerate(200_000)), costs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a search gave one device, and what it came by on its way."""
@@ -156,7 +181,7 @@ class Serving:
         return self.search.explore(query, rng)
 
     def learn(self, found: Sequence[FoundSize]) -> None:
-        self.search = self.search.learned(found)
+        self.search = self.search.learn(found)
 
     def best(self, query: Query) -> Fit | None:
         return self.search.best(query)

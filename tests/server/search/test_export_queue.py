@@ -14,9 +14,9 @@ from subfleet.search.queue import (
     LEAST_GAIN,
     RequestedProgram,
     SizedProgram,
-    given_now,
-    most_wanted,
-    requested_program_of,
+    give_written,
+    rank_requested,
+    request_program,
 )
 
 UNIFORM_ESTIMATES = sorted(map(estimate, UNIFORM), key=lambda one: one.order)
@@ -28,7 +28,7 @@ def _planned(candidate: Candidate, more: float) -> Candidate:
 
 
 def _given(written: Iterable[Candidate], query: Query, space: Iterable[Candidate] = ()) -> Candidate | None:
-    return given_now(written, tuple(space), lambda one: fit_of(one, query) is not None)
+    return give_written(written, tuple(space), lambda one: fit_of(one, query) is not None)
 
 
 def _requested_program(place: int, lost: float, target: str = "onnx") -> RequestedProgram:
@@ -61,11 +61,11 @@ def test_where_no_written_size_fits_it_is_the_largest_of_the_space_that_does() -
 
 def test_a_requested_program_tells_which_share_of_its_parameters_is_lost() -> None:
     best, now = UNIFORM_ESTIMATES[-1], UNIFORM_ESTIMATES[2]
-    requested_program = requested_program_of(best, now, "onnx")
+    requested_program = request_program(best, now, "onnx")
     lost = (best.parameters - now.parameters) / best.parameters
     assert requested_program == RequestedProgram(program=SizedProgram(size=best.architecture, target="onnx"), lost=lost)
-    assert requested_program_of(best, best, "onnx") is None
-    assert requested_program_of(now, best, "onnx") is None, "nothing is lost by what has more"
+    assert request_program(best, best, "onnx") is None
+    assert request_program(now, best, "onnx") is None, "nothing is lost by what has more"
 
 
 @pytest.mark.parametrize("share", [0.98, 1.02])
@@ -73,7 +73,7 @@ def test_what_gains_next_to_nothing_is_no_requested_program(share: float) -> Non
     def having(parameters: float) -> Candidate:
         return replace(ends()[0], parameters=int(parameters))
 
-    requested_program = requested_program_of(having(10**9), having((1 - share * LEAST_GAIN) * 10**9), "onnx")
+    requested_program = request_program(having(10**9), having((1 - share * LEAST_GAIN) * 10**9), "onnx")
     assert (requested_program is None) == (share < 1)
 
 
@@ -84,13 +84,13 @@ def test_programs_are_begun_up_to_the_limit_and_those_first_that_lose_most_toget
         _requested_program(5, 0.25),
         _requested_program(3, 0.2),
     ]
-    started = most_wanted(requested_programs, (), 2)
+    started = rank_requested(requested_programs, (), 2)
     assert [requested_program.program.size for requested_program in started] == [
         UNIFORM_ESTIMATES[3].architecture,
         UNIFORM_ESTIMATES[4].architecture,
     ]
     assert started[0].lost == pytest.approx(0.4)
-    assert most_wanted(requested_programs, (), 0) == ()
+    assert rank_requested(requested_programs, (), 0) == ()
 
 
 def test_programs_that_there_are_are_not_begun_and_targets_have_their_own() -> None:
@@ -99,7 +99,7 @@ def test_programs_that_there_are_are_not_begun_and_targets_have_their_own() -> N
         _requested_program(3, 0.4, "executorch"),
         _requested_program(4, 0.3),
     ]
-    assert most_wanted(requested_programs, {requested_programs[0].program.key, "onnx/other"}, 9) == tuple(
+    assert rank_requested(requested_programs, {requested_programs[0].program.key, "onnx/other"}, 9) == tuple(
         requested_programs[1:]
     )
 
@@ -115,8 +115,8 @@ def test_programs_that_there_are_are_not_begun_and_targets_have_their_own() -> N
 def test_the_order_of_devices_takes_no_part(requested_programs: list[RequestedProgram], seed: int, limit: int) -> None:
     shuffled = list(requested_programs)
     Random(seed).shuffle(shuffled)
-    begun = most_wanted(requested_programs, (), limit)
-    assert begun == most_wanted(shuffled, (), limit)
+    begun = rank_requested(requested_programs, (), limit)
+    assert begun == rank_requested(shuffled, (), limit)
     assert len(begun) == min(limit, len({requested_program.program.key for requested_program in requested_programs}))
 
 
@@ -132,13 +132,13 @@ def test_what_is_lost_falls_as_programs_are_written() -> None:
             now = _given(written.values(), query)
             assert answer.fit is not None
             assert now is not None
-            requested_programs.append(requested_program_of(answer.fit.candidate, now, query.target))
+            requested_programs.append(request_program(answer.fit.candidate, now, query.target))
         losses.append(
             sum(requested_program.lost for requested_program in requested_programs if requested_program is not None)
             / len(asked)
         )
         known = {f"onnx/{name}" for name in written}
-        for begun in most_wanted(filter(None, requested_programs), known, 4):
+        for begun in rank_requested(filter(None, requested_programs), known, 4):
             size = begun.program.size
             written[size.architecture_id] = estimate(size)
     assert sum(losses[-3:]) < 0.5 * sum(losses[:3])

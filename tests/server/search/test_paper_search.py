@@ -5,10 +5,11 @@ from server.search.search_cases import (
     NETWORK,
     RATES,
     SPACE,
-    TARGETS,
+    ListedSearch,
     answered,
     ends,
     estimate,
+    exhaustive_search,
     paper_search,
     pareto_search,
     queries,
@@ -21,7 +22,6 @@ from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.search.candidates import ordered
 from subfleet.search.fitting import fits
-from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSettings
 from subfleet.search.query import FoundSize, Search
 
@@ -98,8 +98,8 @@ def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
     searches: list[Search] = [
         paper.search,
         pareto_search(space, uniform=listed).search,
-        exhaustive_search(space, estimate, TARGETS),
-        ListedSearch(listed, estimate, TARGETS),
+        exhaustive_search(space),
+        ListedSearch(listed),
     ]
     candidates = ordered([estimate(architecture) for architecture in listed])
     for query in queries(200):

@@ -9,9 +9,11 @@ from server.search.search_cases import (
     SPACE,
     TARGETS,
     UNIFORM,
+    ListedSearch,
     Serving,
     answered,
     estimate,
+    exhaustive_search,
     paper_search,
     pareto_search,
     poorer_and_richer,
@@ -30,7 +32,6 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.index import EstimateIndex
-from subfleet.search.listed import ListedSearch, exhaustive_search
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import Query, fit_of
@@ -46,7 +47,7 @@ def test_no_client_gets_less_than_with_the_papers_search_or_the_best_uniform_wid
     asked = queries(150, seed=3)
     ours = run(pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(paper=paper, trials=8)), asked)
     theirs = run(paper_search(SPACE, paper), asked)
-    uniform = run(Serving(search=ListedSearch(UNIFORM, estimate, TARGETS)), asked)
+    uniform = run(Serving(search=ListedSearch(UNIFORM)), asked)
     assert [one.explored.draws for one in ours] == [one.explored.draws for one in theirs]
     for own, other, width in zip(ours, theirs, uniform, strict=True):
         assert own.parameters >= max(other.parameters, width.parameters)
@@ -63,7 +64,7 @@ def test_an_epsilon_of_one_never_explores() -> None:
 @pytest.mark.slow
 def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
     search = pareto_search(SPACE, uniform=UNIFORM)
-    best = exhaustive_search(SPACE, estimate, TARGETS)
+    best = exhaustive_search(SPACE)
     run(search, queries(200, seed=8))
     asked = queries(100, seed=9)
     shares = [
@@ -78,7 +79,7 @@ def test_answers_have_99_percent_of_the_most_parameters_that_fit() -> None:
 
 @pytest.mark.slow
 def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() -> None:
-    best, shares = exhaustive_search(SPACE, estimate, TARGETS), []
+    best, shares = exhaustive_search(SPACE), []
     for number in range(6):
         search = pareto_search(SPACE, uniform=UNIFORM)
         asked = [query_at(stream(number, 0, place).random() * 0.9, 1.0) for place in range(5)]
@@ -118,7 +119,7 @@ def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     def dear(architecture: Architecture) -> Candidate:
         return _linear(architecture, network)
 
-    best = exhaustive_search(space, dear, ["onnx"])
+    best = exhaustive_search(space, dear)
     search = pareto_search(space, dear, uniform=uniform_space(network, RATES))
     low, high = (
         dear(space.architecture(genes)).training_memory_bytes["onnx"] for genes in (space.smallest, space.largest)
@@ -166,7 +167,7 @@ def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_firs
 @pytest.mark.slow
 def test_a_climb_serves_the_device_that_it_was_made_for() -> None:
     paper = PaperSettings(epsilon=0.9)
-    climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(SPACE, estimate, TARGETS)
+    climbing, best = ParetoSettings(paper=paper, samples=0), exhaustive_search(SPACE)
     pairs = [
         (
             answered(pareto_search(SPACE, settings=climbing), query, stream(place)).parameters,

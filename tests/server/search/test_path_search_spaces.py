@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.search.path_evolution import EvolutionSettings, Path, best, next_population
-from subfleet.search.ranking import kendall_tau
-from subfleet.search.subspaces import draw_subspace
-from subfleet.search.tiers import Tier, tier_for, tiers_of
+from subfleet.search.path_evolution import EvolutionSettings, Path, find_best, kendall_tau, propose_paths
+from subfleet.search.supernets import Tier, draw_subspace, find_tier, list_tiers
 
 CHOICES = [("a", "b", "c")] * 6
 COSTS = {"a": 0, "b": 3, "c": 7}
@@ -29,7 +27,7 @@ SCORES = {path: Random(str(path)).random() for path in itertools.product(*CHOICE
 
 def searched(settings: EvolutionSettings, seed: int = 3) -> list[tuple[Path, float]]:
     told: list[tuple[Path, float]] = []
-    while paths := next_population(settings, CHOICES, macs_of, TIER, told, seed=seed):
+    while paths := propose_paths(settings, CHOICES, macs_of, TIER, told, seed=seed):
         told += [(path, SCORES[path]) for path in paths]
     return told
 
@@ -80,14 +78,14 @@ def test_operators_of_one_size_are_kept_equally_often() -> None:
 @settings(deadline=None, max_examples=20)
 def test_every_path_is_of_one_tier(macs: list[list[int]], count: int) -> None:
     choices = tuple(map(tuple, macs))
-    tiers = tiers_of(100, choices, count, 0)
+    tiers = list_tiers(100, choices, count, 0)
     assert [one.number for one in tiers] == [*range(1, count + 1)]
     totals = {100 + sum(path) for path in itertools.product(*choices)}
     assert (tiers[0].low_macs, tiers[-1].high_macs) == (min(totals), max(totals))
     for total in totals:
         assert sum(one.holds(total) for one in tiers) == 1
         if total < max(totals):
-            assert tier_for(tiers, total).high_macs <= total or tier_for(tiers, total).number == 1
+            assert find_tier(tiers, total).high_macs <= total or find_tier(tiers, total).number == 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -96,7 +94,7 @@ def test_tiers_are_the_brackets_of_the_paper(count: int) -> None:
     choices = ((3, 7, 11, 40), (2, 5, 9, 31), (1, 6, 8, 50), (0, 4, 12, 27), (5, 10, 15, 20))
     totals = sorted(100 + sum(path) for path in itertools.product(*choices))
     upper = totals[int(0.95 * len(totals))]  # of the paths themselves, where the tiers draw some of them
-    tiers = tiers_of(100, choices, count, 0)
+    tiers = list_tiers(100, choices, count, 0)
     lows = [one.low_macs for one in tiers]
     expected = [totals[0] + place * (upper - totals[0]) / max(count - 1, 1) for place in range(count)]
     assert lows == pytest.approx(expected, abs=2)
@@ -106,13 +104,13 @@ def test_tiers_are_the_brackets_of_the_paper(count: int) -> None:
 
 
 def test_where_no_path_would_be_above_tiers_are_spaced_up_to_the_dearest() -> None:
-    tiers = tiers_of(0, ((10, 20), (10, 20)), 2, 0)  # one path of four is the dearest
+    tiers = list_tiers(0, ((10, 20), (10, 20)), 2, 0)  # one path of four is the dearest
     assert [(one.low_macs, one.high_macs) for one in tiers] == [(20, 30), (30, 40)]
 
 
 def test_devices_are_of_the_highest_tier_whose_paths_they_can_all_take() -> None:
     tiers = (Tier(number=1, low_macs=0, high_macs=10), Tier(number=2, low_macs=10, high_macs=20))
-    assert [tier_for(tiers, macs).number for macs in (5, 10, 19, 20)] == [1, 1, 1, 2]
+    assert [find_tier(tiers, macs).number for macs in (5, 10, 19, 20)] == [1, 1, 1, 2]
 
 
 @pytest.mark.slow
@@ -125,7 +123,7 @@ def test_the_search_proposes_each_path_of_its_tier_once_and_finds_the_best(objec
     inside = [path for path in SCORES if TIER.holds(macs_of(path))]
     ranked = sorted((SCORES[path] for path in inside), reverse=True)
     # By chance, 300 of these would miss the best one in as many as share of cases.
-    assert best(told, macs_of)[1] >= ranked[2]
+    assert find_best(told, macs_of)[1] >= ranked[2]
 
 
 @pytest.mark.slow
@@ -133,7 +131,7 @@ def test_the_search_goes_on_with_the_same_paths_wherever_it_is_taken_up() -> Non
     options = EvolutionSettings(evaluations=80, population=16, offspring=8)
     told = searched(options)
     for end in (16, 24, 64):
-        again = next_population(options, CHOICES, macs_of, TIER, told[:end], seed=3)
+        again = propose_paths(options, CHOICES, macs_of, TIER, told[:end], seed=3)
         assert again == tuple(path for path, _ in told[end : end + 8])
     assert [path for path, _ in searched(options, seed=4)] != [path for path, _ in told]
 
@@ -142,19 +140,19 @@ def test_the_search_goes_on_with_the_same_paths_wherever_it_is_taken_up() -> Non
 def test_a_tier_of_few_paths_is_searched_to_its_end() -> None:
     narrow = Tier(number=3, low_macs=34, high_macs=42)
     told: list[tuple[Path, float]] = []
-    while paths := next_population(EvolutionSettings(), CHOICES, macs_of, narrow, told, seed=0):
+    while paths := propose_paths(EvolutionSettings(), CHOICES, macs_of, narrow, told, seed=0):
         told += [(path, SCORES[path]) for path in paths]
     assert {path for path, _ in told} == {path for path in SCORES if narrow.holds(macs_of(path))}
 
 
 def test_a_search_ends_at_its_target() -> None:
     options = EvolutionSettings(target=0.5)
-    assert next_population(options, CHOICES, macs_of, TIER, [(("b",) * 6, 0.5)], seed=0) == ()
+    assert propose_paths(options, CHOICES, macs_of, TIER, [(("b",) * 6, 0.5)], seed=0) == ()
 
 
 def test_of_equally_good_paths_the_cheapest_is_best() -> None:
     told = [(("c",) * 6, 0.5), (("a",) * 6, 0.5), (("b",) * 6, 0.4)]
-    assert best(told, macs_of) == (("a",) * 6, 0.5)
+    assert find_best(told, macs_of) == (("a",) * 6, 0.5)
 
 
 @pytest.mark.slow
@@ -162,7 +160,7 @@ def test_with_two_objectives_the_cheap_are_kept_though_others_are_better() -> No
     # With a second objective that is the same for all, crowding told nothing apart (a published defect).
     options = EvolutionSettings(evaluations=200, population=16, offspring=16, objectives="accuracy_macs")
     told: list[tuple[Path, float]] = []
-    while paths := next_population(options, CHOICES, macs_of, TIER, told, seed=1):
+    while paths := propose_paths(options, CHOICES, macs_of, TIER, told, seed=1):
         told += [(path, macs_of(path) / 100) for path in paths]  # the dearer, the better
     spread = [macs_of(path) for path, _ in told[100:]]
     assert min(spread) <= 13

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,11 +13,13 @@ from server.search.search_cases import (
     SPACE,
     TARGETS,
     UNIFORM,
+    ListedSearch,
     Serving,
     answered,
     any_query,
     ends,
     estimate,
+    exhaustive_search,
     paper_search,
     pareto_search,
     poorer_and_richer,
@@ -31,8 +33,7 @@ from server.search.search_cases import (
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.search.fitting import fits
-from subfleet.search.limits import Columns, columns_of, fitting
-from subfleet.search.listed import ListedSearch, exhaustive_search
+from subfleet.search.index import Columns, EstimateIndex
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSettings
 from subfleet.search.query import FoundSize, Query, fit_of
@@ -40,8 +41,8 @@ from subfleet.search.query import FoundSize, Query, fit_of
 SEARCHES: Mapping[str, Callable[[], Serving]] = {
     "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
     "pareto": lambda: pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=12)),
-    "uniform": lambda: Serving(search=ListedSearch(UNIFORM, estimate, TARGETS)),
-    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE, estimate, TARGETS)),
+    "uniform": lambda: Serving(search=ListedSearch(UNIFORM)),
+    "exhaustive": lambda: Serving(search=exhaustive_search(SPACE)),
 }
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 
@@ -121,6 +122,7 @@ def test_a_journal_holds_no_more_than_the_pool_and_gives_the_same_answers(name: 
     assert [restored.best(query) for query in asked] == [search.best(query) for query in asked]
 
 
+COSTS = ("parameters", "weight_bytes", "update_bytes", "forward_macs")
 COLUMNS = st.integers(0, 3) | st.sampled_from([2**61, 2**62 - 1])
 
 
@@ -150,13 +152,11 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int | None, int, int,
         query = Query(target=target, limits=limits)
         alone = [fits(one, target, limits) for one in candidates]
         assert alone == [fit_of(one, query) is not None for one in candidates]
-        every = [columns_of(one, target) for one in candidates]
-        assert alone == [bool(fitting(one, limits)[0]) for one in every]
-        if every:
-            joined = Columns(
-                **{one.name: np.concatenate([getattr(of, one.name) for of in every]) for one in fields(Columns)}
-            )
-            assert alone == fitting(joined, limits).tolist()
+        assert alone == [EstimateIndex([target], [one]).best(query) is not None for one in candidates]
+        table = {name: [getattr(one, name) for one in candidates] for name in COSTS}
+        table["memory_bytes"] = [one.training_memory_bytes.get(target, 2**62) for one in candidates]
+        columns = Columns(**{name: np.array(amounts, dtype=np.int64) for name, amounts in table.items()})
+        assert alone == columns.within(limits).tolist()
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
         ((490,), (1, 49, 10), ""),
         ((49, 10), (49, 1, 10), ""),
         ((1, 1), (1,), ""),
-        ((1, 49, 10), (10, 49), "as many values, in other dimensions"),
-        ((3, 32, 32), (32, 32, 3), "as many values, in other dimensions"),
-        ((1, 49, 10), (1, 49, 40), "another number of values"),
-        ((5,), (6,), "another number of values"),
+        ((1, 49, 10), (10, 49), "the dimensions differ"),
+        ((3, 32, 32), (32, 32, 3), "the dimensions differ"),
+        ((1, 49, 10), (1, 49, 40), "the number of values differs"),
+        ((5,), (6,), "the number of values differs"),
     ],
 )
 def test_samples_are_fed_where_their_values_keep_their_order(

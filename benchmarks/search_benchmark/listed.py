@@ -1,0 +1,53 @@
+"""The best submodel of a space that is small enough to be listed: the reference for other searches."""
+
+from collections.abc import Sequence
+from random import Random
+
+from subfleet.elastic.spaces import SearchSpace
+from subfleet.protocol.submodel import Architecture
+from subfleet.search.index import EstimateIndex
+from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query
+
+__all__ = ["ListedSearch", "exhaustive_search"]
+
+
+class ListedSearch:
+    """A search among a fixed list of submodels.
+
+    Args:
+        architectures: the list.
+        estimate: the cost estimates of its submodels.
+        targets: program targets of the devices.
+    """
+
+    pool: tuple[FoundSize, ...] = ()
+
+    def __init__(self, architectures: Sequence[Architecture], estimate: CostEstimates, targets: Sequence[str]) -> None:
+        self.known = EstimateIndex(targets, map(estimate, architectures))
+
+    def explore(self, query: Query, rng: Random) -> Explored:
+        """Find nothing, as everything is known."""
+        return Explored()
+
+    def with_estimates(self, estimate: CostEstimates) -> "ListedSearch":
+        """The same search, which has its cost estimates."""
+        return self
+
+    def learn(self, found: Sequence[FoundSize]) -> "ListedSearch":
+        """The same search, as the list is fixed."""
+        return self
+
+    def best(self, query: Query) -> Fit | None:
+        """The submodel with the most parameters that fits."""
+        return self.known.best(query)
+
+
+def exhaustive_search(
+    space: SearchSpace, estimate: CostEstimates, targets: Sequence[str], *, limit: int = 200_000
+) -> ListedSearch:
+    """The search among all submodels of a space.
+
+    Raises:
+        ConfigError: the space has more than `limit` combinations.
+    """
+    return ListedSearch([space.architecture(genes) for genes in space.enumerate(limit)], estimate, targets)
