@@ -58,7 +58,9 @@ class Places:
         with self._open_lock() as file:
             try:
                 if not lock(file, wait=False):
-                    _LOG.warning("the file system of %s has no locks; do not start another of its name", self.folder)
+                    _LOG.warning(
+                        "the file system of %s has no locks; do not start another server of this name", self.folder
+                    )
             except BlockingIOError:
                 raise FileError(
                     f"state folder {self.folder} is in use by another server; stop that one, or choose another name"
