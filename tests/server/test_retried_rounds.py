@@ -401,6 +401,6 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
     world.run(until=lambda: world.server.state.retry == 1 and world.server.state.phase == "measure")
     assert (world.server.state.round, world.server.state.aggregated_round) == (2, 1)
-    info = build_round_info(world.server._context, world.server.state, world.clock.now_s)
+    info = build_round_info(world.context, world.server.state, world.clock.now_s)
     assert info is not None
     assert (info.round, info.log_time_s) == (2, 20.0)
