@@ -334,21 +334,21 @@ class RunResult:
 
     @property
     def tuning(self) -> TuningRecord | None:
-        """How what the last search has found ranks by now; None where there was none."""
+        """The ranks of the networks that the last search found; None without one."""
         return build_tuning_record(self.generations, self.networks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is in one of its rounds.
+    """The progress of a run within a round.
 
     Attributes:
-        round: that is open.
+        round: the open round.
         round_count: of the run.
-        answered: devices whose task of this round is over, whatever came of it.
-        devices: that take part in it.
-        left_s: seconds until the last round will be over, if rounds go on as they did; None before one was seen whole.
-        away: devices of those that have not answered that are away: name, reason and when last seen.
+        answered: devices with a finished task of this round, whatever its outcome.
+        devices: number of devices that take part.
+        left_s: estimated seconds until the end of the last round; None before one complete round.
+        away: devices without an answer that are away: name, reason and time of the last sign of life.
     """
 
     round: int
@@ -360,13 +360,10 @@ class Progress:
 
 
 class RunObserver(Protocol):
-    """Who wants to hear of a run while it goes on. Called from the server's one thread.
-
-    What it raises is logged and ends nothing.
-    """
+    """Observes a run. Called from the server's one thread; errors of an observer are logged and do not end the run."""
 
     def say(self, text: str) -> None:
-        """One sentence for people."""
+        """Show a sentence."""
         ...
 
     def round_finished(self, record: RoundRecord) -> None:
@@ -376,7 +373,7 @@ class RunObserver(Protocol):
 
 @runtime_checkable
 class EvaluationObserver(RunObserver, Protocol):
-    """An observer that also wants to hear what devices found on held-out samples of their own."""
+    """An observer of evaluations by devices, too."""
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Devices have evaluated the model after a round."""
@@ -385,8 +382,8 @@ class EvaluationObserver(RunObserver, Protocol):
 
 @runtime_checkable
 class ProgressObserver(RunObserver, Protocol):
-    """An observer that also wants to hear how far a round is."""
+    """An observer of the progress of rounds, too."""
 
     def progressed(self, progress: Progress) -> None:
-        """Another device has ended its task, or is away and waited for, or a round has begun."""
+        """A round has begun, a device has finished its task, or an awaited device is away."""
         ...

@@ -114,14 +114,14 @@ def find_outliers(
     """
     found: dict[str, Outlier] = {}
     for kind, words in _COMPARED_KINDS.items():
-        usual, whose, of_round = _find_usual(kind, sizes, past)
+        usual, source, of_round = _find_usual(kind, sizes, past)
         for name, size in sizes.items():
             change, most = getattr(size, kind), settings.change_factor * _compute_expected(kind, size, usual)
             share = HELD_FRACTION if of_round and not _trains_much_longer(size, usual) else 1.0
             most = max(most, share * getattr(size, f"held_{kind}", 0.0)) if most else math.inf
             if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _get_scale(found.get(name)):
                 times, at_most = (value / getattr(usual, kind) for value in (change, most))
-                why = f"{words} is {times:.3g} times {whose}, but may be {at_most:.3g} times at most"
+                why = f"{words} is {times:.3g} times {source}, but may be {at_most:.3g} times at most"
                 found[name] = Outlier(scale=scale, why=why)
     return found
 
