@@ -64,10 +64,10 @@ def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...])
     if select is select_at_random:  # it needs no facts about the clients
         return state, _draw_at_random(context, state, names)
     estimate = _cache_estimates(context, state.lineages)
-    known = _Known(context=context, state=state, training=context.training(state.round), estimate=estimate)
+    training = context.training(state.round)
     found = select(
         SelectionContext(
-            clients=tuple(known.available(client) for client in able),
+            clients=tuple(_build_available(context, state, client, training, estimate) for client in able),
             count=config.clients_per_round,
             round=state.round,
             retry=state.retry,
@@ -118,46 +118,34 @@ def _cache_estimates(context: RunContext, lineages: tuple[Lineage, ...]) -> Esti
     return estimate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """Builds what methods know of a client.
-
-    Attributes:
-        training: the round's local training.
-        estimate: estimates the cost of any size.
-    """
-
-    context: RunContext
-    state: RunState
-    training: TrainingSettings
-    estimate: Estimate
-
-    def available(self, client: ClientState) -> AvailableClient:
-        """A client that has answered, as methods see it."""
-        if client.offer.budget is None:
-            raise ValueError(f"client {client.client_id} has answered, but reported no budget")
-        last = self.state.last.get(client.client_id)
-        past = None if last is None else _build_last_update(last, self.estimate)
-        size = self.estimate(list_networks(self.context, self.state)[0].space[0] if past is None else past.size)
-        expected = estimate_time(
-            self.context,
-            client,
-            forward_macs=size.forward_macs,
-            training=self.training,
-            weight_bytes=size.weight_bytes,
-            update_bytes=size.update_bytes,
-        )
-        return AvailableClient(
-            client_id=client.client_id,
-            sample_count=client.offer.sample_count,
-            class_counts=client.offer.class_counts,
-            budget=client.offer.budget,
-            expected_training_s=expected.training_s,
-            expected_downlink_s=expected.downlink_s,
-            expected_uplink_s=expected.uplink_s,
-            past=past,
-            evaluation=_build_evaluation(self.state.evaluated.get(client.client_id)),
-        )
+def _build_available(
+    context: RunContext, state: RunState, client: ClientState, training: TrainingSettings, estimate: Estimate
+) -> AvailableClient:
+    """A client that has answered, as methods see it."""
+    if client.offer.budget is None:
+        raise ValueError(f"client {client.client_id} has answered, but reported no budget")
+    last = state.last.get(client.client_id)
+    past = None if last is None else _build_last_update(last, estimate)
+    size = estimate(list_networks(context, state)[0].space[0] if past is None else past.size)
+    expected = estimate_time(
+        context,
+        client,
+        forward_macs=size.forward_macs,
+        training=training,
+        weight_bytes=size.weight_bytes,
+        update_bytes=size.update_bytes,
+    )
+    return AvailableClient(
+        client_id=client.client_id,
+        sample_count=client.offer.sample_count,
+        class_counts=client.offer.class_counts,
+        budget=client.offer.budget,
+        expected_training_s=expected.training_s,
+        expected_downlink_s=expected.downlink_s,
+        expected_uplink_s=expected.uplink_s,
+        past=past,
+        evaluation=_build_evaluation(state.evaluated.get(client.client_id)),
+    )
 
 
 def _build_evaluation(last: LastEvaluation | None) -> ClientEvaluation | None:
