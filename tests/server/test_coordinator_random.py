@@ -26,6 +26,7 @@ from server.server_rig import MODEL, estimates_of
 from subfleet.elastic.building import network_of
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
+from subfleet.rounds import work
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
 from subfleet.rounds.networks import find_standing, list_living_lineages
@@ -45,15 +46,6 @@ from subfleet.rounds.signals import (
 )
 from subfleet.rounds.sizing import list_lacking
 from subfleet.rounds.state import RunState
-from subfleet.rounds.work import (
-    AggregatedRound,
-    CheckRequest,
-    CostRequest,
-    GenerationRequest,
-    NetworksRequest,
-    ScoringRequest,
-    SearchRequest,
-)
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +64,7 @@ class Fleet(RuleBasedStateMachine):
         self.state = RunState()
         self.now_s = 0.0
         self.jobs: list[Request] = []
-        self.seen: dict[SearchRequest | NetworksRequest | GenerationRequest, RunState] = {}
+        self.seen: dict[work.SearchRequest | work.NetworksRequest | work.GenerationRequest, RunState] = {}
         self.tasks: dict[str, Task] = {}
         self.aggregate: AggregationRequest | None = None
         self.accepted: dict[str, Update] = {}  # by task
@@ -94,9 +86,9 @@ class Fleet(RuleBasedStateMachine):
     def perform(self, action: Action) -> None:
         if isinstance(action, AggregationRequest):
             self.aggregate = action
-        elif isinstance(action, Request) and not isinstance(action, CheckRequest):
+        elif isinstance(action, Request) and not isinstance(action, work.CheckRequest):
             self.jobs.append(action)
-            if isinstance(action, SearchRequest | NetworksRequest | GenerationRequest):
+            if isinstance(action, work.SearchRequest | work.NetworksRequest | work.GenerationRequest):
                 self.seen[action] = self.state
         elif isinstance(action, SendTask):
             known = self.tasks.setdefault(action.task.task_id, action.task)
@@ -156,17 +148,17 @@ class Fleet(RuleBasedStateMachine):
 
     def finish_job(self, job: Request, planned: int, fails: bool) -> None:
         self.jobs.remove(job)
-        if fails and not isinstance(job, ScoringRequest):
+        if fails and not isinstance(job, work.ScoringRequest):
             self.apply(RequestFailed(request=job, reason="no"))
         else:
             self.apply(self.made(job, planned, fails))
 
     def made(self, job: Request, planned: int, fails: bool) -> RequestDone:
-        if isinstance(job, GenerationRequest):
+        if isinstance(job, work.GenerationRequest):
             return RequestDone(request=job, result=scored_by_chance(self.context, self.seen[job]))
-        if isinstance(job, SearchRequest | NetworksRequest):
+        if isinstance(job, work.SearchRequest | work.NetworksRequest):
             return looked_for(self.context, self.seen[job], job)
-        assert not isinstance(job, CheckRequest | AggregationRequest)
+        assert not isinstance(job, work.CheckRequest | AggregationRequest)
         return made_of(job, planned, fails)
 
     @rule(data=st.data(), stored=st.booleans())
@@ -184,10 +176,10 @@ class Fleet(RuleBasedStateMachine):
         self.apply(Tick())  # as below
         clients = self.state.clients
         actions = self.apply(
-            RequestDone(request=CheckRequest(update=update), result=ChangeSize()) if stored else update
+            RequestDone(request=work.CheckRequest(update=update), result=ChangeSize()) if stored else update
         )
         statuses = answers(actions, update.message_id)
-        assert len(statuses) + sum(isinstance(action, CheckRequest) for action in actions) == 1
+        assert len(statuses) + sum(isinstance(action, work.CheckRequest) for action in actions) == 1
         if "accepted" in statuses:
             assert task.task_id not in self.accepted, "no update is counted twice"
             assert clients[task.client_id].task == task
@@ -274,7 +266,7 @@ class Fleet(RuleBasedStateMachine):
             assert self.accepted[client.update.task_id] == client.update
             assert self.counted.setdefault(client.update.task_id, aggregate.round) == aggregate.round
         seen, lineages = evolved_by(self.context, aggregate)
-        result = AggregatedRound(
+        result = work.AggregatedRound(
             accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=seen, lineages=lineages
         )
         self.apply(RequestDone(request=AggregationRequest(round=aggregate.round, clients=()), result=result))
@@ -344,7 +336,9 @@ class Fleet(RuleBasedStateMachine):
         assert sum(told) <= len(self.scored)
         if self.state.phase == "search":
             assert self.state.generations == len(self.generations)
-            assert self.state.live.scores is not None or any(isinstance(job, GenerationRequest) for job in self.jobs)
+            assert self.state.live.scores is not None or any(
+                isinstance(job, work.GenerationRequest) for job in self.jobs
+            )
 
     @invariant()
     def nothing_is_of_a_network_that_has_retired(self) -> None:
@@ -369,13 +363,15 @@ class Fleet(RuleBasedStateMachine):
         lacks = self.state.phase == "train" and list_lacking(self.context, self.state)
         for client in self.state.clients.values():
             if lacks and client.stage in ("preparing", "answered"):
-                assert any(isinstance(job, CostRequest | SearchRequest) for job in self.jobs)
+                assert any(isinstance(job, work.CostRequest | work.SearchRequest) for job in self.jobs)
             elif client.stage == "preparing":
                 assert any(getattr(job, "participant", None) == client.participant for job in self.jobs)
             elif client.stage == "answered":
                 assert self.state.phase == "measure", "who can be given a size has one"
             if client.stage == "scoring" and client.task is None:
-                assert any(isinstance(job, ScoringRequest) and job.client_id == client.client_id for job in self.jobs)
+                assert any(
+                    isinstance(job, work.ScoringRequest) and job.client_id == client.client_id for job in self.jobs
+                )
             if client.stage == "out" or (client.stage == "scoring" and client.task is not None):
                 assert client.task is not None
                 assert client.task.task_id in self.tasks
@@ -391,7 +387,7 @@ class Fleet(RuleBasedStateMachine):
             self.time_passes(50.0)
             if self.aggregate is not None:
                 self.aggregated()
-            for job in [job for job in self.jobs if isinstance(job, GenerationRequest)]:
+            for job in [job for job in self.jobs if isinstance(job, work.GenerationRequest)]:
                 self.finish_job(job, 0, False)
         raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
 

@@ -247,11 +247,10 @@ def test_another_try_draws_other_clients() -> None:
 
 
 def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
+    reasons = {f"c{place}": f"reason {place % 7} " + "x" * 500 for place in range(9)}
     clients = {
-        f"c{place}": ClientState(
-            client_id=f"c{place}", device="d", stage="skipped", reason=f"reason {place % 7} " + "x" * 500
-        )
-        for place in range(9)
+        name: ClientState(client_id=name, device="d", stage="skipped", reason=reason)
+        for name, reason in reasons.items()
     }
     clients["done"] = ClientState(client_id="done", device="d", stage="done")
     told = describe_missing(clients)
@@ -278,12 +277,8 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
         return after
 
     state = moved(RunState(), training(LIVE))
-    state = moved(
-        state,
-        step(
-            LIVE, state, RequestDone(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize()), 3.0
-        )[0],
-    )
+    checked = RequestDone(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize())
+    state = moved(state, step(LIVE, state, checked, 3.0)[0])
     state = moved(state, step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)[0])
     assert state.phase == "aggregate"
     event = RequestDone(
