@@ -55,8 +55,7 @@ def measuring_again(context: RunContext, state: RunState, now_s: float) -> RunSt
 def starved(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Nobody has memory for anything."""
     for name in CLIENTS:
-        told = telemetry(context, name, state.round, LITTLE, retry=state.retry)
-        state, _ = step(context, state, told, now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, LITTLE, retry=state.retry), now_s)
     return state
 
 
