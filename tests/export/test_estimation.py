@@ -4,7 +4,7 @@ them."""
 import random
 from dataclasses import replace
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
@@ -79,8 +79,16 @@ def test_every_family_has_a_small_network() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["onnx", "executorch", "torch"])
-@pytest.mark.parametrize("family", sorted(QUICK))
+@pytest.mark.parametrize(
+    ("family", "target"),
+    mostly_long(
+        product(sorted(QUICK), ("onnx", "executorch", "torch")),
+        ("mlp", "onnx"),
+        ("mlp", "torch"),
+        ("vgg", "executorch"),
+        ("vit", "onnx"),
+    ),
+)
 def test_estimates_are_near_the_plans_of_written_programs(family: str, target: str) -> None:
     network = network_of(SMALL[family])
     for seed in range(2):
@@ -91,7 +99,7 @@ def test_estimates_are_near_the_plans_of_written_programs(family: str, target: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["onnx", "executorch"])
+@pytest.mark.parametrize("target", mostly_long(["onnx", "executorch"], "executorch"))
 def test_estimates_know_what_layers_of_other_widths_pass_on(target: str) -> None:
     config = replace(LAYERED["layered vgg"], kernels=())  # it is a `Vgg`
     network = network_of(config)
@@ -103,7 +111,7 @@ def test_estimates_know_what_layers_of_other_widths_pass_on(target: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["onnx", "executorch"])
+@pytest.mark.parametrize("target", mostly_long(["onnx", "executorch"], "onnx"))
 def test_estimates_know_how_many_places_kernels_have(target: str) -> None:
     """Weights, products and the runtime's objects are as many as the places; few channels take as many as all do."""
     config = Vgg(input_shape=(3, 12, 12), class_count=10, depths=(2, 2), widths=(16, 64), kernels=(5, 5), norm="group")

@@ -227,6 +227,17 @@ def test_an_operator_that_the_runtime_refuses_is_left_out(
         train(job, Pieces(refused=frozenset({"added", "dense"})))
 
 
+def test_without_room_for_what_the_runtime_does_not_refuse_nothing_is_trained(tmp_path: Path) -> None:
+    """The leanest path has room with "dense"; in its place "added" keeps 30 bytes more."""
+    job = write_train_job(tmp_path)
+    room = program().manifest.chain.room(chain().links)  # type: ignore[union-attr]
+    limit_bytes = room.held_bytes + PEAKS["added"] + 20 + KEPT["dense"]
+    with pytest.raises(MemoryLimitError) as caught:
+        draw_within(job, limit_bytes, Pieces(refused=frozenset({"dense"})))
+    assert (caught.value.needed_bytes, caught.value.limit_bytes) == (limit_bytes + 30, limit_bytes)
+    draw_within(job, limit_bytes, Pieces())
+
+
 def test_the_same_bits_come_twice_and_after_a_kept_chain(tmp_path: Path) -> None:
     job = write_train_job(tmp_path)
     slot, pieces = Slot(), Pieces()
