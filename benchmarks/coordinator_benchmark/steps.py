@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from coordinator_benchmark.fleet import EstimatesOf, Fleet
-from subfleet.aggregation.path_scoring import proposed_generation
+from subfleet.aggregation.path_scoring import propose_generation
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.networks import choose_networks
@@ -102,7 +102,7 @@ def _found(context: RunContext, state: RunState, request: SearchRequest | Networ
 
 def _proposed(context: RunContext, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:
     """The next paths of a search, whose scores are drawn by chance."""
-    generation = proposed_generation(context, state)
+    generation = propose_generation(context, state)
     chance = Random(wanted.number)  # noqa: S311 - no secret
     scores = tuple(chance.random() for _ in ([] if generation is None else generation.paths))
     return ProposedGeneration(generation=generation, scores=scores)

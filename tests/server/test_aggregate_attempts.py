@@ -64,7 +64,7 @@ def test_a_aggregate_done_twice_has_the_bits_of_one_done_once(
     once = world(tmp_path / "once", method)
     once.run()
     failing = Failing(save_checkpoint, MemoryError(), every=2)
-    monkeypatch.setattr("subfleet.aggregation.aggregating.save_checkpoint", failing)
+    monkeypatch.setattr("subfleet.aggregation.round_aggregator.save_checkpoint", failing)
     twice = world(tmp_path / "twice", method)
     twice.run()
     assert failing.calls == 2 * 6
@@ -104,7 +104,7 @@ def test_a_aggregate_moves_nothing_of_the_model_that_it_begins_with(
 def test_a_disk_that_is_full_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other attempt finds room on it, and it is no client's doing."""
     failing = Failing(save_checkpoint, FileError("no space is left on the disk"), every=2)
-    monkeypatch.setattr("subfleet.aggregation.aggregating.save_checkpoint", failing)
+    monkeypatch.setattr("subfleet.aggregation.round_aggregator.save_checkpoint", failing)
     with pytest.raises(FileError, match="no space is left"):
         world(tmp_path, HeteroFL()).run()
     assert failing.calls == 1

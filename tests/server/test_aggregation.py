@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
 from subfleet.aggregation.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
-from subfleet.aggregation.updates import Magnitude, check_update, submodel_weights
+from subfleet.aggregation.updates import Magnitude, check_update, encode_submodel
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.grid import largest_change
@@ -64,7 +64,7 @@ def _clients(
     for name, count in samples.items():
         client = state.clients[name]
         assert client.task is not None
-        weights = decode_arrays(submodel_weights(context.network, client.task.architecture, model))
+        weights = decode_arrays(encode_submodel(context.network, client.task.architecture, model))
         ref = blobs.add(encode_arrays(small_change(weights, name, number, 0.1)))
         clients.append(
             replace(

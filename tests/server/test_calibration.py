@@ -27,7 +27,7 @@ from server.fake_device import small_change
 from server.server_rig import MODEL, World, config, fleet
 
 from subfleet.aggregation.aggregation import Aggregation
-from subfleet.aggregation.calibration import calibrated_model, check_sums
+from subfleet.aggregation.calibration import calibrate_model, check_sums
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.running_statistics import NormMoments, pool_statistics
@@ -253,14 +253,14 @@ def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits
     aggregation, state, said = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
     clients = list(state.clients.values())
-    aggregated = calibrated_model(aggregation, model, clients)
+    aggregated = calibrate_model(aggregation, model, clients)
     assert [client.client_id for client in aggregated.clients] == list(CLIENTS)
     measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert measured[0][0] != measured[1][0]
     expected = {**model.shared, **pool_statistics(PLAN.network, model.shared, measured)}
     assert have_same_bits(dict(aggregated.state.shared), expected)
     for order in itertools.permutations(clients):
-        assert have_same_bits(dict(calibrated_model(aggregation, model, order).state.shared), expected)
+        assert have_same_bits(dict(calibrate_model(aggregation, model, order).state.shared), expected)
     moved = {name for name, tensor in model.shared.items() if not torch.equal(aggregated.state.shared[name], tensor)}
     assert moved == {name for name, decl in PLAN.network.tensors.items() if decl.role in ("mean", "variance")}
 
@@ -268,14 +268,14 @@ def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits
 def test_without_any_answer_the_model_stays_as_it_is(tmp_path: Path) -> None:
     aggregation, _, _ = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
-    assert have_same_bits(dict(calibrated_model(aggregation, model, ()).state.shared), dict(model.shared))
+    assert have_same_bits(dict(calibrate_model(aggregation, model, ()).state.shared), dict(model.shared))
 
 
 def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
     context = context_of(**calibrating(rounds=1, method=Standalone()))
     aggregation, state, said = answered(context, tmp_path)
     model = drawn_state(context)
-    aggregated = calibrated_model(aggregation, model, list(state.clients.values()))
+    aggregated = calibrate_model(aggregation, model, list(state.clients.values()))
     assert have_same_bits(dict(aggregated.state.shared), dict(model.shared))
     for client in aggregated.clients:
         own = pool_statistics(context.network, model.shared, [(client.architecture, moments(said[client.client_id]))])
@@ -288,7 +288,7 @@ def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> Non
     assert result is not None
     aggregation.blobs.path(result.blob).unlink()
     model = drawn_state(PLAN)
-    aggregated = calibrated_model(aggregation, model, list(state.clients.values()))
+    aggregated = calibrate_model(aggregation, model, list(state.clients.values()))
     assert list(aggregated.refused) == ["bob"]
     measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert have_same_bits(

@@ -24,6 +24,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import ClientState, RunState
+from subfleet.rounds.work import CheckRequest
 from subfleet.serving import duties
 from subfleet.settings.sections import Deadlines
 from subfleet.transport.base import Transport
@@ -272,7 +273,7 @@ def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it raises: the aggregation without the member that it stumbles over, the check of an update, a task."""
-    aggregate, check = Aggregation.aggregate, Checker._change
+    aggregate, check = Aggregation.aggregate, Checker.check
 
     def stumbles(
         self: Aggregation, state: ModelState, number: int, clients: Sequence[ClientState], *rest: Any
@@ -281,13 +282,14 @@ def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run
             raise error
         return aggregate(self, state, number, clients, *rest)
 
-    def refuses(self: Checker, update: Update, *rest: Any) -> ChangeSize:
+    def refuses(self: Checker, request: CheckRequest, *rest: Any) -> ChangeSize:
+        update = request.update
         if update.client_id == "bob" and update.round == 2:
             raise error
-        return replace(check(self, update, *rest), weights=3.0 if update.client_id == "cyd" else 1.0)
+        return replace(check(self, request, *rest), weights=3.0 if update.client_id == "cyd" else 1.0)
 
     monkeypatch.setattr(Aggregation, "aggregate", stumbles)
-    monkeypatch.setattr(Checker, "_change", refuses)
+    monkeypatch.setattr(Checker, "check", refuses)
     world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet())
     world.run()
     rounds = [{row.client_id: row.status for row in one.clients} for one in world.server.result().rounds]

@@ -11,7 +11,7 @@ from server.coordinator_cases import CLIENTS, context_of, measuring, prepared, p
 from server.fake_device import CLASSES, SHAPE
 from server.server_rig import World, config, fleet
 
-from subfleet.aggregation.evaluation_data import with_evaluation
+from subfleet.aggregation.evaluation_data import read_evaluation_data
 from subfleet.elastic.building import network_of
 from subfleet.export.requests import InferRequest
 from subfleet.methods.heterofl import HeteroFL, mask_classes
@@ -145,7 +145,7 @@ def images(folder: Path, *names: str) -> str:
 
 
 def evaluated_on(folder: Path, *names: str, classes: tuple[str, ...] = ()) -> Any:
-    settings, dataset, _ = with_evaluation(config(data=naming(classes, images(folder, *names))))
+    settings, dataset, _ = read_evaluation_data(config(data=naming(classes, images(folder, *names))))
     return settings, dataset
 
 

@@ -13,7 +13,7 @@ from server.coordinator_cases import CLIENTS, refusal, training
 from server.coordinator_cases import context_of as context_with_settings
 from server.server_rig import MODEL
 
-from subfleet.aggregation.aggregation import evolved
+from subfleet.aggregation.aggregation import apply_evolution
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.lineage import Copied, Drawn, Lineage, Replicated
@@ -89,7 +89,7 @@ def evolving(before: ModelState, **changes: Any) -> EvolutionContext:
 
 
 def grown(lineage: Lineage, state: ModelState) -> tuple[ModelState, tuple[Lineage, ...]]:
-    return evolved(CONTEXT, evolving(state), Evolution(after=state, born=(lineage,)))
+    return apply_evolution(CONTEXT, evolving(state), Evolution(after=state, born=(lineage,)))
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_a_methods_mistake_is_told(name: str) -> None:
     answer, told = MISTAKES[name]
     state = draw_state(CONTEXT.network)
     with pytest.raises(ValueError, match=told):
-        evolved(CONTEXT, evolving(state), answer(state))
+        apply_evolution(CONTEXT, evolving(state), answer(state))
 
 
 def test_what_knows_one_network_alone_does_not_go_with_networks_that_change() -> None:
@@ -238,10 +238,10 @@ def test_settings_that_a_map_does_not_fit_are_refused() -> None:
 def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, ...]) -> None:
     before = draw_state(CONTEXT.network)
     answer = Evolution(after=before, born=(COPY, replicated()))
-    state, lineages = evolved(CONTEXT, evolving(before), answer)
+    state, lineages = apply_evolution(CONTEXT, evolving(before), answer)
     networks = {one.id: CONTEXT.declared(one).network for one in lineages}
     later = evolving(state, round=2, lineages=lineages, networks=networks)
-    state, lineages = evolved(CONTEXT, later, Evolution(after=state, retired=retired))
+    state, lineages = apply_evolution(CONTEXT, later, Evolution(after=state, retired=retired))
     child = state.of("wide")
     copies = {"ada": {"stem.weight": child.shared["stem.weight"] + 1}}
     kept = {"a/b.c": torch.arange(3), "x": torch.zeros(())}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subfleet.aggregation.path_scoring import score_of, scored_generation
+from subfleet.aggregation.path_scoring import score_generation, score_path
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import init_state
 from subfleet.elastic.evaluate import evaluate
@@ -63,8 +63,8 @@ def test_a_path_is_scored_by_running_statistics_of_its_own() -> None:
     state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
     own = evaluate(network, path, recalibrate(network, state, path, [data[0]]), *data)
     assert own.loss != pytest.approx(evaluate(network, path, state, *data).loss, rel=0.01)
-    assert score_of(network, path, state, data, objective="next_token") == pytest.approx(-own.loss)
-    assert score_of(network, path, state, data) == own.accuracy
+    assert score_path(network, path, state, data, objective="next_token") == pytest.approx(-own.loss)
+    assert score_path(network, path, state, data) == own.accuracy
 
 
 @pytest.mark.parametrize("objective", ["binary_cross_entropy", "mean_squared_error"])
@@ -75,7 +75,7 @@ def test_paths_of_labels_that_are_no_classes_are_scored_by_loss(objective: Objec
     state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
     measured = recalibrate(network, state, path, [inputs])
     own = evaluate(network, path, measured, inputs, targets, objective=objective)
-    assert score_of(network, path, state, (inputs, targets), objective=objective) == pytest.approx(-own.loss)
+    assert score_path(network, path, state, (inputs, targets), objective=objective) == pytest.approx(-own.loss)
 
 
 def test_a_supernets_mean_is_of_paths_with_running_statistics_of_their_own() -> None:
@@ -102,7 +102,7 @@ def test_a_generation_is_scored_by_accuracy_or_where_symbols_are_predicted_by_lo
         context = context_of(SUPERNET)
         inputs, labels = samples(SUPERNET.input_shape, SUPERNET.class_count)
     network, state = context.network, init_state(context.network, 4)
-    made = scored_generation(
+    made = score_generation(
         context,
         RunState(round=1, aggregated_round=1, at=Searching()),
         ModelState(shared=state),

@@ -169,13 +169,13 @@ def test_what_cannot_be_aggregated_is_refused_when_it_comes_and_each_round_is_ag
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aggregates: list[ModelState] = []
-    aggregate = NetworkAggregation._aggregated
+    aggregate = NetworkAggregation.aggregate
 
     def counted(self: NetworkAggregation, *given: Any) -> Any:
         aggregates.append(aggregate(self, *given))
         return aggregates[-1]
 
-    monkeypatch.setattr(NetworkAggregation, "_aggregated", counted)
+    monkeypatch.setattr(NetworkAggregation, "aggregate", counted)
     world = ended(World(tmp_path, settings(), {**fleet(), "eve": Behaviour(change=unfoldable)}))
     refused = statuses(world, "eve")
     assert len(refused) == len(aggregates) == ROUNDS

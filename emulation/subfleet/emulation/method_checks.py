@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from safetensors.torch import load
 
-from subfleet.aggregation.path_scoring import random_paths
+from subfleet.aggregation.path_scoring import draw_random_paths
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.building import init_state
 from subfleet.elastic.evaluate import evaluate
@@ -220,7 +220,7 @@ def _untrained_loss(context: RunContext, evaluation: Dataset, architecture_id: s
     inputs, labels = torch.from_numpy(evaluation.inputs.copy()), torch.from_numpy(evaluation.labels.copy())
     # Statistics are measured and not learned: what they do to the loss is no lesson.
     evaluated = tuple(one for one in context.space if one.architecture_id == architecture_id)
-    architectures = evaluated or random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
+    architectures = evaluated or draw_random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
     losses = [
         min(
             evaluate(network, architecture, one, inputs, labels, objective=context.config.training.objective.name).loss

@@ -52,7 +52,7 @@ def draw_samples(network: Network, count: int = 60) -> Dataset:
 def examine(context: RunContext, aggregated: AggregatedModel, samples: Dataset, round_number: int = 1) -> Examined:
     """What the server tells of an aggregated round in which all clients took part."""
     views = Views(context=context, samples=torch.from_numpy(samples.inputs))
-    return Examiner(views, samples).examined(aggregated, RunState(), round_number)
+    return Examiner(views, samples).examine(aggregated, RunState(), round_number)
 
 
 def evaluate_outside(

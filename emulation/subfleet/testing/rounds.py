@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
-from subfleet.aggregation.views import seen_by
+from subfleet.aggregation.views import see_model
 from subfleet.arrays import encode_arrays
 from subfleet.arrays.codecs import encode_changes, rounding_numbers
 from subfleet.elastic.building import build_module, init_state
@@ -284,4 +284,4 @@ def view_model(context: RunContext, state: ModelState, client: DrawnClient) -> M
     """The model as a client sees it."""
     size = context.space[client.size]
     who = Participant(client_id=client.name, architecture=size, size=size)
-    return seen_by(context.roles, context.network, state, who)
+    return see_model(context.roles, context.network, state, who)

@@ -1,1 +1,1 @@
-"""The model of a run: how updates are checked, aggregated into it, evaluated and kept."""
+"""The model of a run: checks of updates, aggregation, evaluation and checkpoints."""

@@ -1,4 +1,4 @@
-"""From stored updates to the next model: each network by its own clients', then what becomes of the networks."""
+"""From stored updates to the next model: each network with its own clients' updates, then the method's evolution."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from subfleet.rounds.networks import list_carriers, list_lineages
 from subfleet.rounds.state import ClientState
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["AggregatedModel", "Aggregation", "evolved"]
+__all__ = ["AggregatedModel", "Aggregation", "apply_evolution"]
 
 _NO_OTHER: Mapping[str, ModelState] = MappingProxyType({})
 
@@ -30,10 +30,10 @@ class AggregatedModel:
     """The next model.
 
     Attributes:
-        aggregated: the same before networks appeared or retired: what the round is evaluated by.
-        clients: whose updates are in it, each with the submodel that it trained.
-        refused: clients whose update was refused, with the reason.
-        observation: what the method observed in the updates, or in the networks: see `Memory.observe`.
+        aggregated: the model before networks appeared or retired, with which the round is evaluated.
+        clients: the clients with an update in it, each with the submodel that it trained.
+        refused: by client, why its update was refused.
+        observation: what the method observed in the updates or the networks, see `Memory.observe`.
         lineages: of the networks that the run has had by now.
     """
 
@@ -66,42 +66,44 @@ class Aggregation:
         lineages: tuple[Lineage, ...] = (),
         brought: tuple[AnyFamily, ...] = (),
     ) -> AggregatedModel:
-        """Aggregate the updates of a round's client states into a model; without any, the model stays as it is.
+        """Aggregate the updates of a round's clients into a model; without any, the model is unchanged.
 
         Args:
             state: the model that the round started from.
             round_number: of the round.
             clients: with accepted updates.
             memory: what the method remembers.
-            lineages: of the networks that the run has had; empty where there was none but the first.
+            lineages: of the networks that the run has had; empty if there was only the first.
             brought: networks that clients bring and that are in no union yet.
         """
         refused = dict[str, str]()
         while True:
-            kept = [
-                client for client in sorted(clients, key=lambda one: one.client_id) if client.client_id not in refused
-            ]
-            aggregate = _Fold(
-                aggregation=self,
+            accepted = sorted(
+                (client for client in clients if client.client_id not in refused), key=lambda client: client.client_id
+            )
+            attempt = _Attempt(
+                context=self.context,
+                blobs=self.blobs,
                 before=state,
                 round=round_number,
-                clients=kept,
+                clients=accepted,
                 memory=memory,
                 lineages=lineages,
                 brought=brought,
             )
             try:
-                return aggregate.outcome(refused)
+                return attempt.run(refused)
             except RefusedError as error:
-                # Once more without it, so that nothing of it is left in any network or sharing group.
+                # Again without this update, so that no network and no sharing group contains any of it.
                 refused[error.client_id] = str(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fold:
-    """An aggregation of these updates, from the networks to the method's last word."""
+class _Attempt:
+    """An attempt to aggregate some updates, which fails if one of them cannot be."""
 
-    aggregation: Aggregation
+    context: RunContext
+    blobs: BlobStore
     before: ModelState
     round: int
     clients: Sequence[ClientState]
@@ -109,103 +111,98 @@ class _Fold:
     lineages: tuple[Lineage, ...]
     brought: tuple[AnyFamily, ...]
 
-    def outcome(self, refused: Mapping[str, str]) -> AggregatedModel:
-        state = after = self._aggregated()
+    def run(self, refused: Mapping[str, str]) -> AggregatedModel:
+        for client in self.clients:
+            self.before.of(_find_network(client))  # raises if the network has retired
+        state = self.before
+        for network_id in self.before.network_ids:
+            state = state.with_network(network_id, self._aggregate(network_id))
+        aggregated, lineages = state, self.lineages
         clients = tuple(client.participant for client in self.clients if client.participant is not None)
-        observation, evolve = self._observed(), self.aggregation.context.roles.networks.evolve
-        lineages = self.lineages
-        if evolve is not None and clients:
-            context = self._evolving(after, clients, observation)
-            answer = evolve(context)
-            state, lineages = evolved(self.aggregation.context, context, answer)
-            after = answer.after
-            observation = observation if answer.observation is None else answer.observation
+        roles = self.context.roles
+        observation = None
+        if roles.memory.observe is not None and self.clients:
+            updates = RoundUpdates(
+                networks=self._networks, round=self.round, clients=self._read_updates(), memory=self.memory
+            )
+            observation = roles.memory.observe(updates)
+        if roles.networks.evolve is not None and clients:
+            context = self._describe(aggregated, clients, observation)
+            evolution = roles.networks.evolve(context)
+            state, lineages = apply_evolution(self.context, context, evolution)
+            aggregated = evolution.after
+            observation = observation if evolution.observation is None else evolution.observation
         return AggregatedModel(
             state=state,
-            aggregated=after,
+            aggregated=aggregated,
             clients=clients,
             refused=refused,
             observation=observation,
             lineages=lineages,
         )
 
-    def _aggregated(self) -> ModelState:
-        """Each network by the updates of its own clients."""
-        after = self.before
-        by_network: dict[str, list[ClientState]] = {network_id: [] for network_id in self.before.network_ids}
-        for client in self.clients:
-            self.before.of(_network_of(client))  # which tells of one that has retired
-            by_network[_network_of(client)].append(client)
-        for network_id, clients in by_network.items():
-            after = after.with_network(network_id, self._network(network_id, clients))
-        return after
-
-    def _network(self, network_id: str, clients: Sequence[ClientState]) -> ModelState:
+    def _aggregate(self, network_id: str, names: Collection[str] | None = None) -> ModelState:
+        """Aggregate the updates of a network; with names, those of these clients alone."""
         alone = replace(self.before.of(network_id), others=_NO_OTHER)
+        clients = [client for client in self._list_clients(network_id) if names is None or client.client_id in names]
         return self._part(network_id).aggregate(alone, self.round, clients, self.memory)
 
-    def _aggregated_with(self, network_id: str, names: Collection[str]) -> ModelState:
-        clients = [client for client in self.clients if _network_of(client) == network_id and client.client_id in names]
-        return self._network(network_id, clients)
-
-    def _evolving(self, after: ModelState, clients: tuple[Participant, ...], observation: Any) -> EvolutionContext:
+    def _describe(self, after: ModelState, clients: tuple[Participant, ...], observation: Any) -> EvolutionContext:
         return EvolutionContext(
             round=self.round,
-            seed=self.aggregation.context.config.seed,
-            lineages=list_lineages(self.aggregation.context, self.lineages),
-            networks=self._networks(),
+            seed=self.context.config.seed,
+            lineages=list_lineages(self.context, self.lineages),
+            networks=self._networks,
             before=self.before,
             after=after,
             clients=clients,
             losses={client.client_id: client.update.loss for client in self.clients if client.update is not None},
-            carried_by=partial(list_carriers, self.aggregation.context, self.clients),
-            trained=self._trained,
-            aggregated_with=self._aggregated_with,
+            carried_by=partial(list_carriers, self.context, self.clients),
+            trained=self._read_updates,
+            aggregated_with=self._aggregate,
             brought=self.brought,
             observation=observation,
             memory=self.memory,
         )
 
-    def _observed(self) -> Any:
-        """What the method observes in the updates."""
-        observe = self.aggregation.context.roles.memory.observe
-        if observe is None or not self.clients:
-            return None
-        networks = self._networks()
-        return observe(RoundUpdates(networks=networks, round=self.round, clients=self._trained(), memory=self.memory))
+    def _read_updates(self) -> tuple[ClientUpdate, ...]:
+        updates = [
+            update
+            for network_id in self.before.network_ids
+            for update in self._part(network_id).read_updates(
+                self.before.of(network_id), self._list_clients(network_id)
+            )
+        ]
+        return tuple(sorted(updates, key=lambda update: update.client.client_id))
 
-    def _trained(self) -> tuple[ClientUpdate, ...]:
-        found = list[ClientUpdate]()
-        for network_id in self.before.network_ids:
-            clients = [client for client in self.clients if _network_of(client) == network_id]
-            found += self._part(network_id).trained(self.before.of(network_id), clients)
-        return tuple(sorted(found, key=lambda one: one.client.client_id))
+    def _list_clients(self, network_id: str) -> list[ClientState]:
+        return [client for client in self.clients if _find_network(client) == network_id]
 
+    @property
     def _networks(self) -> Mapping[str, Network]:
         return MappingProxyType({name: self._part(name).network for name in self.before.network_ids})
 
     def _part(self, network_id: str) -> NetworkAggregation:
-        lineage = self.before.of(network_id).lineage
-        return NetworkAggregation.of(self.aggregation.context, lineage, self.aggregation.blobs)
+        return NetworkAggregation.of(self.context, self.before.of(network_id).lineage, self.blobs)
 
 
-def _network_of(client: ClientState) -> str:
+def _find_network(client: ClientState) -> str:
     return "" if client.architecture is None else client.architecture.network
 
 
-def evolved(
+def apply_evolution(
     context: RunContext, evolution: EvolutionContext, answer: Evolution
 ) -> tuple[ModelState, tuple[Lineage, ...]]:
     """The next model, and the lineages of all networks that the run has had.
 
     Args:
         context: of the run.
-        evolution: what the method was asked.
-        answer: what it answered.
+        evolution: the round that the method got.
+        answer: the method's answer.
 
     Raises:
-        ValueError: the answer is none that `Evolved` allows: a mistake of the method's, which says what it is.
-        ConfigError: the map of a network that appears does not fit it.
+        ValueError: the answer breaks a rule of `Evolution`, by a mistake of the method.
+        ConfigError: the map of a new network does not fit it.
     """
     _check(context, evolution, answer)
     if not answer.born and not answer.retired:
@@ -226,7 +223,7 @@ def evolved(
 def _first_state(context: RunContext, evolution: EvolutionContext, answer: Evolution, lineage: Lineage) -> ModelState:
     network, state = context.declared(lineage).network, answer.states.get(lineage.id)
     if state is None:
-        # What is drawn lies where the others do.
+        # A drawn network lies on the same device as the others.
         parent = evolution.networks[next(iter(evolution.networks)) if lineage.parent is None else lineage.parent]
         shared = answer.after.of(parent.id).shared
         state = ModelState.first(inherit(lineage.map, network, parent, shared, seed=evolution.seed), lineage)

@@ -1,7 +1,7 @@
-"""Rounds in which devices measure the running statistics of norms: what they are asked, and what becomes of the sums.
+"""Rounds in which devices measure the running statistics of norms: checks of their sums, and the model with them.
 
-HeteroFL's static batch norm (Diao et al. 2021, section 3.3), of sums that devices send in place of data: they say how
-each channel of each norm is given values, on the whole of a device's samples.
+HeteroFL's static batch norm (Diao et al. 2021, section 3.3), from sums that devices send in place of data: of the
+inputs of each channel of each norm, over all samples of a device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, from_numpy
 
 from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
 from subfleet.aggregation.network_aggregation import NetworkAggregation
-from subfleet.aggregation.updates import stored_bytes
+from subfleet.aggregation.updates import read_stored
 from subfleet.arrays import Arrays, decode_arrays
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
@@ -29,13 +29,13 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import ClientState
 from subfleet.rounds.weights import weigh_round
 
-__all__ = ["calibrated_model", "check_sums"]
+__all__ = ["calibrate_model", "check_sums"]
 
 _SHARED = ""
 _SLACK = 1e-3
-"""Rounding may leave a channel that never changes with a sum of squares so much below that of its mean."""
+"""By rounding, the sum of squares of a constant channel may be this fraction below that of its mean."""
 _LARGEST = 1e18
-"""Of the root of a mean square: the square is a number of single precision."""
+"""The largest root of a mean square, so that the square is a number of single precision."""
 _Measured = list[tuple[Architecture, Mapping[str, NormMoments]]]
 
 
@@ -47,34 +47,34 @@ def check_sums(
     sample_count: int,
     known_count: int,
 ) -> ChangeSize:
-    """Refuse sums that no data have; else tell the magnitude of what was measured.
+    """Refuse sums that no data can have; else return the magnitude of what was measured.
 
     Args:
         network: the declaration of the whole model.
         architecture: of the device's submodel.
-        calibration: what was asked.
+        calibration: what the device was asked to measure.
         path: of the answer's container.
-        sample_count: that the device says to have.
-        known_count: that its profile told.
+        sample_count: samples that the device claims.
+        known_count: samples according to its profile.
 
     Raises:
-        ProtocolError: it is no container of what was asked, or what it says cannot be.
+        ProtocolError: it is no container of these sums, or the sums are impossible.
         FileError: it cannot be read.
     """
     if sample_count > known_count:
         raise ProtocolError(f"the sums are of {sample_count} samples, but the client's profile has {known_count}")
-    arrays = decode_arrays(stored_bytes(path))
+    arrays = decode_arrays(read_stored(path))
     wanted = {name for norm in calibration.norms for name in sum_names(norm.name)}
     if set(arrays) != wanted:
         raise ProtocolError(
             f"the sums name other tensors than was asked for, such as {min(set(arrays) ^ wanted)!r:.80}"
         )
     shapes = network.shapes(architecture)
-    rms = [_checked_rms(one, shapes[f"{one.name}.running_mean"], arrays, sample_count) for one in calibration.norms]
+    rms = [_check_rms(one, shapes[f"{one.name}.running_mean"], arrays, sample_count) for one in calibration.norms]
     return ChangeSize(measured=float(np.sqrt(np.mean(np.square(np.concatenate(rms))))))
 
 
-def _checked_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_count: int) -> npt.NDArray[np.float64]:
+def _check_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_count: int) -> npt.NDArray[np.float64]:
     """The root of the mean square of each channel of a norm."""
     found = [arrays[name] for name in sum_names(norm.name)]
     if [(str(one.dtype), one.shape) for one in found] != [("int64", ()), ("float64", shape), ("float64", shape)]:
@@ -97,12 +97,12 @@ def _checked_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample
     return rms
 
 
-def calibrated_model(
+def calibrate_model(
     aggregation: Aggregation, state: ModelState, clients: Sequence[ClientState], lineages: tuple[Lineage, ...] = ()
 ) -> AggregatedModel:
-    """The model with the running statistics of all the devices' data, of every copy those of its own clients.
+    """The model with the running statistics of all devices' data; every copy has those of its own clients.
 
-    Nothing else moves a bit; the order of the client states makes no difference.
+    Nothing else changes; the order of the clients does not matter.
 
     Args:
         aggregation: the run's context and where answers are stored.
@@ -113,31 +113,27 @@ def calibrated_model(
     refused, participants = dict[str, str](), list[Participant]()
     for network_id in state.network_ids:
         own = state.of(network_id)
-        of_network = [
-            client
-            for client in clients
-            if client.architecture is not None and client.architecture.network == network_id
-        ]
+        members = [one for one in clients if one.architecture is not None and one.architecture.network == network_id]
         part = NetworkAggregation.of(aggregation.context, own.lineage, aggregation.blobs)
-        calibrated, who, why = _calibrated(part, own, of_network)
+        calibrated, who, why = _calibrate_network(part, own, members)
         state, refused = state.with_network(network_id, calibrated), refused | why
         participants += who
     ordered = tuple(sorted(participants, key=lambda one: one.client_id))
     return AggregatedModel(state=state, aggregated=state, clients=ordered, refused=refused, lineages=lineages)
 
 
-def _calibrated(
+def _calibrate_network(
     aggregation: NetworkAggregation, state: ModelState, clients: Sequence[ClientState]
 ) -> tuple[ModelState, list[Participant], dict[str, str]]:
-    """The state of one network, whose answers are in it, and whose were refused and why."""
+    """The state of one network, the clients with sums in it, and by client why its sums were refused."""
     refused = dict[str, str]()
     of_copies = dict[str, _Measured]()
-    weights = weigh_round(count_samples, clients, aggregation.max_client_fraction)
+    weights = weigh_round(count_samples, clients, aggregation.context.config.max_client_fraction)
     participants = list[Participant]()
     for client in sorted(clients, key=lambda one: one.client_id):
         participant, work = client.participant, None if client.task is None else client.task.work
         if participant is None or client.update is None or not isinstance(work, Calibrate):
-            raise ValueError(f"the client state of client {client.client_id} has no sums")
+            raise ValueError(f"client {client.client_id} has no sums to aggregate")
         try:
             moments = _moments(work.calibration, aggregation.blobs.path(client.update.blob))
             share = weights[client.client_id].counted / client.update.sample_count
@@ -151,10 +147,10 @@ def _calibrated(
             of_copies.setdefault(key, []).append(
                 (participant.architecture, {layer: one.rescale(client.scale).reweight(share)})
             )
-    return _with_statistics(aggregation.network, state, of_copies), participants, refused
+    return _set_statistics(aggregation.network, state, of_copies), participants, refused
 
 
-def _with_statistics(network: Network, state: ModelState, of_copies: Mapping[str, _Measured]) -> ModelState:
+def _set_statistics(network: Network, state: ModelState, of_copies: Mapping[str, _Measured]) -> ModelState:
     shared: Mapping[str, Tensor] = state.shared
     copies = dict(state.copies)
     for key, measured in of_copies.items():
@@ -168,7 +164,7 @@ def _with_statistics(network: Network, state: ModelState, of_copies: Mapping[str
 
 
 def _moments(calibration: Calibration, path: Path) -> dict[str, NormMoments]:
-    arrays = decode_arrays(stored_bytes(path))
+    arrays = decode_arrays(read_stored(path))
     found = {}
     for norm in calibration.norms:
         count, total, squares = (arrays[name] for name in sum_names(norm.name))

@@ -1,4 +1,4 @@
-"""Checks of updates that have come, beside the loop: a large one takes longer than a step of it may."""
+"""Checks of received updates, beside the loop, as a large one takes longer than a step of the loop may."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ _SHARED = ""
 
 
 class Checker:
-    """Checks updates: whatever keeps one from being aggregated shows here.
+    """Checks updates, so that only those that can be aggregated are accepted.
 
     Args:
         context: of the run.
@@ -35,7 +35,7 @@ class Checker:
         self._magnitudes = _Magnitudes(ModelState(shared={}))
 
     def check(self, request: CheckRequest, state: RunState, model: ModelState) -> ChangeSize:
-        """How far an update moves what it trained.
+        """Check an update, and return how far it moves the weights that it trained.
 
         Args:
             request: for an update with its blob in the store.
@@ -43,18 +43,18 @@ class Checker:
             model: that the round started from.
 
         Raises:
-            ProtocolError: it is not what its task asked for.
+            ProtocolError: it does not match its task.
             FileError: its blob cannot be read.
         """
         update = request.update
         client = state.clients.get(update.client_id)
         if client is None or client.task is None or client.task.task_id != update.task_id:
-            return ChangeSize()  # and is refused, as nobody waits for it
+            return ChangeSize()  # it is refused, as no task waits for it
         if model is not self._magnitudes.model:
             self._magnitudes = _Magnitudes(model)
-        return self._change(update, client, client.task)
+        return self._measure(update, client, client.task)
 
-    def _change(self, update: Update, client: ClientState, task: Task) -> ChangeSize:
+    def _measure(self, update: Update, client: ClientState, task: Task) -> ChangeSize:
         magnitudes, path = self._magnitudes, self._blobs.path(update.blob)
         model = magnitudes.model.of(task.architecture.network)
         network = self._context.declared(model.lineage).network
@@ -64,7 +64,7 @@ class Checker:
                 network, task.architecture, work.calibration, path, update.sample_count, client.offer.sample_count
             )
         if not isinstance(work, Train):
-            raise ProtocolError(f"task {task.task_id!r:.120} asks for no update")
+            raise ProtocolError(f"task {task.task_id!r:.120} does not ask for an update")
         form = UpdateForm.of(network, task.architecture, work.update_codec, work.sends)
         participant = client.participant
         groups_of = self._context.roles.aggregator.sharing_groups
@@ -79,14 +79,14 @@ class Checker:
 
 
 class _Magnitudes:
-    """How large the tensors of a model are; found once for each."""
+    """The magnitudes of a model's tensors, each computed once."""
 
     def __init__(self, model: ModelState) -> None:
         self.model = model
         self._found: dict[tuple[str, str, str], Magnitude] = {}
 
     def of(self, network_id: str, sharing_groups: Mapping[str, str]) -> dict[str, Magnitude]:
-        """Of each tensor of a network, in the copy that a sharing group has of it."""
+        """By tensor of a network, the magnitude of the sharing group's copy."""
         return {name: self._magnitude(network_id, name, key) for name, key in sharing_groups.items()}
 
     def _magnitude(self, network_id: str, name: str, key: str) -> Magnitude:

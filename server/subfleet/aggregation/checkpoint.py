@@ -1,4 +1,4 @@
-"""The whole model after a round, as a safetensors file: written aside, synced, renamed; it is whole or absent."""
+"""The model after a round as a safetensors file: written aside, synced and renamed, so it is never partial."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ __all__ = ["checkpoint_path", "load_checkpoint", "prune_checkpoints", "save_chec
 
 
 def checkpoint_path(folder: Path, round_number: int) -> Path:
-    """Where the model after a round is kept."""
+    """The file of the model after a round."""
     return folder / f"round-{round_number:06d}.safetensors"
 
 
@@ -45,7 +45,7 @@ def load_checkpoint(folder: Path, round_number: int, sha256: str) -> dict[str, t
     """Read a model back.
 
     Raises:
-        FileError: it is missing, or not the one that was written.
+        FileError: it is missing or damaged.
     """
     path = checkpoint_path(folder, round_number)
     try:
@@ -58,7 +58,7 @@ def load_checkpoint(folder: Path, round_number: int, sha256: str) -> dict[str, t
 
 
 def prune_checkpoints(folder: Path, *, keep_from: int, kept: Collection[int] = ()) -> None:
-    """Remove the checkpoints of rounds before `keep_from`, but for some that are kept."""
+    """Remove the checkpoints of rounds before `keep_from`, except those in `kept`."""
     for path in folder.glob("round-*.safetensors"):
         number = path.stem.removeprefix("round-")
         if number.isdigit() and int(number) < keep_from and int(number) not in kept:

@@ -8,10 +8,10 @@ __all__ = ["compute_device"]
 
 
 def compute_device(name: str) -> torch.device:
-    """The device of a run's file, once it is known that it is there.
+    """The configured device, if it is available.
 
     Raises:
-        ConfigError: PyTorch finds none of that kind.
+        ConfigError: PyTorch finds no such device.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(

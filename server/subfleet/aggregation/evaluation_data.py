@@ -1,4 +1,4 @@
-"""The server's held-out samples, and the names of classes that a run has from them."""
+"""The server's held-out samples, and the class names that a run takes from them."""
 
 from dataclasses import replace
 
@@ -9,27 +9,26 @@ from subfleet.settings.run import Run
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.data_form import fit_to_form
 
-__all__ = ["with_evaluation"]
+__all__ = ["read_evaluation_data"]
 
 
-def with_evaluation(config: Run, samples: Dataset | None = None) -> tuple[Run, Dataset, Dataset | None]:
-    """The evaluation data of a run as its model takes them.
+def read_evaluation_data(config: Run, samples: Dataset | None = None) -> tuple[Run, Dataset, Dataset | None]:
+    """Read the evaluation data of a run in the shape of its model.
 
     Args:
         config: of the run.
-        samples: the data, where somebody has read them; None reads what the run names.
+        samples: the data, if they are read already; None reads what the run names.
 
     Returns:
-        The run, whose `data.classes` are from now on those of the data where it named none and they do: they are part
-        of its fingerprint, so that it is only taken up with the same. The data; and those of them that are kept apart
-        for validation, or None.
+        The run, with the class names of the data if it has none itself; they are part of its fingerprint, so that it
+        continues only with the same ones. The data; and the part of them that is set apart for validation, or None.
 
     Raises:
-        DataError: the data cannot be used, do not fit the model, name other classes than the run, or are no more than
-            those that are kept apart.
+        DataError: the data cannot be used, do not fit the model, have other classes than the run, or are not more than
+            those set apart.
         FileError: they cannot be read.
-        TransportError: they have to be downloaded, and their address cannot be reached.
-        MissingExtraError: a package that they need is not installed.
+        TransportError: they cannot be downloaded.
+        MissingExtraError: a required package is not installed.
     """
     kind, model = config.training.objective.kind, config.model
     form = DataForm(

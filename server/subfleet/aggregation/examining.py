@@ -1,4 +1,4 @@
-"""Evaluates on the server's samples what a method says its model is."""
+"""Evaluates a method's model on the server's samples."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from subfleet.aggregation.aggregation import AggregatedModel
-from subfleet.aggregation.path_scoring import random_paths
-from subfleet.aggregation.views import Views, as_client, untrained_fraction
+from subfleet.aggregation.path_scoring import draw_random_paths
+from subfleet.aggregation.views import Views, imitate_client, measure_untrained
 from subfleet.elastic.evaluate import EvaluationResult, evaluate
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
@@ -23,14 +23,14 @@ from subfleet.tasks import Dataset
 __all__ = ["Examined", "Examiner"]
 
 _PATHS = 8
-"""Of a supernet, by whose mean it is evaluated."""
+"""Random paths for the evaluation of a supernet."""
 _ALL = slice(None)
 _Key = tuple[str | int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """How good a model is, and what it is; of several models the labels of all count together."""
+    """The evaluation of a model; of several models, over the labels of all."""
 
     evaluation: EvaluationResult
     model: EvaluatedModel
@@ -38,7 +38,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """An evaluation, and the tensors that it is of."""
+    """An evaluation, and its tensors."""
 
     seen: dict[str, Tensor]
     evaluation: EvaluationResult
@@ -46,21 +46,21 @@ class _Known:
 
 @dataclass(slots=True)
 class _Memory:
-    """Evaluations of this round and of the one before: a model that nobody has moved is not evaluated again."""
+    """Evaluations of this round and of the one before: an unchanged model is not evaluated again."""
 
     before: dict[_Key, _Known] = field(default_factory=dict)
     now: dict[_Key, _Known] = field(default_factory=dict)
 
-    def known(self, key: _Key, seen: dict[str, Tensor]) -> EvaluationResult | None:
-        """The evaluation of the same tensors."""
+    def find(self, key: _Key, seen: dict[str, Tensor]) -> EvaluationResult | None:
+        """The evaluation of the same tensors, if there is one."""
         found = self.now.get(key) or self.before.get(key)
         if found is None or any(found.seen[name] is not tensor for name, tensor in seen.items()):
             return None
         self.now[key] = found
         return found.evaluation
 
-    def turn(self) -> None:
-        """Forget what was of no use in the last round."""
+    def begin_round(self) -> None:
+        """Forget evaluations that the last round did not use."""
         self.before, self.now = self.now, {}
 
 
@@ -78,49 +78,51 @@ class Examiner:
         self._labels = torch.from_numpy(evaluation.labels.copy())
         self._memory = _Memory()
 
-    def examined(self, aggregated: AggregatedModel, state: RunState, round_number: int) -> Examined:
-        """How good the model is after a round.
+    def examine(self, aggregated: AggregatedModel, state: RunState, round_number: int) -> Examined:
+        """Evaluate the model after a round.
 
-        One model for all is that of the newest network that devices have trained. Where clients have models of their
-        own, the mean is over all that have taken part so far: of this round each with what it has trained, of the
-        others with what they are left with. A supernet is no model by itself: it is as good as the mean of random paths
-        (FedorAS, equation 4), each on samples of its own, so that it takes no longer than a network.
+        One model for all is that of the newest network that devices have trained. With personalised models, the mean is
+        over all clients that have taken part so far: those of this round with what they have trained, the others with
+        what they keep. A supernet is evaluated by the mean of random paths (FedorAS, equation 4), each on different
+        samples, so that it takes no longer than a network.
 
         Args:
             aggregated: the model, before networks appeared or retired.
             state: of the run, before the round is closed.
             round_number: of the round.
         """
-        self._memory.turn()
-        roles, network = self._views.context.roles, self._newest(aggregated.aggregated)
+        self._memory.begin_round()
+        roles, network = self._views.context.roles, self._find_newest(aggregated.aggregated)
         if network.choices:
-            return self._of_paths(aggregated.aggregated, network, round_number)
-        everyone = self._everyone(aggregated, state) if roles.aggregator.personal else []
+            return self._evaluate_paths(aggregated.aggregated, network, round_number)
+        everyone = self._list_clients(aggregated, state) if roles.aggregator.personal else []
         if everyone:
-            found = [self._own(aggregated.aggregated, client) for client in everyone]
-            untrained = self._mean(self._untrained(aggregated.aggregated, client) for client in everyone)
-            return self._told(found, EvaluatedModel(kind=roles.aggregator.model, count=len(found), untrained=untrained))
+            found = [self._evaluate(aggregated.aggregated, client) for client in everyone]
+            untrained = self._mean(self._measure_untrained(aggregated.aggregated, client) for client in everyone)
+            return self._combine(
+                found, EvaluatedModel(kind=roles.aggregator.model, count=len(found), untrained=untrained)
+            )
         full = network.full_architecture()
         architecture = aggregated.aggregated.of(network.id).model or full
-        client = as_client(network, architecture)
+        client = imitate_client(network, architecture)
         model = EvaluatedModel(
             kind="whole" if roles.aggregator.personal else roles.aggregator.model,
             submodel="" if architecture.architecture_id == full.architecture_id else architecture.name,
             architecture_id=architecture.architecture_id,
             network=network.id,
-            untrained=self._untrained(aggregated.aggregated, client),
+            untrained=self._measure_untrained(aggregated.aggregated, client),
         )
-        return self._told([self._own(aggregated.aggregated, client)], model)
+        return self._combine([self._evaluate(aggregated.aggregated, client)], model)
 
-    def _newest(self, state: ModelState) -> Network:
-        """The network that appeared last, if devices have trained something of it, or of none."""
+    def _find_newest(self, state: ModelState) -> Network:
+        """The newest network that devices have trained; the newest of all if there is none."""
         states = [state.of(network_id) for network_id in state.network_ids]
         trained = [one for one in states if one.model is not None] or states
         newest = max((one.lineage for one in trained), key=lambda one: 0 if one is None else one.born_round)
         return self._views.context.declared(newest).network
 
-    def _everyone(self, aggregated: AggregatedModel, state: RunState) -> list[Participant]:
-        """The clients that have taken part so far, each with a submodel of a network in use."""
+    def _list_clients(self, aggregated: AggregatedModel, state: RunState) -> list[Participant]:
+        """All clients that have taken part, each with a submodel of a network in use."""
         done = {client.client_id: client for client in aggregated.clients}
         others = (
             find_standing(self._views.context, state, client) for name, client in state.last.items() if name not in done
@@ -130,20 +132,20 @@ class Examiner:
         ]
         return sorted((*done.values(), *known), key=lambda one: one.client_id)
 
-    def _of_paths(self, state: ModelState, network: Network, round_number: int) -> Examined:
+    def _evaluate_paths(self, state: ModelState, network: Network, round_number: int) -> Examined:
         seed = self._views.context.config.seed
-        architectures = random_paths(
+        architectures = draw_random_paths(
             network, min(_PATHS, len(self._labels)), open_stream(f"{seed}/{round_number}/paths")
         )
-        clients = [as_client(network, architecture) for architecture in architectures]
-        found = [self._own(state, one, slice(place, None, len(clients))) for place, one in enumerate(clients)]
-        untrained = self._mean(self._untrained(state, client) for client in clients)
-        return self._told(found, EvaluatedModel(kind="paths", count=len(found), untrained=untrained))
+        clients = [imitate_client(network, architecture) for architecture in architectures]
+        found = [self._evaluate(state, one, slice(place, None, len(clients))) for place, one in enumerate(clients)]
+        untrained = self._mean(self._measure_untrained(state, client) for client in clients)
+        return self._combine(found, EvaluatedModel(kind="paths", count=len(found), untrained=untrained))
 
-    def _own(self, state: ModelState, client: Participant, samples: slice = _ALL) -> EvaluationResult:
+    def _evaluate(self, state: ModelState, client: Participant, samples: slice = _ALL) -> EvaluationResult:
         key = (*self._views.key(state, client), samples.start, samples.step)
         seen = self._views.for_training(state, client)
-        known = self._memory.known(key, seen)
+        known = self._memory.find(key, seen)
         if known is None:
             network, used = self._views.network_of(state, client), self._views.for_use(state, client)
             objective = self._views.context.config.training.objective.name
@@ -152,11 +154,11 @@ class Examiner:
             self._memory.now[key] = _Known(seen=seen, evaluation=known)
         return known
 
-    def _untrained(self, state: ModelState, client: Participant) -> float:
+    def _measure_untrained(self, state: ModelState, client: Participant) -> float:
         network = self._views.network_of(state, client)
-        return untrained_fraction(self._views.context.roles, network, state.of(network.id), client)
+        return measure_untrained(self._views.context.roles, network, state.of(network.id), client)
 
-    def _told(self, found: Sequence[EvaluationResult], model: EvaluatedModel) -> Examined:
+    def _combine(self, found: Sequence[EvaluationResult], model: EvaluatedModel) -> Examined:
         return Examined(evaluation=replace(found[0], totals=Totals.of_all(one.totals for one in found)), model=model)
 
     @staticmethod

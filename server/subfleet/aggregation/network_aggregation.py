@@ -1,4 +1,4 @@
-"""From stored updates to the next state of one network: aggregated in the order of client ids."""
+"""From stored updates to the next state of one network, aggregated in the order of client ids."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, as_tensor
 
-from subfleet.aggregation.updates import AS_IT_IS, Scaling, mapped_change, read_change
-from subfleet.aggregation.views import model_of, seen_by, still_untrained
+from subfleet.aggregation.updates import UNSCALED, Scaling, map_change, read_change
+from subfleet.aggregation.views import choose_model, see_model, unmark_trained
 from subfleet.elastic.accumulator import Accumulator, Contribution
 from subfleet.elastic.distillation import distil, draw_students
 from subfleet.elastic.exchanges import Exchange
@@ -28,8 +28,8 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
-from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
-from subfleet.rounds.context import RunContext
+from subfleet.protocol.update_codecs import Uncompressed
+from subfleet.rounds.context import Declared, RunContext
 from subfleet.rounds.state import ClientState
 from subfleet.rounds.weights import weigh_round
 from subfleet.transport.blob_store import BlobStore
@@ -38,8 +38,10 @@ __all__ = ["NetworkAggregation", "RefusedError"]
 
 _SHARED = ""
 _TOGETHER = 8
-"""Updates that are added in one pass over the sums: they are in memory at once."""
+"""Updates that are added in one pass over the sums, and are in memory at the same time."""
 Tensors = Mapping[str, Tensor]
+Places = Mapping[str, Sequence[Placement]]
+"""By client, where the tensors of its update lie in the model."""
 
 
 class RefusedError(Exception):
@@ -51,329 +53,311 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """An update to aggregate.
+
+    Attributes:
+        form: of the stored update.
+        sent: names of the tensors in it; empty for all.
+        replacement: what is aggregated in its place, if anything.
+    """
+
+    participant: Participant
+    weight: float
+    ref: BlobRef
+    form: UpdateForm
+    scaling: Scaling
+    sent: frozenset[str]
+    exchange: Exchange | None
+    replacement: Replacement | None = None
+
+    @property
+    def id(self) -> str:
+        """Of the client."""
+        return self.participant.client_id
+
+    @property
+    def architecture(self) -> Architecture:
+        """The submodel that moves."""
+        if self.replacement is not None:
+            return self.replacement.architecture
+        return self.participant.architecture if self.exchange is None else self.exchange.moved
+
+    @property
+    def partial(self) -> frozenset[str]:
+        """Names of the tensors that move; empty for all."""
+        return frozenset() if self.replacement is not None else self.sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkAggregation:
     """How the updates of a round become the next state of a network.
 
     Attributes:
-        network: its declaration.
-        roles: of the run.
-        space: the sizes that clients may have.
+        context: of the run.
+        declared: the network and its space.
         blobs: where the updates are stored.
-        seed: of the run.
-        max_client_fraction: of the weights of a round, that one client's may have; 1 lowers none, see
-            `client_fraction`.
     """
 
-    network: Network
-    roles: Roles
-    space: tuple[Architecture, ...]
+    context: RunContext
+    declared: Declared
     blobs: BlobStore
-    seed: int = 0
-    max_client_fraction: float | None = 1.0
 
     @classmethod
     def of(cls, context: RunContext, lineage: Lineage | None, blobs: BlobStore) -> "NetworkAggregation":
-        """As a run's configuration has it, of one of its networks; without a lineage that which it begins with."""
-        config, declared = context.config, context.declared(lineage)
-        return cls(
-            network=declared.network,
-            roles=context.roles,
-            space=declared.space,
-            blobs=blobs,
-            seed=config.seed,
-            max_client_fraction=config.max_client_fraction,
-        )
+        """For one of a run's networks; without a lineage, for the first one."""
+        return cls(context=context, declared=context.declared(lineage), blobs=blobs)
+
+    @property
+    def network(self) -> Network:
+        """The declaration of the network."""
+        return self.declared.network
+
+    @property
+    def roles(self) -> Roles:
+        """Of the run."""
+        return self.context.roles
 
     def aggregate(
         self, state: ModelState, round_number: int, clients: Sequence[ClientState], memory: Any = None
     ) -> ModelState:
-        """Aggregate the updates of a round's client states into a state; without any, it stays as it is.
+        """Aggregate the updates of a round's clients into a state; without any, the state is unchanged.
 
         Args:
-            state: that the round started from.
+            state: the state that the round started from.
             round_number: of the round.
             clients: with accepted updates of this network's submodels.
             memory: what the method remembers.
 
         Raises:
-            RefusedError: the update of a client cannot be aggregated. Aggregate once more without it, so that nothing
-                of it is left in any sharing group.
+            RefusedError: an update cannot be aggregated. Aggregate again without it, so that no sharing group contains
+                any of it.
         """
-        members = self._clients(state, clients)
+        members = self._collect(state, clients)
         context = AggregationContext(
             network=self.network,
             round=round_number,
-            seed=self.seed,
+            seed=self.context.config.seed,
             before=state,
-            after=self._aggregated(state, members),
-            clients=tuple(client.participant for client in members),
+            after=self._aggregate(state, members),
+            clients=tuple(member.participant for member in members),
         )
-        after = self._taught(self.roles.aggregator.after_round(context), context, memory)
-        return replace(after, model=model_of(self.roles, self.network, after, context.clients))
+        after = self._distil(self.roles.aggregator.after_round(context), context, memory)
+        return replace(after, model=choose_model(self.roles, self.network, after, context.clients))
 
-    def trained(self, state: ModelState, clients: Sequence[ClientState]) -> tuple[ClientUpdate, ...]:
-        """What each client trained, in the order of their ids.
+    def read_updates(self, state: ModelState, clients: Sequence[ClientState]) -> tuple[ClientUpdate, ...]:
+        """The updates of clients, in the order of their ids.
 
         Raises:
             RefusedError: an update cannot be read.
         """
-        return tuple(self._trained(state, client) for client in self._clients(state, clients))
+        return tuple(self._read_update(state, member) for member in self._collect(state, clients))
 
-    def _clients(self, state: ModelState, clients: Sequence[ClientState]) -> "list[_Client]":
-        weights = weigh_round(self.roles.aggregator.weigh, clients, self.max_client_fraction)
-        ordered = sorted(clients, key=lambda one: one.client_id)
-        return [self._client(state, client, weights[client.client_id].counted) for client in ordered]
+    def _collect(self, state: ModelState, clients: Sequence[ClientState]) -> list[_Member]:
+        weights = weigh_round(self.roles.aggregator.weigh, clients, self.context.config.max_client_fraction)
+        members = []
+        for client in sorted(clients, key=lambda client: client.client_id):
+            participant, update = client.participant, client.update
+            if participant is None or update is None:
+                raise ValueError(f"client {client.client_id} has no update to aggregate")
+            work, exchange = None if client.task is None else client.task.work, self.roles.assigner.exchange
+            codec, sent = (work.update_codec, frozenset(work.sends)) if isinstance(work, Train) else (None, frozenset())
+            scaling = UNSCALED
+            if client.scale != 1:
+                groups = self._group(participant, state.sizes)
+                own = frozenset(name for name, key in groups.items() if key == client.client_id)
+                scaling = Scaling(factor=client.scale, own=own)
+            form = UpdateForm.of(self.network, participant.architecture, codec or Uncompressed(), sent)
+            members.append(
+                _Member(
+                    participant=participant,
+                    weight=weights[client.client_id].counted,
+                    ref=update.blob,
+                    form=form,
+                    scaling=scaling,
+                    sent=sent,
+                    exchange=None if exchange is None else exchange(self.network, participant, state.kept),
+                )
+            )
+        return members
 
-    def _taught(self, state: ModelState, context: AggregationContext, memory: Any) -> ModelState:
-        """The model after in-place distillation, where that is wanted."""
+    def _group(self, client: Participant, sizes: Sequence[Architecture]) -> Mapping[str, str]:
+        return self.roles.aggregator.sharing_groups(self.network, client, sizes)
+
+    def _distil(self, state: ModelState, context: AggregationContext, memory: Any) -> ModelState:
+        """The model after in-place distillation, if there is any."""
         settings = self.roles.techniques.distillation
         if settings is None or not context.clients:
             return state
-        draw = Draw(seed=self.seed, round=context.round, client_id="", memory=memory)
+        draw = Draw(seed=context.seed, round=context.round, client_id="", memory=memory)
         seed = draw.stream("distillation").getrandbits(63)
-        space = self.roles.aggregator.taught(self.network, self.space)
-        sizes = draw_students(self.network, space, len(context.clients), seed)
-        # Where the method puts its clients' submodels, too.
+        space = self.roles.aggregator.taught(self.network, self.declared.space)
+        # Students are placed as the method places its clients' submodels.
         students = [
             self.roles.assigner.place(self.network, size, replace(draw, client_id=f"student {place}"))
-            for place, size in enumerate(sizes)
+            for place, size in enumerate(draw_students(self.network, space, len(context.clients), seed))
         ]
         return replace(state, shared=distil(self.network, state.shared, students, settings, seed))
 
-    def _client(self, state: ModelState, client: ClientState, weight: float) -> "_Client":
-        if client.participant is None or client.update is None:
-            raise ValueError(f"the client state of client {client.client_id} has no update")
-        pair, work = self.roles.assigner.exchange, None if client.task is None else client.task.work
-        return _Client(
-            participant=client.participant,
-            weight=weight,
-            update_ref=client.update.blob,
-            codec=work.update_codec if isinstance(work, Train) else Uncompressed(),
-            sent=frozenset(work.sends if isinstance(work, Train) else ()),
-            scaling=self._scaling(state, client.participant, client.scale),
-            exchange=None if pair is None else pair(self.network, client.participant, state.kept),
-        )
-
-    def _scaling(self, state: ModelState, client: Participant, factor: float) -> Scaling:
-        """What a client's change is multiplied by; what it has to itself it never is."""
-        if factor == 1:
-            return AS_IT_IS
-        sharing_groups = self.roles.aggregator.sharing_groups(self.network, client, state.sizes)
-        return Scaling(
-            factor=factor, own=frozenset(name for name, key in sharing_groups.items() if key == client.client_id)
-        )
-
-    def _aggregated(self, state: ModelState, clients: Sequence["_Client"]) -> ModelState:
-        sizes = self._sizes_with(state, clients)
-        sharing_groups = {
-            client.participant.client_id: self.roles.aggregator.sharing_groups(self.network, client.participant, sizes)
-            for client in clients
+    def _aggregate(self, state: ModelState, members: Sequence[_Member]) -> ModelState:
+        sizes = self._add_sizes(state, members)
+        groups = {member.id: self._group(member.participant, sizes) for member in members}
+        members = self._transform(state, members)
+        placed = {
+            member.architecture.architecture_id: placements(self.network, member.architecture) for member in members
         }
-        clients = self._transformed(state, clients)
-        own = {client.architecture.architecture_id: placements(self.network, client.architecture) for client in clients}
-        copies = dict(state.copies)
         shared: Tensors = state.shared
-        moments: Moments = state.moments
-        untrained: Tensors = state.untrained
-        for key in sorted({_SHARED, *(key for keys in sharing_groups.values() for key in keys.values())}):
+        copies, moments, untrained = dict(state.copies), state.moments, state.untrained
+        for key in sorted({_SHARED, *(key for keys in groups.values() for key in keys.values())}):
             places = {
-                client.participant.client_id: _in_sharing_group(
-                    client.moved(own[client.architecture.architecture_id]),
-                    sharing_groups[client.participant.client_id],
-                    key,
+                member.id: tuple(
+                    place
+                    for place in placed[member.architecture.architecture_id]
+                    if (not member.partial or place.local in member.partial)
+                    and groups[member.id].get(place.name, _SHARED) == key
                 )
-                for client in clients
+                for member in members
             }
-            names = {place.name for found in places.values() for place in found}
+            names = {place.name for own in places.values() for place in own}
             start = {
                 name: copies.get(key, {}).get(name, tensor) for name, tensor in state.shared.items() if name in names
             }
-            members = [client for client in clients if places[client.participant.client_id]]
-            if math.fsum(client.weight for client in members) <= 0:
+            holders = [member for member in members if places[member.id]]
+            if math.fsum(member.weight for member in holders) <= 0:
                 continue
-            # An accumulator finds the places of a submodel once a round, where nothing else is said.
-            elsewhere = {
-                client.participant.client_id: places[client.participant.client_id]
-                for client in members
-                if sharing_groups[client.participant.client_id] or client.sent
-            }
-            aggregate = self._averaged if self.roles.techniques.robust_aggregation is None else self._aggregate_robustly
-            new, held = aggregate(start, members, elsewhere)
+            # An accumulator itself finds the places of whole submodels, once a round.
+            explicit = {member.id: places[member.id] for member in holders if groups[member.id] or member.sent}
+            robust = self.roles.techniques.robust_aggregation is not None
+            new, find_held = (self._aggregate_robustly if robust else self._average)(start, holders, explicit)
             if key == _SHARED:
-                new, moments = self._stepped(start, new, held, state.moments)
+                new, moments = self._step(start, new, find_held, state.moments)
                 shared = {**shared, **new}
-                untrained = still_untrained(untrained, _distinct(members, places))
+                distinct = {(member.architecture.architecture_id, member.sent): places[member.id] for member in holders}
+                untrained = unmark_trained(untrained, distinct.values())
             else:
                 copies[key] = {**copies.get(key, {}), **new}
         return replace(state, shared=shared, copies=copies, moments=moments, sizes=sizes, untrained=untrained)
 
-    def _sizes_with(self, state: ModelState, clients: Sequence["_Client"]) -> tuple[Architecture, ...]:
+    def _add_sizes(self, state: ModelState, members: Sequence[_Member]) -> tuple[Architecture, ...]:
         """The sizes that the next model remembers."""
         if not self.roles.aggregator.groups_by_sizes:
             return ()
-        found = {
-            size.architecture_id: size for size in (*state.sizes, *(client.participant.size for client in clients))
-        }
-        return tuple(found[architecture_id] for architecture_id in sorted(found))
+        sizes = (*state.sizes, *(member.participant.size for member in members))
+        by_id = {size.architecture_id: size for size in sizes}
+        return tuple(by_id[architecture_id] for architecture_id in sorted(by_id))
 
-    def _averaged(
-        self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
+    def _average(
+        self, start: Tensors, members: Sequence[_Member], places: Places
     ) -> tuple[Tensors, Callable[[], Tensors]]:
-        """The mean of the members' changes, and what tells which elements any of them held."""
+        """The mean of the members' changes, and a function that finds the elements that any of them held."""
         accumulator = Accumulator(
             self.network,
             start,
-            total_weight=math.fsum(client.weight for client in members),
+            total_weight=math.fsum(member.weight for member in members),
             min_contributors=self.roles.aggregator.min_contributors(self.network),
         )
         for first in range(0, len(members), _TOGETHER):
-            batch = [self._contribution(client, places) for client in members[first : first + _TOGETHER]]
+            batch = members[first : first + _TOGETHER]
+            contributions = [
+                Contribution(
+                    architecture=member.architecture,
+                    change=self._read_change(member),
+                    weight=member.weight,
+                    placements=places.get(member.id),
+                    factors=self.roles.aggregator.factors(self.network, member.participant),
+                    sent=member.partial,
+                )
+                for member in batch
+            ]
             try:
-                accumulator.add_many(batch)
+                accumulator.add_many(contributions)
             except ProtocolError:
-                # Nothing of them was added; one by one they show which of them it is.
-                _add_each(accumulator, members[first:], batch)
+                # None of them was added; one by one, they show which of them cannot be.
+                for member, contribution in zip(batch, contributions, strict=True):
+                    try:
+                        accumulator.add_many([contribution])
+                    except ProtocolError as error:
+                        raise RefusedError(member.id, str(error)) from error
         return accumulator.finish(), accumulator.find_held
 
-    def _contribution(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> Contribution:
-        return Contribution(
-            architecture=client.architecture,
-            change=self._change_of(client),
-            weight=client.weight,
-            placements=places.get(client.participant.client_id),
-            factors=self.roles.aggregator.factors(self.network, client.participant),
-            sent=() if client.instead is not None else client.sent,
-        )
-
     def _aggregate_robustly(
-        self, start: Tensors, members: Sequence["_Client"], places: Mapping[str, Sequence[Placement]]
+        self, start: Tensors, members: Sequence[_Member], places: Places
     ) -> tuple[Tensors, Callable[[], Tensors]]:
         """The robust aggregate of the members' changes, which looks at all of them, tensor by tensor."""
-        if self.roles.techniques.robust_aggregation is None:
-            return self._averaged(start, members, places)
+        rule = self.roles.techniques.robust_aggregation
+        if rule is None:
+            return self._average(start, members, places)
         with ExitStack() as stack:
-            changes = [self._open(client, stack) for client in members]
-            who = [self._member(client, places) for client in members]
-            read = partial(_of_each, changes, start)
-            new = aggregate_robustly(
-                self.roles.techniques.robust_aggregation,
-                Stack(network=self.network, state=start, members=who, read=read),
-            )
-        return new, partial(find_held_elements, self.network, start, who)
+            changes = [self._open_change(member, stack) for member in members]
+            stacked = [self._stack(member, places) for member in members]
+            read = partial(_select_tensor, changes, start)
+            new = aggregate_robustly(rule, Stack(network=self.network, state=start, members=stacked, read=read))
+        return new, partial(find_held_elements, self.network, start, stacked)
 
-    def _member(self, client: "_Client", places: Mapping[str, Sequence[Placement]]) -> StackMember:
-        """A client of robust aggregation; what counts nothing in a mean or belongs to another copy is not held."""
-        factors = self.roles.aggregator.factors(self.network, client.participant)
+    def _stack(self, member: _Member, places: Places) -> StackMember:
+        """A member of robust aggregation, without what counts nothing in a mean or belongs to other copies."""
+        factors = self.roles.aggregator.factors(self.network, member.participant)
         counted = {name: as_tensor(factor) > 0 for name, factor in factors.items()}
-        if client.participant.client_id in places:
-            mine = {place.name for place in places[client.participant.client_id]}
-            elsewhere = self.network.shapes(client.architecture).keys() - mine
+        if member.id in places:
+            here = {place.name for place in places[member.id]}
+            elsewhere = self.network.shapes(member.architecture).keys() - here
             counted |= dict.fromkeys(elsewhere, as_tensor(False))
-        return StackMember(architecture=client.architecture, weight=client.weight, counted=counted)
+        return StackMember(architecture=member.architecture, weight=member.weight, counted=counted)
 
-    def _open(self, client: "_Client", stack: ExitStack) -> Mapping[str, Tensor]:
-        if client.instead is not None or client.exchange is not None:
-            return self._change_of(client)
-        try:
-            return stack.enter_context(
-                mapped_change(self._form_of(client), self.blobs, client.update_ref, client.scaling)
-            )
-        except (ProtocolError, FileError) as error:
-            raise RefusedError(client.participant.client_id, str(error)) from error
-
-    def _stepped(
-        self, old: Tensors, aggregated: Tensors, held: Callable[[], Tensors], moments: Moments
+    def _step(
+        self, old: Tensors, aggregated: Tensors, find_held: Callable[[], Tensors], moments: Moments
     ) -> tuple[Tensors, Moments]:
-        """The shared model after the server optimiser's step, where there is one."""
+        """The shared model after the step of the server optimiser, if there is one."""
         optimiser = self.roles.techniques.server_optimiser
         if optimiser is None:
             return aggregated, moments
         buffers = [name for name in old if self.network.tensors[name].role in BUFFER_ROLES]
-        return optimiser.step(old, aggregated, held(), moments, buffers=buffers)
+        return optimiser.step(old, aggregated, find_held(), moments, buffers=buffers)
 
-    def _transformed(self, state: ModelState, clients: Sequence["_Client"]) -> Sequence["_Client"]:
-        """The clients with what is aggregated in place of their own updates."""
+    def _transform(self, state: ModelState, members: Sequence[_Member]) -> Sequence[_Member]:
+        """The members with the replacements of their updates."""
         if self.roles.aggregator.transform is None:
-            return clients
-        trained = [self._trained(state, client) for client in clients]
-        replacements = self.roles.aggregator.transform(self.network, state.shared, trained)
-        return [replace(client, instead=one) for client, one in zip(clients, replacements, strict=True)]
+            return members
+        updates = [self._read_update(state, member) for member in members]
+        replacements = self.roles.aggregator.transform(self.network, state.shared, updates)
+        return [replace(member, replacement=new) for member, new in zip(members, replacements, strict=True)]
 
-    def _trained(self, state: ModelState, client: "_Client") -> ClientUpdate:
-        seen = seen_by(self.roles, self.network, state, client.participant)
-        received = extract(self.network, client.participant.architecture, seen)
-        change = {name: one.to(received[name].device) for name, one in self._sent_by(client).items()}
+    def _read_update(self, state: ModelState, member: _Member) -> ClientUpdate:
+        seen = see_model(self.roles, self.network, state, member.participant)
+        received = extract(self.network, member.participant.architecture, seen)
+        change = {name: tensor.to(received[name].device) for name, tensor in self._read_sent(member).items()}
         return ClientUpdate(
-            client=client.participant,
-            weight=client.weight,
+            client=member.participant,
+            weight=member.weight,
             received=received,
             change=change,
-            exchange=client.exchange,
+            exchange=member.exchange,
         )
 
-    def _change_of(self, client: "_Client") -> Mapping[str, Tensor]:
-        """Of the tensors of the submodel that is moved."""
-        if client.instead is not None:
-            return client.instead.change
-        sent = self._sent_by(client)
-        return sent if client.exchange is None else client.exchange.up(sent)
+    def _read_change(self, member: _Member) -> Tensors:
+        """The change of the submodel that moves."""
+        if member.replacement is not None:
+            return member.replacement.change
+        sent = self._read_sent(member)
+        return sent if member.exchange is None else member.exchange.up(sent)
 
-    def _sent_by(self, client: "_Client") -> Mapping[str, Tensor]:
-        """Of the client's own tensors."""
+    def _open_change(self, member: _Member, stack: ExitStack) -> Tensors:
+        """The same, read from its file when a tensor is needed, if possible."""
+        if member.replacement is not None or member.exchange is not None:
+            return self._read_change(member)
         try:
-            return read_change(self._form_of(client), self.blobs, client.update_ref, client.scaling)
+            return stack.enter_context(map_change(member.form, self.blobs, member.ref, member.scaling))
         except (ProtocolError, FileError) as error:
-            raise RefusedError(client.participant.client_id, str(error)) from error
+            raise RefusedError(member.id, str(error)) from error
 
-    def _form_of(self, client: "_Client") -> UpdateForm:
-        return UpdateForm.of(self.network, client.participant.architecture, client.codec, client.sent)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Client:
-    participant: Participant
-    weight: float
-    update_ref: BlobRef
-    codec: AnyUpdateCodec
-    scaling: Scaling = AS_IT_IS
-    sent: frozenset[str] = frozenset()
-    exchange: Exchange | None = None
-    instead: Replacement | None = None
-
-    @property
-    def architecture(self) -> Architecture:
-        """The submodel whose tensors are moved."""
-        if self.instead is not None:
-            return self.instead.architecture
-        return self.participant.architecture if self.exchange is None else self.exchange.moved
-
-    def moved(self, places: Sequence[Placement]) -> Sequence[Placement]:
-        """Of the places of its submodel's tensors, those whose change it has sent."""
-        if not self.sent or self.instead is not None:
-            return places
-        return [place for place in places if place.local in self.sent]
-
-
-def _in_sharing_group(places: Sequence[Placement], keys: Mapping[str, str], key: str) -> tuple[Placement, ...]:
-    """Of the places of a client's update, those in a sharing group."""
-    return tuple(place for place in places if keys.get(place.name, _SHARED) == key)
-
-
-def _distinct(members: Sequence[_Client], places: Mapping[str, Sequence[Placement]]) -> tuple[Sequence[Placement], ...]:
-    """The places of some clients' updates, those of one submodel and the same tensors once."""
-    return tuple(
-        {(one.architecture.architecture_id, one.sent): places[one.participant.client_id] for one in members}.values()
-    )
-
-
-def _of_each(changes: Sequence[Mapping[str, Tensor]], start: Tensors, name: str) -> list[Tensor | None]:
-    """What each changed a tensor by, where that is; None where it lacks it."""
-    return [change[name].to(start[name].device) if name in change else None for change in changes]
-
-
-def _add_each(accumulator: Accumulator, members: Sequence[_Client], batch: Sequence[Contribution]) -> None:
-    for client, one in zip(members, batch, strict=False):
+    def _read_sent(self, member: _Member) -> Tensors:
+        """The change of the client's own tensors."""
         try:
-            accumulator.add_many([one])
-        except ProtocolError as error:
-            raise RefusedError(client.participant.client_id, str(error)) from error
+            return read_change(member.form, self.blobs, member.ref, member.scaling)
+        except (ProtocolError, FileError) as error:
+            raise RefusedError(member.id, str(error)) from error
+
+
+def _select_tensor(changes: Sequence[Tensors], start: Tensors, name: str) -> list[Tensor | None]:
+    """By member, its change of a tensor, on the tensor's device; None if it lacks the tensor."""
+    return [change[name].to(start[name].device) if name in change else None for change in changes]

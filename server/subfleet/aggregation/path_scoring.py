@@ -1,4 +1,4 @@
-"""How good paths of a supernet are on the server's validation samples (FedorAS, section 3.2, equation 6)."""
+"""Scores of a supernet's paths on the server's validation samples (FedorAS, section 3.2, equation 6)."""
 
 import secrets
 from collections.abc import Mapping
@@ -22,30 +22,30 @@ from subfleet.rounds.state import RunState, get_memory
 from subfleet.rounds.work import ProposedGeneration
 from subfleet.tasks import Dataset
 
-__all__ = ["proposed_generation", "random_paths", "score_of", "scored_generation"]
+__all__ = ["draw_random_paths", "propose_generation", "score_generation", "score_path"]
 
 _BATCH_SIZE = 256
 
 
-def scored_generation(
+def score_generation(
     context: RunContext, state: RunState, model: ModelState, validation: Dataset | None
 ) -> ProposedGeneration:
-    """The next generation of the method's search, with its scores. It takes seconds to minutes.
+    """Propose the next generation of the method's search and score it. It takes seconds to minutes.
 
     Args:
         context: of the run.
-        state: in which it was asked for.
-        model: that the search is in.
-        validation: samples that nothing else is told by; None where the run has none.
+        state: of the run at the request.
+        model: with the supernet.
+        validation: samples for this purpose alone; None if the run has none.
 
     Raises:
         ConfigError: there are no validation samples, or a path is none of the supernet.
     """
     search, supernet = context.roles.networks.path_search, _supernet_in_use(context, state)
-    generation = proposed_generation(context, state)
+    generation = propose_generation(context, state)
     if generation is None or search is None or supernet is None:
         return ProposedGeneration(generation=None)
-    ticket = secrets.token_hex(4)  # of no consequence but that no two makings share it
+    ticket = secrets.token_hex(4)  # only to tell proposals apart
     if validation is None and search.federated is not None:
         return ProposedGeneration(generation=generation, ticket=ticket)
     if validation is None:
@@ -54,14 +54,14 @@ def scored_generation(
     samples = torch.from_numpy(validation.inputs.copy()), torch.from_numpy(validation.labels.copy())
     objective = context.config.training.objective.name
     paths = (path_architecture(supernet, path) for path in generation.paths)
-    scores = tuple(score_of(supernet, path, shared, samples, objective=objective) for path in paths)
+    scores = tuple(score_path(supernet, path, shared, samples, objective=objective) for path in paths)
     return ProposedGeneration(generation=generation, scores=scores, ticket=ticket)
 
 
-def proposed_generation(context: RunContext, state: RunState) -> Generation | None:
-    """The next generation of the method's search; None where nothing is left to search for.
+def propose_generation(context: RunContext, state: RunState) -> Generation | None:
+    """Propose the next generation of the method's search; None if the search is complete.
 
-    Then the networks that were found are declared here, as each takes half a second, for which no loop waits.
+    In that case the resulting networks are declared here, as each takes half a second, too long for the loop.
     """
     search, supernet = context.roles.networks.path_search, _supernet_in_use(context, state)
     if search is None or supernet is None:
@@ -75,20 +75,20 @@ def proposed_generation(context: RunContext, state: RunState) -> Generation | No
 
 
 def _supernet_in_use(context: RunContext, state: RunState) -> Network | None:
-    """The network in use that has a choice of operators; None where none has."""
+    """The network in use with a choice of operators, if there is one."""
     found = (context.declared(one).network for one in list_living_lineages(context, state))
     return next((one for one in found if one.choices), None)
 
 
-def random_paths(network: Network, count: int, rng: Random) -> tuple[Architecture, ...]:
-    """Paths of a supernet, all equally likely; of a network without choices the whole of it, once."""
+def draw_random_paths(network: Network, count: int, rng: Random) -> tuple[Architecture, ...]:
+    """Random paths of a supernet, all equally likely; of a network without choices, the whole network once."""
     if not network.choices:
         return (network.full_architecture(),)
     drawn = ([rng.choice(one.operators) for one in network.choices.values()] for _ in range(count))
     return tuple(path_architecture(network, path) for path in drawn)
 
 
-def score_of(
+def score_path(
     network: Network,
     path: Architecture,
     state: Mapping[str, Tensor],
@@ -96,17 +96,17 @@ def score_of(
     *,
     objective: Objective = "cross_entropy",
 ) -> float:
-    """How good a path is: its accuracy, or minus its mean loss.
+    """The score of a path: its accuracy, or minus its mean loss.
 
-    Running statistics of a supernet are means over all paths, so that those of the path are measured first, on the
-    inputs (Guo et al. 2020, section 3.4).
+    Running statistics of a supernet are means over all paths, so those of the path are first measured on the inputs
+    (Guo et al. 2020, section 3.4).
 
     Args:
         network: the supernet.
         path: of it.
         state: the supernet's tensors by name.
         samples: inputs and labels, as in `evaluate`.
-        objective: by which accuracy counts or, where that means nothing or tells less, the loss.
+        objective: decides whether accuracy or the loss counts.
     """
     inputs, labels = samples
     if network.config.norm == "batch":

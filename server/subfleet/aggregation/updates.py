@@ -1,4 +1,4 @@
-"""Stored updates: checked when they come, read again when they are aggregated."""
+"""Stored updates: checked on arrival, read again for aggregation."""
 
 import contextlib
 import hashlib
@@ -25,22 +25,22 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = [
-    "AS_IT_IS",
+    "UNSCALED",
     "Magnitude",
     "Scaling",
     "check_update",
-    "mapped_change",
+    "encode_submodel",
+    "map_change",
     "read_change",
-    "stored_bytes",
-    "submodel_weights",
+    "read_stored",
 ]
 
 _FLOAT_BYTES = 4
 _HELD: Mapping[str, str] = MappingProxyType({"weights": "held_weights", "statistics": "held_statistics"})
-"""What is changed to what is held before."""
+"""From a kind of tensor, the kind of its values before the change."""
 
 
-def submodel_weights(network: Network, architecture: Architecture, state: Mapping[str, Tensor]) -> bytes:
+def encode_submodel(network: Network, architecture: Architecture, state: Mapping[str, Tensor]) -> bytes:
     """A submodel's weights as a tensor container; equal models and architectures give equal bytes."""
     return encode_arrays({name: tensor.cpu().numpy() for name, tensor in extract(network, architecture, state).items()})
 
@@ -50,7 +50,7 @@ class Magnitude:
     """How large the values of a tensor are.
 
     Attributes:
-        largest_change: of an element, that can be summed.
+        largest_change: the largest change of an element that can be summed.
         mean_square: of its elements.
     """
 
@@ -61,20 +61,20 @@ class Magnitude:
 def check_update(
     form: UpdateForm, path: Path, *, magnitudes: Mapping[str, Magnitude], own: Set[str] = frozenset()
 ) -> ChangeSize:
-    """Refuse an update that could not be aggregated; else tell how far it moves what it trained.
+    """Refuse an update that cannot be aggregated; else return how far it moves the weights that it trained.
 
     Args:
-        form: what it must be.
+        form: that it must have.
         path: of its container.
-        magnitudes: by name of the submodel's tensors, those of the model's.
-        own: names of the tensors that the client has to itself.
+        magnitudes: of the model's tensors, by name.
+        own: names of the client's personalised tensors.
 
     Raises:
-        ProtocolError: it is no container, names other tensors, has other shapes or types, or holds what is not finite,
-            above its limit or not written by its codec.
+        ProtocolError: it is no container, has other tensors, shapes or types, or has values that are not finite, above
+            their limit or not written by its codec.
         FileError: it cannot be read.
     """
-    arrays = decode_arrays(stored_bytes(path))
+    arrays = decode_arrays(read_stored(path))
     if set(arrays) != set(form.shapes):
         odd = sorted(set(arrays) ^ set(form.shapes))
         raise ProtocolError(f"the update names other tensors than its submodel, such as {odd[0]!r:.80}")
@@ -92,7 +92,7 @@ def check_update(
 
 def _check_limit(name: str, change: Floats, limit: float) -> None:
     largest = max(-float(change.min()), float(change.max()))
-    # Stated so that NaN, which both hand on, does not pass.
+    # Written so that NaN is refused too.
     if not largest <= limit:
         raise ProtocolError(
             f"tensor {name!r} of the update holds a change of {largest}, but each must be finite and {limit:g} at most"
@@ -106,40 +106,40 @@ def _root_mean(parts: Sequence[tuple[float, int]]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """What changes of an update are multiplied by.
+    """The scaling of an update.
 
     Attributes:
-        factor: above 0 and at most 1, where they are left to the bit.
-        own: names of tensors that the client has to itself, which are left as they are.
+        factor: above 0 and at most 1; with 1, changes keep their bits.
+        own: names of the client's personalised tensors, which are not scaled.
     """
 
     factor: float = 1.0
     own: Set[str] = frozenset()
 
-    def of(self, name: str, change: Tensor) -> Tensor:
-        """A tensor's change as it is aggregated."""
+    def apply(self, name: str, change: Tensor) -> Tensor:
+        """The scaled change of a tensor."""
         return change if self.factor == 1 or name in self.own else change * self.factor
 
 
-AS_IT_IS = Scaling()
-"""What leaves every change as it is."""
+UNSCALED = Scaling()
+"""No scaling."""
 
 
-def read_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef, scaling: Scaling = AS_IT_IS) -> dict[str, Tensor]:
-    """The changes of a stored update, in memory of their own.
+def read_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef, scaling: Scaling = UNSCALED) -> dict[str, Tensor]:
+    """Read the changes of a stored update into memory.
 
     Raises:
         FileError: it cannot be read, or is not what was stored.
         ProtocolError: it is no container, or not what the codec writes.
     """
-    return dict(_Changes(form, _intact(stored_bytes(blobs.path(ref)), ref), scaling))
+    return dict(_Changes(form, _verify(read_stored(blobs.path(ref)), ref), scaling))
 
 
 @contextlib.contextmanager
-def mapped_change(
-    form: UpdateForm, blobs: BlobStore, ref: BlobRef, scaling: Scaling = AS_IT_IS
+def map_change(
+    form: UpdateForm, blobs: BlobStore, ref: BlobRef, scaling: Scaling = UNSCALED
 ) -> Iterator[Mapping[str, Tensor]]:
-    """The changes of a stored update from where they lie in its file; what is not looked at takes no memory.
+    """Map the file of a stored update; changes that are not used take no memory.
 
     Raises:
         FileError: it cannot be read, or is not what was stored.
@@ -149,16 +149,16 @@ def mapped_change(
     with ExitStack() as open_files:
         try:
             file = open_files.enter_context(path.open("rb"))
-            # A private mapping may be written, as torch wants it to be; nothing is.
+            # A private mapping is writable, as torch requires; nothing is written.
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise FileError(f"update {path} cannot be read: {error}; check the state folder") from error
-        # Not closed by name: the last tensor that looks into the pages ends them.
-        yield _Changes(form, _intact(memoryview(pages), ref), scaling)
+        # Not closed here: the pages live as long as the last tensor in them.
+        yield _Changes(form, _verify(memoryview(pages), ref), scaling)
 
 
 class _Changes(Mapping[str, Tensor]):
-    """The changes of an update, each decoded when it is asked for."""
+    """The changes of an update, each decoded when it is used."""
 
     def __init__(self, form: UpdateForm, arrays: Arrays, scaling: Scaling) -> None:
         self._form = form
@@ -166,7 +166,7 @@ class _Changes(Mapping[str, Tensor]):
         self._scaling = scaling
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._scaling.of(name, from_numpy(self._form.decode(name, self._arrays[name])))
+        return self._scaling.apply(name, from_numpy(self._form.decode(name, self._arrays[name])))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -175,14 +175,14 @@ class _Changes(Mapping[str, Tensor]):
         return len(self._arrays)
 
 
-def _intact(content: memoryview, ref: BlobRef) -> Arrays:
+def _verify(content: memoryview, ref: BlobRef) -> Arrays:
     if hashlib.sha256(content).hexdigest() != ref.sha256:
         raise FileError(f"the stored update {ref.sha256[:16]} is damaged on this disk")
     return decode_arrays(content)
 
 
-def stored_bytes(path: Path) -> memoryview:
-    """The content of a stored answer, in memory that may be written, as torch wants it to be.
+def read_stored(path: Path) -> memoryview:
+    """Read a stored answer into writable memory, as torch requires.
 
     Raises:
         FileError: it cannot be read.

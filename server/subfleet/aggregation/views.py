@@ -1,4 +1,4 @@
-"""The model as one client sees it, to train on and to use; and which part of it devices have trained."""
+"""The model as one client sees it, for training and for use; and the part of it that devices have trained."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ from subfleet.methods.roles import Roles
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 
-__all__ = ["Views", "as_client", "model_of", "seen_by", "still_untrained", "untrained_fraction"]
+__all__ = ["Views", "choose_model", "imitate_client", "measure_untrained", "see_model", "unmark_trained"]
 
 _BATCH_SIZE = 256
 
 
-def seen_by(roles: Roles, network: Network, state: ModelState, client: Participant) -> dict[str, Tensor]:
-    """The whole model with the client's own copies in it; what is cut from it at its submodel is what it receives."""
+def see_model(roles: Roles, network: Network, state: ModelState, client: Participant) -> dict[str, Tensor]:
+    """The whole model with the client's copies; the client receives its submodel of it."""
     seen = state.view_with(roles.aggregator.sharing_groups(network, client, state.sizes))
     if roles.assigner.exchange is None:
         return seen
@@ -32,11 +32,11 @@ def seen_by(roles: Roles, network: Network, state: ModelState, client: Participa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """What clients see of a model, each of the network that its submodel is of.
+    """What clients see of a model: each the network that its submodel belongs to.
 
     Attributes:
         context: of the run.
-        samples: inputs on which running statistics are measured, where the configuration asks for it.
+        samples: inputs for measuring running statistics, if configured.
     """
 
     context: RunContext
@@ -51,21 +51,21 @@ class Views:
         return self.context.declared(state.of(client.architecture.network).lineage).network
 
     def for_training(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
-        """The whole model with the client's own copies in it, see `seen_by`."""
+        """The whole model with the client's copies, see `see_model`."""
         network = self.network_of(state, client)
-        return seen_by(self.context.roles, network, state.of(network.id), client)
+        return see_model(self.context.roles, network, state.of(network.id), client)
 
     def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The same, with running statistics as evaluation and deployment need them."""
         seen, network = self.for_training(state, client), self.network_of(state, client)
-        # Those of a supernet are means over all of its paths, and of none of them.
+        # The statistics of a supernet are means over all paths, so they are those of no path.
         of_no_path = network.config.norm == "batch" and not network.is_path(network.full_architecture())
         if not (self.context.roles.techniques.recalibrates or of_no_path):
             return seen
         return recalibrate(network, seen, client.architecture, torch.split(self.samples, _BATCH_SIZE))
 
     def key(self, state: ModelState, client: Participant) -> tuple[str, ...]:
-        """Equal for clients that see the same of a model."""
+        """A key that is equal for clients that see the same."""
         roles, network = self.context.roles, self.network_of(state, client)
         own = state.of(network.id)
         pair = "" if roles.assigner.exchange is None else roles.assigner.exchange(network, client, own.kept).key
@@ -80,12 +80,12 @@ class Views:
 Tensors = Mapping[str, Tensor]
 
 
-def still_untrained(untrained: Tensors, trained: Iterable[Sequence[Placement]]) -> Tensors:
-    """The marks of what nobody has trained, once some submodels were.
+def unmark_trained(untrained: Tensors, trained: Iterable[Sequence[Placement]]) -> Tensors:
+    """Remove the marks of elements that have been trained.
 
     Args:
         untrained: as in `ModelState`.
-        trained: where the tensors of each submodel lie; equal ones may be named once.
+        trained: for each trained submodel, where its tensors lie.
     """
     if not untrained:
         return untrained
@@ -97,16 +97,16 @@ def still_untrained(untrained: Tensors, trained: Iterable[Sequence[Placement]]) 
     return {name: mark.bool() for name, mark in marks.items() if mark.any()}
 
 
-def untrained_fraction(roles: Roles, network: Network, state: ModelState, client: Participant) -> float:
-    """Fraction of the elements of a client's submodel, as the client sees it, that no device has trained, 0 to 1.
+def measure_untrained(roles: Roles, network: Network, state: ModelState, client: Participant) -> float:
+    """The fraction of a client's submodel, as the client sees it, that no device has trained, 0 to 1.
 
     Args:
         roles: of the run.
         network: the declaration.
         state: of this network.
-        client: whose copies count, with its submodel.
+        client: with its submodel; its copies count.
     """
-    # With an exchange, the elements of a client are no elements of the model.
+    # With an exchange, the client's elements are not elements of the model.
     if not state.untrained or roles.assigner.exchange is not None:
         return 0.0
     sharing_groups = roles.aggregator.sharing_groups(network, client, state.sizes)
@@ -118,24 +118,26 @@ def untrained_fraction(roles: Roles, network: Network, state: ModelState, client
     return lacking / sum(math.prod(shape) for shape in network.shapes(client.architecture).values())
 
 
-def model_of(roles: Roles, network: Network, state: ModelState, clients: Sequence[Participant]) -> Architecture | None:
-    """The submodel of an aggregated network that is the model for all; None where there is none, as in a supernet.
+def choose_model(
+    roles: Roles, network: Network, state: ModelState, clients: Sequence[Participant]
+) -> Architecture | None:
+    """The submodel of an aggregated network that is the model for all; None if there is none, as in a supernet.
 
     Args:
         roles: of the run.
         network: the declaration.
-        state: with the updates of the round in it; its `model` is that of the round before.
-        clients: whose updates were aggregated, in the order of their ids.
+        state: with the round's updates; its `model` is still that of the round before.
+        clients: with aggregated updates, in the order of their ids.
     """
     full = network.full_architecture()
     if roles.aggregator.personal or network.choices:
         return None
-    if roles.aggregator.model == "whole" or not untrained_fraction(roles, network, state, as_client(network, full)):
+    if roles.aggregator.model == "whole" or not measure_untrained(roles, network, state, imitate_client(network, full)):
         return full
     known = [] if state.model is None else [state.model]
     return max((*known, *(client.architecture for client in clients)), key=network.parameter_count, default=None)
 
 
-def as_client(network: Network, architecture: Architecture) -> Participant:
-    """Nobody in particular with a submodel: who sees of each tensor what clients of that size see."""
+def imitate_client(network: Network, architecture: Architecture) -> Participant:
+    """An imaginary client with a submodel, which sees what clients of that size see."""
     return Participant(client_id="", architecture=architecture, size=network.size_of(architecture))

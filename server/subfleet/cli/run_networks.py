@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors.torch import load, save
 from torch import Tensor
 
-from subfleet.aggregation.evaluation_data import with_evaluation
+from subfleet.aggregation.evaluation_data import read_evaluation_data
 from subfleet.cli.console import show_table
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs, estimate_cost
@@ -204,7 +204,7 @@ def write_path(
     run, network, state = weights.run, weights.network, weights.state
     supernet = not network.is_path(network.full_architecture())
     if supernet and network.config.norm == "batch":
-        _, data, _ = with_evaluation(run)
+        _, data, _ = read_evaluation_data(run)
         state = recalibrate(network, state, path, torch.split(torch.from_numpy(data.inputs.copy()), _BATCH_SIZE))
     alone = network_of(specialise_family(network, path)) if supernet else network
     cost = estimate_cost(network, path, batch_size=1)

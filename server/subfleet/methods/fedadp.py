@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
     from subfleet.elastic.model_state import ModelState
     from subfleet.elastic.replication import Replication
 
-__all__ = ["Copies", "FedADP"]
+__all__ = ["Copies", "FedADP", "succeed_union"]
 
 Copies = Literal["drawn", "cyclic"]
 """Which of a client's neurons the additional neurons of the union copy; see `FedADP.copies`."""
@@ -112,7 +112,7 @@ class FedADP:
                 model="client",
             ),
         )
-        unions = Unions(holds=_holds, succeed=partial(_succeed, self.copies), most_times=_MOST_TIMES)
+        unions = Unions(holds=_holds, succeed=partial(succeed_union, self.copies), most_times=_MOST_TIMES)
         return with_fixed_sizes(union, self.choice, unions)
 
     def _exchange(self, network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
@@ -207,7 +207,7 @@ def _keep_copies(copies: Copies, context: AggregationContext) -> ModelState:
     return replace(context.after, kept=MappingProxyType(kept))
 
 
-def _succeed(copies: Copies, succession: Succession) -> tuple[Inheritance, ModelState]:
+def succeed_union(copies: Copies, succession: Succession) -> tuple[Inheritance, ModelState]:
     """A successor with the same copy of every client's network: it copies the union's copies."""
     import torch
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from subfleet.aggregation.updates import submodel_weights
+from subfleet.aggregation.updates import encode_submodel
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module
 from subfleet.elastic.memory_estimates import MemoryEstimates
@@ -326,7 +326,7 @@ class Supply:
     def _cut(self, model: ModelState, client: Participant, *, for_use: bool) -> "Future[bytes]":
         see = self._views.for_use if for_use else self._views.for_training
         network = self._network_of(model, client.architecture)
-        return self._threads.submit(_LANE, lambda: submodel_weights(network, client.architecture, see(model, client)))
+        return self._threads.submit(_LANE, lambda: encode_submodel(network, client.architecture, see(model, client)))
 
 
 def _draw_first_weights(network: Network, size: Architecture) -> bytes:
@@ -334,7 +334,7 @@ def _draw_first_weights(network: Network, size: Architecture) -> bytes:
 
     No layer is 0, which would hide the gradients of the layers before it.
     """
-    return submodel_weights(network, size, build_module(network, network.full_architecture()).state_dict())
+    return encode_submodel(network, size, build_module(network, network.full_architecture()).state_dict())
 
 
 def _copy(source: Path, target: Path) -> Path:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from subfleet.aggregation.aggregating import Aggregator
 from subfleet.aggregation.checking import Checker
-from subfleet.aggregation.path_scoring import scored_generation
+from subfleet.aggregation.path_scoring import score_generation
+from subfleet.aggregation.round_aggregator import RoundAggregator
 from subfleet.elastic.model_state import ModelState
 from subfleet.programs.worker import Handler, Threads
 from subfleet.protocol.errors import FileError, ProtocolError
@@ -21,7 +21,11 @@ __all__ = ["duties_of"]
 
 
 def duties_of(
-    context: RunContext, threads: Threads, aggregator: Aggregator, checker: Checker, validation: Dataset | None = None
+    context: RunContext,
+    threads: Threads,
+    aggregator: RoundAggregator,
+    checker: Checker,
+    validation: Dataset | None = None,
 ) -> Mapping[type, Handler]:
     """What the server does itself, by the type of the request; `Supply.duties` are the others.
 
@@ -40,7 +44,7 @@ def duties_of(
     return {
         SearchRequest: of_search(lambda state, _: explore_sizes(context, state)),
         NetworksRequest: of_search(lambda state, _: choose_networks(context, state)),
-        GenerationRequest: of_search(lambda state, model: scored_generation(context, state, model, validation)),
+        GenerationRequest: of_search(lambda state, model: score_generation(context, state, model, validation)),
         CheckRequest: Handler(
             work=threads.work("check", checker.check),
             failure="it could not be checked",

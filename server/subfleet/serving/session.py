@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from subfleet.aggregation.aggregating import Aggregator
 from subfleet.aggregation.checking import Checker
 from subfleet.aggregation.checkpoint import prune_checkpoints
 from subfleet.aggregation.devices import compute_device
-from subfleet.aggregation.evaluation_data import with_evaluation
+from subfleet.aggregation.evaluation_data import read_evaluation_data
+from subfleet.aggregation.round_aggregator import RoundAggregator
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.models import samples_of
@@ -102,7 +102,7 @@ class Server:
         samples: Dataset | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config, evaluation, validation = with_evaluation(config, samples)
+        config, evaluation, validation = read_evaluation_data(config, samples)
         self._samples = evaluation
         self._config = config
         self._device = compute_device(config.device)
@@ -129,7 +129,7 @@ class Server:
             models_folder=self._places.models / run_id,
             samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
-        self._aggregator = Aggregator(views, blobs, evaluation, checkpoints=self._places.checkpoints)
+        self._aggregator = RoundAggregator(views, blobs, evaluation, checkpoints=self._places.checkpoints)
         duties = duties_of(self._context, threads, self._aggregator, Checker(self._context, blobs), validation)
         self._work = Worker({**self._supply.duties, **duties}, threads)
         self._state = RunState()

@@ -22,7 +22,7 @@ from server.methods.test_soft_sharing import family
 from subfleet.aggregation.aggregation import Aggregation
 from subfleet.aggregation.checkpoint import load_checkpoint, save_checkpoint
 from subfleet.aggregation.devices import compute_device
-from subfleet.aggregation.updates import submodel_weights
+from subfleet.aggregation.updates import encode_submodel
 from subfleet.aggregation.views import Views
 from subfleet.elastic import exact_sums
 from subfleet.elastic.evaluate import evaluate
@@ -175,7 +175,7 @@ def test_what_leaves_the_server_has_the_same_bytes(place: torch.device, tmp_path
     here = aggregated(context, CPU, tmp_path / "blobs")
     there = here.to(place)
     architecture = context.space[0]
-    assert submodel_weights(context.network, architecture, there.shared) == submodel_weights(
+    assert encode_submodel(context.network, architecture, there.shared) == encode_submodel(
         context.network, architecture, here.shared
     )
     sha256 = save_checkpoint(tmp_path / "there", 1, pack_state(there))

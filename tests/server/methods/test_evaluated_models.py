@@ -146,7 +146,7 @@ def test_a_mean_over_clients_is_over_all_that_have_taken_part(tmp_path: Path) ->
     mine = examine(context, replace(after, clients=(moved,)), samples).evaluation.accuracy
     clients = {one.name: store_update(context, one, BlobStore(tmp_path)) for one in (ada, bob)}
     views = Views(context=context, samples=torch.from_numpy(samples.inputs))
-    found = Examiner(views, samples).examined(after, RunState(last=MappingProxyType(clients)), 2)
+    found = Examiner(views, samples).examine(after, RunState(last=MappingProxyType(clients)), 2)
     assert found.model.count == 2
     assert found.evaluation.accuracy == pytest.approx((mine + alone[1]) / 2)
 
@@ -166,9 +166,9 @@ def test_models_that_nobody_has_moved_are_not_evaluated_again(tmp_path: Path, mo
 
     monkeypatch.setattr(examining, "evaluate", counting)
     examiner = Examiner(Views(context=context, samples=torch.from_numpy(samples.inputs)), samples)
-    first = examiner.examined(before, RunState(), 1)
+    first = examiner.examine(before, RunState(), 1)
     assert sorted(counted) == sorted(one.name for one in context.space[:2]), "two architectures of three clients"
     counted.clear()
-    again = examiner.examined(after, RunState(last=MappingProxyType(last)), 2)
+    again = examiner.examine(after, RunState(last=MappingProxyType(last)), 2)
     assert counted == [context.space[1].name]
     assert again.model.count == first.model.count == 3

@@ -12,7 +12,7 @@ import torch
 from server.methods.method_cases import QUICK
 from torch import Tensor
 
-from subfleet.aggregation.updates import submodel_weights
+from subfleet.aggregation.updates import encode_submodel
 from subfleet.aggregation.views import Views
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.building import build_module, network_of
@@ -118,7 +118,7 @@ def test_two_clients_of_one_size_receive_their_own_weights() -> None:
     size = context.space[0]
     ada, bob = (Participant(client_id=name, architecture=size, size=size) for name in ("ada", "bob"))
     assert views.key(state, ada) != views.key(state, bob)
-    sent = [submodel_weights(context.network, size, views.for_training(state, one)) for one in (ada, bob)]
+    sent = [encode_submodel(context.network, size, views.for_training(state, one)) for one in (ada, bob)]
     assert sent[0] != sent[1]
     expected = replication(context.network, size, "bob").down(state.shared)
     arrays = decode_arrays(sent[1])

@@ -19,7 +19,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.elastic.resizing import derive_settings
 from subfleet.methods.aggregator import Participant
-from subfleet.methods.fedadp import FedADP, _succeed
+from subfleet.methods.fedadp import FedADP, succeed_union
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.uniting import Succession
 from subfleet.protocol.errors import ProtocolError
@@ -150,7 +150,7 @@ def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path)
     parent = context.network
     larger = replace(network_of(replace(PLAIN, widths=(12, 20), depths=(3, 4))), id="union2")
     sizes = {one.architecture_id: size_in(larger, network_of(_settings(parent, one))) for one in _whole(context)}
-    how, grown = _succeed(
+    how, grown = succeed_union(
         "drawn",
         Succession(parent=parent, network=larger, state=state, stream=random.Random(4), seed=1, sizes=sizes),
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subfleet.aggregation.aggregation import Aggregation, evolved
+from subfleet.aggregation.aggregation import Aggregation, apply_evolution
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import AnyFamily
@@ -30,7 +30,7 @@ from subfleet.methods.sizes import SLICES, hash_architecture
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
-from subfleet.serving.loading import _first_model
+from subfleet.serving.loading import loaded_model
 from subfleet.testing.rounds import DrawnClient, make_context, store_update
 from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
@@ -72,7 +72,8 @@ def retired(context: RunContext) -> Lineage:
 
 
 def first_model(context: RunContext, lineages: tuple[Lineage, ...]) -> ModelState:
-    return _first_model(context, RunState(lineages=lineages))
+    before = RunState(lineages=lineages)
+    return loaded_model(context, before, None, Path())  # type: ignore[arg-type]  # without a round, no journal is read
 
 
 def evolving(
@@ -143,7 +144,7 @@ def test_fedadp_joins_only_what_can_be_copied() -> None:
 def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
     context = context_of(FedADP(choice="declared"))
     before = (retired(context), *begun(context, SMALL, OTHER))
-    state = _first_model(context, RunState(lineages=before))
+    state = first_model(context, before)
     answer = grown(context, state, before, WIDE, DEEP)
     (born,) = answer.born
     assert (born.id, born.parent, born.map.TYPE, born.members) == (
@@ -154,7 +155,7 @@ def test_a_later_network_has_its_union_succeeded_and_others_stay() -> None:
     )
     assert (answer.retired, born.born_round) == (("union1",), 2)
     assert "2 more networks of family mlp" in born.reason
-    after, lineages = evolved(context, evolving(context, state, before, WIDE, DEEP), answer)
+    after, lineages = apply_evolution(context, evolving(context, state, before, WIDE, DEEP), answer)
     assert after.network_ids == ("union2", "union3")
     assert [one.id for one in lineages if one.living] == ["union2", "union3"]
     # What is there already, and what a union holds without growing, have it succeeded by a copy or not at all.
@@ -196,8 +197,10 @@ def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMeth
     """To the last bit, whatever is shared with whom."""
     context = context_of(method)
     before = (retired(context), *begun(context, SMALL, DEEP))
-    state = trained(context, before[1], _first_model(context, RunState(lineages=before)))
-    after, lineages = evolved(context, evolving(context, state, before, WIDE), grown(context, state, before, WIDE))
+    state = trained(context, before[1], first_model(context, before))
+    after, lineages = apply_evolution(
+        context, evolving(context, state, before, WIDE), grown(context, state, before, WIDE)
+    )
     assert (lineages[-1].map.TYPE, lineages[-1].config) == ("placed", replace(SMALL, widths=(16,), depths=(3,)))
     views = Views(context=context, samples=torch.zeros(1))
     for place, family in enumerate((SMALL, DEEP)):
@@ -221,7 +224,7 @@ def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) ->
     """Through the server's aggregation, with a client that trained nothing new."""
     context = context_of(FedADP(choice="declared"))
     before = (retired(context), *begun(context, SMALL))
-    state = _first_model(context, RunState(lineages=before))
+    state = first_model(context, before)
     declared = context.declared(before[1])
     alone = replace(context, first=declared)
     blobs = BlobStore(tmp_path)

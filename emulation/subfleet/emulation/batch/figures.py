@@ -7,7 +7,7 @@ from typing import Any
 from safetensors.torch import load
 
 from subfleet.aggregation.devices import compute_device
-from subfleet.aggregation.views import as_client
+from subfleet.aggregation.views import imitate_client
 from subfleet.elastic.model_state import unpack_state
 from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
@@ -58,7 +58,7 @@ def attack_figures(gallery: Gallery, experiment: GatheredRun) -> dict[str, float
     owners = list(gallery.own.values())
     if not gallery.views.context.roles.aggregator.personal:
         network = gallery.views.context.network
-        owners = [as_client(network, gallery.state.model or network.full_architecture())]
+        owners = [imitate_client(network, gallery.state.model or network.full_architecture())]
     shares = [gallery.metrics(owner, shown)["accuracy"] for owner in owners]
     return {"backdoor": math.fsum(shares) / len(shares) if shares else 0.0}
 

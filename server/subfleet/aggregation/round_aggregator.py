@@ -1,11 +1,11 @@
-"""The slow arithmetic of a round, beside the loop: aggregate, evaluate, write the checkpoint."""
+"""The slow part of a round, beside the loop: aggregate, evaluate, write the checkpoint."""
 
 import logging
 from pathlib import Path
 from types import MappingProxyType
 
 from subfleet.aggregation.aggregation import Aggregation
-from subfleet.aggregation.calibration import calibrated_model
+from subfleet.aggregation.calibration import calibrate_model
 from subfleet.aggregation.checkpoint import save_checkpoint
 from subfleet.aggregation.examining import Examiner
 from subfleet.aggregation.views import Views
@@ -17,15 +17,15 @@ from subfleet.rounds.work import AggregatedRound
 from subfleet.tasks import Dataset
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["Aggregator"]
+__all__ = ["RoundAggregator"]
 
 _LOG = logging.getLogger(__name__)
 
 _ATTEMPTS = 2
-"""What no update causes, such as too little memory at one moment, costs no client its round."""
+"""A second attempt saves the round from a temporary cause, such as too little memory."""
 
 
-class Aggregator:
+class RoundAggregator:
     """Aggregates one round after the other.
 
     Args:
@@ -41,7 +41,7 @@ class Aggregator:
         self._examiner = Examiner(views, evaluation)
         self._checkpoints = checkpoints
         self.model = ModelState(shared={})
-        """Of the round that was aggregated last; it is on disk."""
+        """The model of the last aggregated round; its checkpoint is on disk."""
 
     def aggregate(self, request: AggregationRequest, state: RunState, model: ModelState) -> AggregatedRound:
         """Aggregate a round's updates into the next model, in two attempts.
@@ -52,26 +52,26 @@ class Aggregator:
             model: that the round started from.
 
         Raises:
-            FileError: the checkpoint cannot be written; no other attempt would find more room.
-            Exception: whatever the second attempt raises.
+            FileError: the checkpoint cannot be written; another attempt would not help.
+            Exception: raised by the second attempt.
         """
         for attempt in range(1, _ATTEMPTS):
             try:
-                return self._aggregated(request, state, model)
+                return self._attempt(request, state, model)
             except FileError:
                 raise
-            except Exception as error:  # noqa: BLE001  # whatever it is, another attempt may do
+            except Exception as error:  # noqa: BLE001  # another attempt may succeed
                 _LOG.warning("round %d could not be aggregated in attempt %d", request.round, attempt, exc_info=error)
-        return self._aggregated(request, state, model)
+        return self._attempt(request, state, model)
 
-    def _aggregated(self, request: AggregationRequest, state: RunState, model: ModelState) -> AggregatedRound:
+    def _attempt(self, request: AggregationRequest, state: RunState, model: ModelState) -> AggregatedRound:
         if self._context.config.calibrates(request.round):
-            aggregated = calibrated_model(self._aggregation, model, request.clients, request.lineages)
+            aggregated = calibrate_model(self._aggregation, model, request.clients, request.lineages)
         else:
             aggregated = self._aggregation.aggregate(
                 model, request.round, request.clients, request.memory, request.lineages, request.brought
             )
-        examined = self._examiner.examined(aggregated, state, request.round)
+        examined = self._examiner.examine(aggregated, state, request.round)
         metrics = dict(examined.evaluation.metrics)
         sha256 = save_checkpoint(self._checkpoints, request.round, pack_state(aggregated.state))
         self.model = aggregated.state
