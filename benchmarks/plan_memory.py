@@ -151,8 +151,8 @@ class Row:
 
 def measure(case: Case, folder: Path) -> Row:
     """Export one program in a fresh process, and train three steps and a half with it in another."""
-    from subfleet.device_profiles import own_packing_width
-    from subfleet.protocol.memory import planned_for
+    from subfleet.device_profiles import detect_packing_width
+    from subfleet.protocol.memory_plan import planned_for
     from subfleet.protocol.programs import decode_program
 
     job = json.dumps({**asdict(case), "accumulate": case.parts > 1, "folder": str(folder)})
@@ -160,7 +160,9 @@ def measure(case: Case, folder: Path) -> Row:
     found = json.loads(_python(TRAIN, job))
     plan = decode_program((folder / "program").read_bytes()).manifest.memory
     # Plans are told for usual kernels, and this processor's may be wider.
-    here = replace(plan, runtime_bytes=planned_for(plan.runtime_bytes, plan.packings, own_packing_width()), packings=())
+    here = replace(
+        plan, runtime_bytes=planned_for(plan.runtime_bytes, plan.packings, detect_packing_width()), packings=()
+    )
     return Row(
         case=case,
         plan={name: size_bytes for name, size_bytes in asdict(here).items() if name != "packings"},

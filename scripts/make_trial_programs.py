@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from subfleet.arrays import encode_arrays
-from subfleet.device.trial import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, program_file, trial_job
+from subfleet.device.trial_process import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, make_trial_job, name_program_file
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.export.programs import export_training_program
@@ -47,7 +47,7 @@ def write(folder: Path) -> None:
     """Write all files of a trial."""
     folder.mkdir(parents=True, exist_ok=True)
     for target in TARGETS:
-        (folder / program_file(target)).write_bytes(encode_program(export_training_program(request_for(target))))
+        (folder / name_program_file(target)).write_bytes(encode_program(export_training_program(request_for(target))))
     # The last layer begins at zero, and a residual branch as well: a little noise makes every weight count.
     generator = np.random.default_rng(SEED)
     weights = {
@@ -64,9 +64,9 @@ def write(folder: Path) -> None:
 def pytorch_loss(folder: Path) -> float:
     """The mean loss of the trial's steps in PyTorch."""
     with tempfile.TemporaryDirectory() as work:
-        program = Path(work) / program_file(TARGET)
+        program = Path(work) / name_program_file(TARGET)
         program.write_bytes(encode_program(write_torch_program(request_for(TARGET))))
-        job = replace(trial_job(folder, TARGET, Path(work) / "update"), program_path=program)
+        job = replace(make_trial_job(folder, TARGET, Path(work) / "update"), program_path=program)
         return TorchTrainer().train(job, lambda: False).loss
 
 

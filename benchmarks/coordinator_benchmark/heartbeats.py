@@ -22,7 +22,7 @@ from subfleet.rounds.signals import Tick
 from subfleet.rounds.state import RunState
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
-from subfleet.transport.memory import MemoryBroker
+from subfleet.transport.in_memory import MemoryBroker
 
 __all__ = ["bytes_per_member", "heartbeat_us", "server_heartbeat_us"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import SubfleetError
-from subfleet.protocol.identifiers import new_message_id
+from subfleet.protocol.identifiers import make_message_id
 from subfleet.protocol.limits import MAX_SAMPLES
 from subfleet.protocol.messages import (
     Evaluated,
@@ -241,14 +241,14 @@ class Churner:
         self._beats += 1
         yield replace(presence, session_id=self._session(presence.client_id))
         if self._profile is not None:
-            yield replace(self._described(self._profile), message_id=new_message_id())
+            yield replace(self._described(self._profile), message_id=make_message_id())
         for update in self._late.values():
             yield from self._once(update)
         self._late.clear()
         if self._sent:
             old = self._sent[0]
             self._sent.rotate()
-            yield replace(old, message_id=new_message_id())
+            yield replace(old, message_id=make_message_id())
 
     def _once(self, message: Message) -> Iterator[Message]:
         self._sent.append(message)
@@ -259,7 +259,7 @@ class Churner:
         if (telemetry.round or 0) % 2:
             told = replace(told, memory_budget_bytes=1, disk_budget_bytes=1)
         if self._told is not None:
-            yield replace(self._told, message_id=new_message_id())
+            yield replace(self._told, message_id=make_message_id())
         self._told = told
         yield told
 

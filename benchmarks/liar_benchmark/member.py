@@ -11,13 +11,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from liar_benchmark.lying import Garbling, link_of
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import description
+from subfleet.device.describing import describe_device
 from subfleet.device.meters import ReplayMeter
 from subfleet.device.runtimes import choose_trainer
 from subfleet.device_profiles import ReplayedLog, load_log, load_profile
-from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import mqtt_client_id, parse_url
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)
     used: Trainer = Garbling(trainer) if kind == "garbler" else trainer
     meter = ReplayMeter(ReplayedLog(load_log(log_file)), lambda _down, _up: None)
-    told = description(kind, profile, trainer.target, summary, meter, held_out=trainer.describe(held_out))
+    told = describe_device(kind, profile, trainer.target, summary, meter, held_out=trainer.describe(held_out))
     settings = AgentSettings(profile=told, data_bytes=summary.data_bytes, leave_when_finished=True)
     broker = WaitingTransport(MqttTransport(parse_url(address), mqtt_client_id("main", "device", kind)), lambda: False)
     with AgentStore.held(Path(state), profile.disk_limit_bytes) as store:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             threads=profile.threads,
         )
         device = Device(store=store, worker=worker, meter=meter)
-        Session(settings, link_of(kind, topics)(broker), topics, device).run(lambda: False)
+        EdgeSession(settings, link_of(kind, topics)(broker), topics, device).run(lambda: False)
     return 0
 
 

@@ -24,9 +24,9 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.trainers.executorch import load_executorch
 from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.onnx import load_onnx
-from subfleet.trainers.program_layout import places_of, read_layout
+from subfleet.trainers.program_layout import list_stages, read_layout
+from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Programs, Runtime
-from subfleet.trainers.session import Session
 
 Array = npt.NDArray[np.generic]
 TARGETS = ("onnx", "executorch")
@@ -101,14 +101,14 @@ class ProgramStep:
             programs=programs,
             runs={name: load(name) for name in whole.programs},
         )
-        self._path = tuple(places_of(whole.chain.links))
+        self._path = tuple(list_stages(whole.chain.links))
         self._weights = {value.tensor: start.state[value.tensor].numpy() for value in self._layout.stored}
         self._constants: dict[str, Array] = {self._layout.learning_rate.name: np.array(start.learning_rate, np.float32)}
         self.begin()
 
     def begin(self) -> None:
         """Start from the first weights."""
-        self._session = Session(self._loaded, self._loaded.layout.chain.links, self._weights, self._constants)
+        self._session = ProgramSession(self._loaded, self._loaded.layout.chain.links, self._weights, self._constants)
 
     def prepare(self, samples: Samples) -> dict[str, Array]:
         """A batch as the program takes it: a smaller one is padded with its first sample, and masked."""

@@ -11,8 +11,8 @@ from subfleet.agent.events import (
     LinkUp,
     Measured,
     Received,
-    Scored,
-    Trained,
+    ScoringEnded,
+    TrainingEnded,
     Weighed,
 )
 from subfleet.agent.states import AgentSettings, AgentState, Saved
@@ -207,7 +207,7 @@ class Agent:
     def fetch_all(self) -> tuple[Action, ...]:
         """Every blob that the job lacks arrives."""
         actions: tuple[Action, ...] = ()
-        for sha256 in sorted(self.state.job.lacking) if self.state.job is not None else ():
+        for sha256 in sorted(self.state.current.lacking) if self.state.current is not None else ():
             actions += self.see(BlobArrived(sha256=sha256))
         return actions
 
@@ -218,14 +218,14 @@ class Agent:
 
     def score(self, task: Task) -> tuple[Action, ...]:
         """The worker ends with scores."""
-        return self.step(Scored(task_id=task.task_id, scores=SCORES))
+        return self.step(ScoringEnded(task_id=task.task_id, scores=SCORES))
 
     def evaluate(self, task: Task) -> tuple[Action, ...]:
         """The worker ends with an evaluation."""
         return self.step(EvaluationEnded(task_id=task.task_id, result=EVALUATION))
 
     def finish(self, task: Task) -> tuple[Action, ...]:
-        return self.step(Trained(task_id=task.task_id, result=RESULT, blob=blob(f"update {task.task_id}")))
+        return self.step(TrainingEnded(task_id=task.task_id, result=RESULT, blob=blob(f"update {task.task_id}")))
 
 
 def log_time_of(measure: Measure) -> float | None:

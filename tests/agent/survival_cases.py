@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from agent.agent_cases import Agent, announce, one, profile, train_task
 
 from subfleet.agent.actions import Action, Keep, MeasureForRound, Publish, Save, StartWork
-from subfleet.agent.events import LinkUp, Stopping, Tick
+from subfleet.agent.events import LinkUp, Stopping, TimePassed
 from subfleet.agent.states import AgentSettings, Saved
 from subfleet.protocol.messages import Refusal, Task, Telemetry
 from subfleet.protocol.readings import LogLow
@@ -45,7 +45,7 @@ class Board:
             elif isinstance(action, Keep) and isinstance(action.message, Refusal):
                 assert action.message in self.disk.refusals, "a refusal is on the disk before it is sent"
                 self.told = [*(known for known in self.told if known != action.message), action.message]
-        assert self.agent.state.saved() == self.disk
+        assert self.agent.state.saved == self.disk
         return actions
 
     def begin(self, task: Task) -> None:
@@ -75,7 +75,7 @@ class Board:
     def offered_bytes(self) -> int:
         """What it tells outside rounds."""
         self.agent.now_s += 100.0
-        live = [action for action in self.note(self.agent.see(Tick())) if isinstance(action, Publish)]
+        live = [action for action in self.note(self.agent.see(TimePassed())) if isinstance(action, Publish)]
         (message,) = [action.message for action in live if isinstance(action.message, Telemetry)]
         return message.memory_budget_bytes
 

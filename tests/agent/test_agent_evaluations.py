@@ -75,7 +75,7 @@ def test_an_evaluation_that_comes_again_is_done_once() -> None:
     assert one(agent.hear(evaluate_task()), Publish) == duplicate(evaluate_task())
     agent.evaluate(evaluate_task())
     assert agent.hear(evaluate_task()) == (duplicate(evaluate_task()),)
-    again = connected(saved=agent.state.saved())
+    again = connected(saved=agent.state.saved)
     again.hear(announce(1, "train"))
     assert again.hear(evaluate_task()) == (duplicate(evaluate_task()),), "not after a new start, either"
 
@@ -141,10 +141,10 @@ def test_an_evaluation_is_sent_until_its_ack_or_the_end_of_its_run() -> None:
 def test_a_new_start_sends_kept_evaluations_again_and_does_unanswered_ones_anew() -> None:
     agent = connected()
     agent.train(evaluate_task())
-    again = connected(saved=agent.state.saved())
+    again = connected(saved=agent.state.saved)
     assert one(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == evaluate_task()
     message = one(again.evaluate(evaluate_task()), Keep).message
-    once_more = Agent(saved=again.state.saved())
+    once_more = Agent(saved=again.state.saved)
     assert once_more.first == (Keep(message=message),)
 
 
@@ -162,5 +162,5 @@ def test_nothing_is_saved_of_evaluations_where_there_are_none() -> None:
     agent = connected()
     agent.train(evaluate_task())
     agent.evaluate(evaluate_task())
-    saved = agent.state.saved()
+    saved = agent.state.saved
     assert from_plain(Saved, to_plain(saved)) == saved

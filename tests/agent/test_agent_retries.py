@@ -44,8 +44,8 @@ def test_a_task_of_an_earlier_try_is_refused_and_one_of_a_later_try_waits_for_it
     assert not any(isinstance(action, Fetch) for action in agent.hear(early))
     assert any(isinstance(action, Fetch) for action in agent.hear(again(2, "train")))
     assert kinds(agent.hear(train_task("late", retry=1))) == ["Publish"]
-    assert agent.state.job is not None
-    assert agent.state.job.task == early
+    assert agent.state.current is not None
+    assert agent.state.current.task == early
 
 
 def test_a_training_of_an_earlier_try_is_stopped_when_the_next_one_is_announced() -> None:
@@ -53,7 +53,7 @@ def test_a_training_of_an_earlier_try_is_stopped_when_the_next_one_is_announced(
     task = train_task()
     agent.train(task)
     assert one(agent.hear(again(1)), StopWork).task_id == task.task_id
-    assert agent.state.job is None
+    assert agent.state.current is None
 
 
 def test_models_that_follow_a_round_of_several_tries_are_taken() -> None:
@@ -61,5 +61,5 @@ def test_models_that_follow_a_round_of_several_tries_are_taken() -> None:
     agent.hear(again(3, "train"))
     agent.hear(train_task("t", retry=3))
     agent.hear(replace(deploy_task("d"), round=1, retry=3))
-    assert agent.state.job is not None
-    assert agent.state.job.task.task_id == "d"
+    assert agent.state.current is not None
+    assert agent.state.current.task.task_id == "d"

@@ -6,7 +6,7 @@ import pytest
 from agent.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
 
 from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
-from subfleet.agent.events import Scored
+from subfleet.agent.events import ScoringEnded
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Ack, Scores, Task, Update, decode, encode
 
@@ -32,7 +32,7 @@ def test_candidates_from_task_to_ack() -> None:
     actions = agent.fetch_all()
     assert one(actions, MeasureForTask)
     assert (one(actions, StartWork).task, one(actions, StartWork).memory_limit_bytes) == (task, 1000)
-    assert agent.state.saved().blobs() == {one.sha256 for one in wanted}
+    assert agent.state.saved.blobs == {one.sha256 for one in wanted}
     agent.now_s += 7.0
     actions = agent.score(task)
     scores = one(actions, Keep).message
@@ -87,10 +87,10 @@ def test_scores_that_nobody_waits_for_are_not_sent_again() -> None:
 def test_a_new_start_sends_kept_scores_again_and_scores_unanswered_candidates_anew() -> None:
     agent = connected()
     agent.train(score_task())
-    again = connected(saved=agent.state.saved())
+    again = connected(saved=agent.state.saved)
     assert one(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == score_task()
     scores = one(again.score(score_task()), Keep).message
-    once_more = Agent(saved=again.state.saved())
+    once_more = Agent(saved=again.state.saved)
     assert once_more.first == (Keep(message=scores),)
 
 
@@ -98,5 +98,5 @@ def test_reasons_can_be_sent_whatever_stands_in_them() -> None:
     agent = connected()
     agent.train(score_task())
     odd = CandidateScore(score=None, reason="no image: \udcff\0.png" + "x" * 5000)
-    scores = one(agent.step(Scored(task_id="s1", scores=(odd, odd))), Keep).message
+    scores = one(agent.step(ScoringEnded(task_id="s1", scores=(odd, odd))), Keep).message
     assert decode(encode(scores)) == scores

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from matrices import examples
 
-from subfleet.agent.actions import Action, Fetch, Keep, Leave, Measure, Place, Save, Settle, StartWork, Weigh
+from subfleet.agent.actions import Action, Fetch, Keep, Leave, Measure, PlaceModels, Save, Settle, StartWork, Weigh
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
     Event,
     LinkDown,
     LinkUp,
-    Placed,
+    ModelsPlaced,
     Received,
-    Scored,
+    ScoringEnded,
     Stopping,
-    Tick,
-    Trained,
+    TimePassed,
+    TrainingEnded,
     WorkFailed,
 )
 from subfleet.agent.states import AgentSettings, Saved
@@ -76,15 +76,15 @@ class AgentMachine(RuleBasedStateMachine):
         elif isinstance(action, Keep):
             self.outbox[action.message.message_id] = action.message
             if not hasattr(action.message, "reading"):
-                assert action.message in self.on_disk.answers(), "an answer is on the disk before it is sent"
+                assert action.message in self.on_disk.answers, "an answer is on the disk before it is sent"
         elif isinstance(action, Settle):
             settled = self.outbox.pop(action.message_id)
             if isinstance(settled, Update):
                 assert settled.run_id in self.over or action.message_id in self.acks, "kept until its ack"
-        elif isinstance(action, Place):
-            self.do(Placed(task_id=action.task.task_id, files=("model.onnx",)))
+        elif isinstance(action, PlaceModels):
+            self.do(ModelsPlaced(task_id=action.task.task_id, files=("model.onnx",)))
         elif isinstance(action, Leave):
-            assert self.agent.state.job is None
+            assert self.agent.state.current is None
 
     def check_room(self, action: Weigh | Fetch) -> None:
         if isinstance(action, Weigh):
@@ -115,7 +115,7 @@ class AgentMachine(RuleBasedStateMachine):
 
     @rule(arrives=st.booleans())
     def transfer(self, arrives: bool) -> None:
-        for sha256 in sorted(self.agent.state.job.lacking) if self.agent.state.job else []:
+        for sha256 in sorted(self.agent.state.current.lacking) if self.agent.state.current else []:
             self.do(
                 BlobArrived(sha256=sha256) if arrives else BlobFailed(sha256=sha256, reason="program", detail="missing")
             )
@@ -126,9 +126,9 @@ class AgentMachine(RuleBasedStateMachine):
             return
         task_id, self.worker = self.worker, None
         if well and task_id.startswith("s"):
-            self.do(Scored(task_id=task_id, scores=SCORES))
+            self.do(ScoringEnded(task_id=task_id, scores=SCORES))
         elif well:
-            self.do(Trained(task_id=task_id, result=RESULT, blob=blob(f"update {task_id}")))
+            self.do(TrainingEnded(task_id=task_id, result=RESULT, blob=blob(f"update {task_id}")))
         else:
             self.do(WorkFailed(task_id=task_id, reason="failed", detail="it broke"))
 
@@ -143,7 +143,7 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 3.0, 20.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
         self.agent.now_s += seconds
-        self.do(Tick())
+        self.do(TimePassed())
 
     @rule()
     def link_breaks_and_mends(self) -> None:
@@ -167,12 +167,12 @@ class AgentMachine(RuleBasedStateMachine):
         state = self.agent.state
         assert all(entry.until_s > self.agent.now_s for entry in state.pending if isinstance(entry.message, Update))
         assert {entry.message.message_id for entry in state.pending} == set(self.outbox)
-        if state.job is not None:
-            assert state.job.deadline_at_s <= self.agent.now_s + state.job.task.deadline_s
+        if state.current is not None:
+            assert state.current.deadline_at_s <= self.agent.now_s + state.current.task.deadline_s
 
     @invariant()
     def the_disk_knows_what_the_agent_knows(self) -> None:
-        assert self.on_disk == self.agent.state.saved()
+        assert self.on_disk == self.agent.state.saved
 
     @invariant()
     def an_answered_task_has_one_answer(self) -> None:
@@ -182,7 +182,7 @@ class AgentMachine(RuleBasedStateMachine):
             if isinstance(entry.message, Update | Refusal | Scores)
         ]
         assert len(answers) == len(set(answers))
-        assert self.agent.state.job is None or self.agent.state.job.task.task_id not in answers
+        assert self.agent.state.current is None or self.agent.state.current.task.task_id not in answers
 
 
 AgentMachine.TestCase.settings = examples(40, stateful_step_count=40)

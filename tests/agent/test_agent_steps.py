@@ -25,7 +25,7 @@ from subfleet.agent.actions import (
     Leave,
     MeasureForRound,
     MeasureForTask,
-    Place,
+    PlaceModels,
     Prune,
     Publish,
     Save,
@@ -33,7 +33,16 @@ from subfleet.agent.actions import (
     StartWork,
     StopWork,
 )
-from subfleet.agent.events import BlobArrived, BlobFailed, LinkDown, LinkUp, Placed, Tick, Trained, WorkFailed
+from subfleet.agent.events import (
+    BlobArrived,
+    BlobFailed,
+    LinkDown,
+    LinkUp,
+    ModelsPlaced,
+    TimePassed,
+    TrainingEnded,
+    WorkFailed,
+)
 from subfleet.agent.states import AgentSettings
 from subfleet.protocol.messages import Ack, Deployed, Presence, Profile, Refusal, Telemetry, Update, decode, encode
 from subfleet.protocol.reasons import RefusalReason
@@ -59,12 +68,12 @@ def test_heartbeats_and_live_telemetry_come_at_their_intervals_and_only_while_co
     agent = connected()
     seen = []
     for _ in range(21):
-        seen += [type(action.message) for action in agent.see(Tick()) if isinstance(action, Publish)]
+        seen += [type(action.message) for action in agent.see(TimePassed()) if isinstance(action, Publish)]
         agent.now_s += 1.0
     assert seen.count(Presence) == seen.count(Profile) == 4
     assert seen.count(Telemetry) == 5
     agent.step(LinkDown())
-    assert agent.see(Tick()) == ()
+    assert agent.see(TimePassed()) == ()
 
 
 def test_an_announcement_is_answered_at_once_with_a_reading_at_its_log_time() -> None:
@@ -84,7 +93,7 @@ def test_round_telemetry_is_kept_until_its_ack_or_the_next_phase_or_the_deadline
     assert one(agent.hear(announce(2, "train")), Settle).message_id == telemetry.message_id
     telemetry = one(agent.hear(announce(3)), Keep).message
     agent.now_s += 30.0
-    assert one(agent.see(Tick()), Settle).message_id == telemetry.message_id
+    assert one(agent.see(TimePassed()), Settle).message_id == telemetry.message_id
     assert agent.state.pending == ()
 
 
@@ -160,7 +169,7 @@ def test_a_failed_training_is_refused_with_its_reason(reason: str) -> None:
     failed = WorkFailed(task_id="t1", reason=reason, detail="x" * 1000, available_bytes=7)  # type: ignore[arg-type]  # a Literal
     refusal = one(agent.step(failed), Keep).message
     assert (refusal.reason, refusal.available_bytes, len(refusal.detail)) == (reason, 7, 500)
-    assert agent.state.job is None
+    assert agent.state.current is None
     assert agent.state.running is None
 
 
@@ -177,7 +186,7 @@ def test_a_loss_that_is_not_finite_is_a_refusal() -> None:
     agent = connected()
     agent.train(train_task())
     result = replace(RESULT, loss=math.nan)
-    refusal = one(agent.step(Trained(task_id="t1", result=result, blob=blob("u"))), Keep).message
+    refusal = one(agent.step(TrainingEnded(task_id="t1", result=result, blob=blob("u"))), Keep).message
     assert (refusal.reason, isinstance(refusal, Refusal)) == ("diverged", True)
 
 
@@ -202,7 +211,7 @@ def test_a_task_without_an_answer_at_its_deadline_is_refused_and_its_training_st
     agent = connected()
     agent.train(train_task())
     agent.now_s += 60.0
-    actions = agent.see(Tick())
+    actions = agent.see(TimePassed())
     assert one(actions, StopWork).task_id == "t1"
     assert one(actions, Keep).message.reason == "compute"
 
@@ -246,7 +255,7 @@ def test_a_round_that_moves_on_ends_the_training_and_keeps_the_update_of_the_rou
     agent.finish(train_task("t1", 1))
     agent.train(train_task("t2", 2))
     assert one(agent.hear(announce(3)), StopWork).task_id == "t2"
-    assert agent.state.job is None
+    assert agent.state.current is None
     updates = [entry.message for entry in agent.state.pending if isinstance(entry.message, Update)]
     assert [update.task_id for update in updates] == ["t1"]
 
@@ -258,7 +267,7 @@ def test_tasks_of_the_past_and_of_others_are_not_done(stale: object) -> None:
     agent = connected()
     agent.hear(announce(2, "train"))
     actions = agent.hear(stale)  # type: ignore[arg-type]  # the parameters are tasks
-    assert agent.state.job is None
+    assert agent.state.current is None
     assert all(getattr(action.message, "status", "") == "refused" for action in actions if isinstance(action, Publish))
 
 
@@ -281,7 +290,7 @@ def test_a_server_that_was_started_anew_may_measure_the_same_round_again() -> No
     agent = connected()
     agent.train(train_task())
     assert isinstance(one(agent.hear(announce(1)), Keep).message, Telemetry)
-    assert agent.state.job is not None
+    assert agent.state.current is not None
 
 
 def test_a_stale_ack_changes_nothing() -> None:
@@ -300,8 +309,8 @@ def test_models_are_fetched_placed_and_reported() -> None:
     agent = connected()
     agent.hear(announce(3, "train"))
     agent.hear(deploy_task())
-    assert one(agent.fetch_all(), Place).task == deploy_task()
-    deployed = one(agent.step(Placed(task_id="d1", files=("models/run/model.onnx",))), Keep).message
+    assert one(agent.fetch_all(), PlaceModels).task == deploy_task()
+    deployed = one(agent.step(ModelsPlaced(task_id="d1", files=("models/run/model.onnx",))), Keep).message
     assert deployed == Deployed(
         task_id="d1", run_id="run", client_id="pi", files=("models/run/model.onnx",), message_id="deployed.d1"
     )
@@ -316,7 +325,7 @@ def leaver() -> Agent:
 def leaves(agent: Agent, seconds: float) -> bool:
     for _ in range(int(seconds * 2)):
         agent.now_s += 0.5
-        if any(isinstance(action, Leave) for action in agent.see(Tick())):
+        if any(isinstance(action, Leave) for action in agent.see(TimePassed())):
             return True
     return False
 
@@ -329,7 +338,7 @@ def test_the_agent_leaves_when_its_run_is_over_and_its_last_ack_is_here() -> Non
     agent.see(WorkFailed(task_id="t1", reason="failed", detail="stopped"))
     assert not leaves(agent, 5)
     agent.fetch_all()
-    agent.step(Placed(task_id="d1", files=("m",)))
+    agent.step(ModelsPlaced(task_id="d1", files=("m",)))
     assert not leaves(agent, 5)
     agent.hear(ack("deployed.d1"))
     assert leaves(agent, 3)
@@ -340,7 +349,7 @@ def test_a_ack_that_never_comes_does_not_keep_the_agent_for_ever() -> None:
     agent.hear(announce(3, "train"))
     agent.hear(deploy_task())
     agent.fetch_all()
-    agent.step(Placed(task_id="d1", files=("m",)))
+    agent.step(ModelsPlaced(task_id="d1", files=("m",)))
     agent.hear(announce(3, "finished"))
     assert not leaves(agent, 50)
     assert leaves(agent, 15)
@@ -369,7 +378,7 @@ def test_a_new_start_sends_kept_answers_again_and_trains_the_unanswered_task_ane
     agent.train(train_task("t1", 1))
     agent.finish(train_task("t1", 1))
     agent.train(train_task("t2", 2))
-    saved = agent.state.saved()
+    saved = agent.state.saved
     again = Agent(saved=saved, settings=AgentSettings(profile=profile("s2")))
     assert [type(action.message) for action in again.first if isinstance(action, Keep)] == [Update]
     again.see(LinkUp())

@@ -7,7 +7,7 @@ import pytest
 from agent.agent_cases import RESULT, blob, connected, one, train_task
 
 from subfleet.agent.actions import Keep
-from subfleet.agent.events import Trained
+from subfleet.agent.events import TrainingEnded
 from subfleet.protocol.messages import Refusal
 
 
@@ -15,8 +15,8 @@ from subfleet.protocol.messages import Refusal
 def test_a_training_with_one_is_refused(odd: dict[str, Any]) -> None:
     agent = connected()
     agent.train(train_task())
-    refusal = one(agent.step(Trained(task_id="t1", result=replace(RESULT, **odd), blob=blob("u"))), Keep).message
+    refusal = one(agent.step(TrainingEnded(task_id="t1", result=replace(RESULT, **odd), blob=blob("u"))), Keep).message
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "failed"
     assert refusal.detail.startswith("the result cannot be sent: ")
-    assert agent.state.job is None
+    assert agent.state.current is None

@@ -33,7 +33,7 @@ def test_a_task_that_kills_its_process_at_each_start_is_begun_twice_and_refused_
         "the device's process ended 2 times in a row while it worked, the last time on this task, as it does when the "
         "system has too little memory; it gives 250 bytes for now"
     )
-    assert board.agent.state.job is None
+    assert board.agent.state.current is None
     assert board.agent.hear(task)[0].message.status == "duplicate"  # type: ignore[union-attr]  # a Publish
 
 
@@ -67,7 +67,7 @@ def test_models_that_are_placed_are_no_work_that_kills() -> None:
     for _ in range(5):
         board.killed()
     assert (board.told, board.disk.survival) == ([], Survival())
-    assert board.agent.state.job is not None
+    assert board.agent.state.current is not None
 
 
 # --- deaths in a row ---
@@ -322,7 +322,7 @@ def test_a_device_is_killed_twice_for_each_halving_and_trains_in_every_round(
     board = Board()
     halvings = (max(sizes) // capacity_bytes).bit_length()
     for number in range(1, 13):
-        free_bytes = board.disk.survival.offered_bytes(BUDGET_BYTES)
+        free_bytes = board.disk.survival.limit_budget(BUDGET_BYTES)
         deaths, trained = play(board, number, sizes, capacity_bytes)
         assert deaths <= 2 * halvings
         assert deaths == 0 or free_bytes * 17 // 16 + 1 > capacity_bytes, "who offers what it has is not killed"

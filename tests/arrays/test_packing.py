@@ -11,10 +11,10 @@ from matrices import examples
 
 from subfleet.arrays.codecs.packing import (
     Marks,
-    marks_bytes,
+    count_marks_bytes,
+    count_packed_bytes,
     pack,
     pack_marks,
-    packed_bytes,
     unpack,
     unpack_marks,
 )
@@ -26,7 +26,7 @@ from subfleet.protocol.errors import ProtocolError
 def test_numbers_come_back(bits: int, count: int, seed: int) -> None:
     numbers = np.random.default_rng(seed).integers(0, 2**bits, count)
     packed = pack(numbers, bits)
-    assert len(packed) == packed_bytes(count, bits) == math.ceil(count * bits / 8)
+    assert len(packed) == count_packed_bytes(count, bits) == math.ceil(count * bits / 8)
     np.testing.assert_array_equal(unpack(packed, bits, count), numbers)
 
 
@@ -53,7 +53,7 @@ def test_marks_come_back(size: int, share: float, seed: int) -> None:
     count = max(1, round(share * size))
     marks = marked(np.random.default_rng(seed).choice(size, count, replace=False), size)
     packed = pack_marks(marks)
-    assert len(packed) == marks_bytes(count, size)
+    assert len(packed) == count_marks_bytes(count, size)
     # A bit for each place at most, and less than 3 bits and the logarithm of the gaps a mark.
     assert 8 * len(packed) < min(size, count * (3 + math.log2(size / count))) + 16
     np.testing.assert_array_equal(unpack_marks(packed, count, size), marks)
@@ -66,7 +66,7 @@ def test_marks_at_either_end_come_back() -> None:
 
 
 def test_marks_everywhere_take_no_bytes() -> None:
-    assert marks_bytes(7, 7) == len(pack_marks(np.ones(7, np.bool_))) == 0
+    assert count_marks_bytes(7, 7) == len(pack_marks(np.ones(7, np.bool_))) == 0
     assert unpack_marks(np.empty(0, np.uint8), 7, 7).tolist() == [True] * 7
 
 

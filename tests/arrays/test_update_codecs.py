@@ -13,10 +13,10 @@ from matrices import examples
 
 from subfleet.arrays.codecs import (
     UPDATE_CODECS,
+    count_encoded_bytes,
     decode_change,
+    draw_rounding_numbers,
     encode_changes,
-    encoded_bytes,
-    rounding_numbers,
 )
 from subfleet.arrays.codecs.coders import QsgdCoder, Uniform
 from subfleet.protocol.errors import ProtocolError, TrainingError
@@ -38,7 +38,7 @@ FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 
 
 def uniform(tensor: str) -> Uniform:
-    return rounding_numbers(tensor, seed=1, round_number=2, client_id="ada")
+    return draw_rounding_numbers(tensor, seed=1, round_number=2, client_id="ada")
 
 
 def encoded(codec: AnyUpdateCodec, values: Floats) -> npt.NDArray[np.generic]:
@@ -70,7 +70,7 @@ def test_what_comes_back_has_the_shape_the_size_and_is_near(
 ) -> None:
     sent = np.random.default_rng(seed).permutation(np.array(values, np.float32)).reshape(1, -1)
     written = encoded(codec, sent)
-    assert written.nbytes == encoded_bytes(codec, sent.size) <= sent.nbytes
+    assert written.nbytes == count_encoded_bytes(codec, sent.size) <= sent.nbytes
     found = decode_change(codec, "w", written, sent.shape, exact=False)
     assert found.dtype == np.float32
     assert found.shape == sent.shape
@@ -176,7 +176,7 @@ def test_the_random_numbers_are_golden_and_differ_by_seed_round_client_and_tenso
     others: list[dict[str, Any]] = [{"seed": 2}, {"round_number": 3}, {"client_id": "bob"}, {"tensor": "v"}]
     for other in others:
         origin: dict[str, Any] = {"seed": 1, "round_number": 2, "client_id": "ada", "tensor": "w", **other}
-        assert not (rounding_numbers(**origin)(3) == first).any()
+        assert not (draw_rounding_numbers(**origin)(3) == first).any()
 
 
 RANDOM = [0.7557450644428304, 0.03377539533400875, 0.8228773835180583]
@@ -186,7 +186,7 @@ RANDOM = [0.7557450644428304, 0.03377539533400875, 0.8228773835180583]
     ("levels", "bits"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (8, 5), (31, 6), (63, 7), (64, 8), (127, 8)]
 )
 def test_a_value_takes_as_few_bits_as_its_levels_allow(levels: int, bits: int) -> None:
-    assert encoded_bytes(Qsgd(levels=levels, bucket_size=1000), 1000) == math.ceil(1000 * bits / 8) + 4
+    assert count_encoded_bytes(Qsgd(levels=levels, bucket_size=1000), 1000) == math.ceil(1000 * bits / 8) + 4
     values = drawn(1000)
     assert encoded(Qsgd(levels=levels, bucket_size=1000), values).nbytes == math.ceil(1000 * bits / 8) + 4
 
@@ -256,7 +256,7 @@ def test_what_a_codec_never_writes_is_refused(
 @examples(50)
 @given(codec=st.sampled_from(CODECS[1:]), size=st.integers(1, 300), data=st.data())
 def test_any_bytes_are_read_or_refused(codec: AnyUpdateCodec, size: int, data: st.DataObject) -> None:
-    count = encoded_bytes(codec, size)
+    count = count_encoded_bytes(codec, size)
     if count == 4 * size:
         return
     content = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8)

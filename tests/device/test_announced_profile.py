@@ -6,12 +6,12 @@ from typing import cast
 import pytest
 
 from subfleet.device import describing
-from subfleet.device.describing import description, profile_with, with_declaration
+from subfleet.device.describing import declare_architecture, describe_device
 from subfleet.device.meters import Meter
 from subfleet.device_profiles import load_profile
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.jobs import DataSummary
-from subfleet.protocol.memory import PackingWidth
+from subfleet.protocol.memory_plan import PackingWidth
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Prefix
 
@@ -29,15 +29,15 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
     profile = replace(
         load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=architecture
     )
-    told = description("pi", profile, "onnx", SUMMARY, METER)
+    told = describe_device("pi", profile, "onnx", SUMMARY, METER)
     assert told.architecture == architecture
     assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
     assert told.max_training_bytes is None
-    limited = description("pi", replace(profile, memory_limit="300M"), "onnx", SUMMARY, METER)
+    limited = describe_device("pi", replace(profile, memory_limit="300M"), "onnx", SUMMARY, METER)
     assert limited.max_training_bytes == 300_000_000
     assert told.held_out_count == 0
     held_out = replace(SUMMARY, sample_count=7)
-    tested = description("pi", profile, "onnx", SUMMARY, METER, held_out=held_out)
+    tested = describe_device("pi", profile, "onnx", SUMMARY, METER, held_out=held_out)
     assert (tested.sample_count, tested.held_out_count) == (3, 7)
     assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
 
@@ -46,31 +46,31 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
 def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
     own: PackingWidth, of_profile: PackingWidth | None, told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(describing, "own_packing_width", lambda: own)
+    monkeypatch.setattr(describing, "detect_packing_width", lambda: own)
     profile = replace(load_profile("raspberry_pi_4"), packing_width=of_profile)
-    assert description("pi", profile, "onnx", SUMMARY, METER).packing_width == told
+    assert describe_device("pi", profile, "onnx", SUMMARY, METER).packing_width == told
 
 
 def test_what_no_server_would_keep_is_one_sentence() -> None:
     profile = replace(load_profile("raspberry_pi_4"), operators=("Conv",) * 1025)
     with pytest.raises(ConfigError, match="cannot be announced: operators has 1025 items, but may have 1024 at most"):
-        description("pi", profile, "onnx", SUMMARY, METER)
+        describe_device("pi", profile, "onnx", SUMMARY, METER)
 
 
 def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
     architecture = Architecture(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
     text = canonical_json(architecture).decode()
     (tmp_path / "mine.json").write_text(text, encoding="utf-8")
-    before = replace(profile_with("laptop"), network="{}")
+    before = replace(load_profile("laptop"), network="{}")
     for said in (text, " " + text, str(tmp_path / "mine.json")):
-        profile = with_declaration(before, said)
+        profile = declare_architecture(before, said)
         assert (profile.architecture, profile.network) == (architecture, "")
 
 
 @pytest.mark.parametrize("said", ['{"preset": "vgg16"}', ' {"family": "mlp", "widths": [8], "depths": [1]}'])
 def test_a_network_of_its_own_is_told_as_it_was_said(said: str, tmp_path: Path) -> None:
-    before = replace(profile_with("laptop"), architecture=Architecture(name="before"))
+    before = replace(load_profile("laptop"), architecture=Architecture(name="before"))
     (tmp_path / "mine.json").write_text(said, encoding="utf-8")
     for one in (said, str(tmp_path / "mine.json")):
-        profile = with_declaration(before, one)
+        profile = declare_architecture(before, one)
         assert (profile.architecture, json.loads(profile.network)) == (None, json.loads(said))

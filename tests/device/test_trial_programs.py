@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from subfleet.arrays import decode_arrays
-from subfleet.device.trial import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, program_file
+from subfleet.device.trial_process import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, name_program_file
 from subfleet.export.request_steps import training_step_of
 from subfleet.protocol.programs import decode_program
 from subfleet.tasks import read_dataset
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = Path(str(resources.files("subfleet.device"))) / "trial_files"
-FILES = {DATA, EXPECTED, WEIGHTS, *map(program_file, TARGETS)}
+FILES = {DATA, EXPECTED, WEIGHTS, *map(name_program_file, TARGETS)}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def script() -> ModuleType:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_program_has_the_values_of_todays_exporter(script: ModuleType, target: str) -> None:
-    manifest = decode_program((SHIPPED / program_file(target)).read_bytes()).manifest
+    manifest = decode_program((SHIPPED / name_program_file(target)).read_bytes()).manifest
     step = training_step_of(script.request_for(target))
     assert (manifest.target, manifest.purpose, manifest.batch_size) == (target, "train", SETTINGS.batch_size)
     assert (manifest.inputs, manifest.outputs) == (step.inputs, step.outputs), "run scripts/make_trial_programs.py"
@@ -64,7 +64,7 @@ def test_the_script_writes_what_is_shipped(script: ModuleType, tmp_path: Path) -
     assert all(np.array_equal(new[name], old[name]) for name in old)
     for target in TARGETS:
         written, shipped = (
-            decode_program((folder / program_file(target)).read_bytes()) for folder in (tmp_path, SHIPPED)
+            decode_program((folder / name_program_file(target)).read_bytes()) for folder in (tmp_path, SHIPPED)
         )
         if written.manifest.versions == shipped.manifest.versions:
             assert bytes(written.body) == bytes(shipped.body)

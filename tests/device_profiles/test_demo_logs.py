@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.device_profiles import LOGS, PROFILES, demo_log_path, load_log
+from subfleet.device_profiles import LOGS, PROFILES, find_demo_log, load_log
 from subfleet.protocol.errors import FileError
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_a_shipped_log_says_what_it_is_and_stays_in_its_range(name: str) -> None
 
 
 def test_the_licence_of_the_traces_lies_beside_the_logs() -> None:
-    text = (demo_log_path("laptop").parent / "LICENSE.ghent").read_text()
+    text = (find_demo_log("laptop").parent / "LICENSE.ghent").read_text()
     assert "BSD 2-Clause" in text
     assert "Copyright (c)" in text
 
@@ -61,7 +61,7 @@ def test_an_unknown_log_lists_the_known_ones() -> None:
     with pytest.raises(FileError, match="cannot be read"):
         load_log("x" * 5000)
     with pytest.raises(FileError, match="android_phone"):
-        demo_log_path("toaster")
+        find_demo_log("toaster")
 
 
 @pytest.mark.slow
@@ -75,4 +75,4 @@ def test_the_script_makes_the_shipped_bytes_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(script, "FOLDER", tmp_path)
     assert script.main() == 0
     for name in LOGS:
-        assert (tmp_path / f"{name}.csv").read_bytes() == demo_log_path(name).read_bytes()
+        assert (tmp_path / f"{name}.csv").read_bytes() == find_demo_log(name).read_bytes()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.device_profiles.ghent import BandwidthSample, join_rows, mean_bps, read_ghent
+from subfleet.device_profiles.ghent import BandwidthSample, average_bps, join_rows, read_ghent
 from subfleet.protocol.errors import FileError
 
 TEXT = "trace,t_s,dur_s,dl_mbps\nbus,0,2,10\nbus,2,1,40\nfoot,0,1,7\n"
@@ -65,7 +65,7 @@ SAMPLES = (
 def test_the_mean_is_weighted_by_time_and_unknown_where_nothing_was_measured(
     start_s: float, end_s: float, mean: float | None
 ) -> None:
-    assert mean_bps(SAMPLES, start_s, end_s) == mean
+    assert average_bps(SAMPLES, start_s, end_s) == mean
 
 
 def test_a_join_has_a_row_for_each_memory_value_and_starts_inside_the_trace() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from subfleet.device_profiles import load_log, load_profile
-from subfleet.device_profiles.drawing import devices_of
+from subfleet.device_profiles.drawing import draw_devices
 from subfleet.device_profiles.populations import POPULATIONS, Kind, Population, load_population, parse_population
 from subfleet.protocol.errors import ConfigError, FileError
 
@@ -43,16 +43,16 @@ def tables(folder: Path) -> Population:
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_devices_and_more_begin_with_them() -> None:
     mixed = load_population("mixed")
-    twenty = devices_of(mixed, 20, seed="1/phone", data=None)
-    assert devices_of(mixed, 20, seed="1/phone", data=None) == twenty
-    assert devices_of(mixed, 8, seed="1/phone", data=None) == twenty[:8]
-    assert devices_of(mixed, 20, seed="2/phone", data=None) != twenty
+    twenty = draw_devices(mixed, 20, seed="1/phone", data=None)
+    assert draw_devices(mixed, 20, seed="1/phone", data=None) == twenty
+    assert draw_devices(mixed, 8, seed="1/phone", data=None) == twenty[:8]
+    assert draw_devices(mixed, 20, seed="2/phone", data=None) != twenty
     assert {device.profile.name for device in twenty} <= {kind.name for kind in mixed.kinds}
 
 
 @pytest.mark.slow
 def test_kinds_are_drawn_by_their_weights_and_have_their_own_profiles_and_logs() -> None:
-    drawn = devices_of(TWO, 400, seed="1", data=None)
+    drawn = draw_devices(TWO, 400, seed="1", data=None)
     assert 270 <= sum(device.profile.name == "big" for device in drawn) <= 330, "three quarters"
     readings = {name: [row.reading for row in load_log(name).rows] for name in ("laptop", "raspberry_pi_4")}
     for device in drawn[:40]:
@@ -63,8 +63,8 @@ def test_kinds_are_drawn_by_their_weights_and_have_their_own_profiles_and_logs()
 
 def test_even_dealing_keeps_shares_and_begins_equally_far_apart_whatever_the_seed() -> None:
     even = replace(TWO, dealing="even")
-    dealt = devices_of(even, 8, seed="1", data=None)
-    assert dealt == devices_of(even, 8, seed="2", data=None)
+    dealt = draw_devices(even, 8, seed="1", data=None)
+    assert dealt == draw_devices(even, 8, seed="2", data=None)
     assert [device.profile.name for device in dealt] == ["big"] * 6 + ["small"] * 2
     rows = load_log("raspberry_pi_4").rows
     assert dealt[7].log.rows[0].reading == rows[len(rows) // 2].reading
@@ -72,7 +72,7 @@ def test_even_dealing_keeps_shares_and_begins_equally_far_apart_whatever_the_see
 
 def test_links_of_other_logs_take_the_place_of_a_log_s_own() -> None:
     kind = Kind(name="pi", profile="raspberry_pi_4", logs=("raspberry_pi_4",), links=("laptop",))
-    (device,) = devices_of(replace(TWO, kinds=(kind,), dealing="even"), 1, seed="1", data=None)
+    (device,) = draw_devices(replace(TWO, kinds=(kind,), dealing="even"), 1, seed="1", data=None)
     pi, laptop = load_log("raspberry_pi_4").rows, load_log("laptop").rows
     assert [row.reading.memory_free_bytes for row in device.log.rows] == [row.reading.memory_free_bytes for row in pi]
     assert device.log.rows[0].reading.downlink_bps == laptop[0].reading.downlink_bps
@@ -80,7 +80,7 @@ def test_links_of_other_logs_take_the_place_of_a_log_s_own() -> None:
 
 
 def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
-    devices = devices_of(tables(tmp_path), 3, seed="1", data=tmp_path)
+    devices = draw_devices(tables(tmp_path), 3, seed="1", data=tmp_path)
     # Half of free and cached, every second row of "pi" that is no "pi-old": the median is 3 MB, the budget 1 MB.
     assert [device.profile.memory_fraction for device in devices] == [pytest.approx(1 / 3)] * 3
     memory = [[row.reading.memory_free_bytes for row in device.log.rows] for device in devices]
@@ -96,13 +96,13 @@ def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'league' needs memory/phone_top_1s.csv in the folder that SUBFLEET_DATA"):
-        devices_of(load_population("league"), 1, seed="1", data=None)
+        draw_devices(load_population("league"), 1, seed="1", data=None)
     population = tables(tmp_path)
     with pytest.raises(FileError, match=r"needs .*memory.csv, which is missing"):
-        devices_of(population, 1, seed="1", data=tmp_path / "elsewhere")
+        draw_devices(population, 1, seed="1", data=tmp_path / "elsewhere")
     (tmp_path / "memory.csv").write_text("who,free\npi,1\n", encoding="utf-8")
     with pytest.raises(FileError, match="has no column 'cached'"):
-        devices_of(population, 1, seed="1", data=tmp_path)
+        draw_devices(population, 1, seed="1", data=tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'mixed'"):
         load_population("mixd")
 

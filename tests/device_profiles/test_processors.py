@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.device_profiles import own_packing_width
+from subfleet.device_profiles import detect_packing_width
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from subfleet.device_profiles import own_packing_width
 )
 def test_the_width_follows_from_what_the_processor_can_do(tmp_path: Path, line: str, width: int) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n", encoding="utf-8")
-    assert own_packing_width(tmp_path / "cpuinfo") == width
+    assert detect_packing_width(tmp_path / "cpuinfo") == width
 
 
 @pytest.mark.parametrize(("machine", "width"), [("x86_64", 16), ("AMD64", 16), ("arm64", 8)])
@@ -28,4 +28,4 @@ def test_without_such_a_file_it_follows_from_the_kind(
     tmp_path: Path, machine: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    assert own_packing_width(tmp_path / "none") == width
+    assert detect_packing_width(tmp_path / "none") == width

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.device_profiles.profiles import PROFILES, load_profile, memory_budget_bytes, parse_profile
+from subfleet.device_profiles.profiles import PROFILES, compute_memory_budget, load_profile, parse_profile
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.submodel import Architecture, Prefix
@@ -88,16 +88,16 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_budget_is_the_share_of_free_memory_and_nothing_where_that_is_unknown() -> None:
-    assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25) == 250
-    assert memory_budget_bytes(Reading(), 0.25) == 0
-    assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, data_bytes=600) == 100
-    assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, data_bytes=1001) == 0
+    assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25) == 250
+    assert compute_memory_budget(Reading(), 0.25) == 0
+    assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25, data_bytes=600) == 100
+    assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25, data_bytes=1001) == 0
 
 
 def test_the_budget_is_the_least_of_share_and_limit() -> None:
-    assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, limit_bytes=200) == 200
-    assert memory_budget_bytes(Reading(memory_free_bytes=1000), 0.25, limit_bytes=300) == 250
-    assert memory_budget_bytes(Reading(), 0.25, limit_bytes=300) == 0
+    assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25, limit_bytes=200) == 200
+    assert compute_memory_budget(Reading(memory_free_bytes=1000), 0.25, limit_bytes=300) == 250
+    assert compute_memory_budget(Reading(), 0.25, limit_bytes=300) == 0
     assert parse_profile(MINIMAL, "board.toml").max_training_bytes is None
     assert parse_profile(MINIMAL, "board.toml").disk_limit_bytes == 2_000_000_000
     assert parse_profile(MINIMAL + 'disk_limit = "500M"\n', "board.toml").disk_limit_bytes == 500_000_000

@@ -11,9 +11,9 @@ from agent.agent_cases import EVALUATION, RESULT, announce, deploy_task, evaluat
 
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import Direction
-from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.blobs import BlobRef, decode_chunk
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
@@ -39,7 +39,7 @@ from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Connected, Delivery
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.exchange import BlobExchange, Fetched
-from subfleet.transport.memory import Faults, MemoryBroker, MemoryTransport
+from subfleet.transport.in_memory import Faults, MemoryBroker, MemoryTransport
 from subfleet.transport.outbox import Outbox
 
 PROGRAM = b"program" * 50_000  # six chunks
@@ -277,7 +277,7 @@ class Rig:
         settings = AgentSettings(profile=told, data_bytes=DATA_BYTES, leave_when_finished=leave_when_finished)
         self.link: MemoryTransport = self.broker.client("pi")
         device = Device(store=self.store, worker=self.worker, meter=self.meter)
-        self.session = Session(settings, self.link, Topics(), device, clock=self.clock)
+        self.session = EdgeSession(settings, self.link, Topics(), device, clock=self.clock)
         self.session.open()
 
     def kill(self) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from agent.agent_cases import RESULT, announce, blob, deploy_task, score_task, train_task
 
-from subfleet.agent.events import Scored, WorkFailed
+from subfleet.agent.events import ScoringEnded, WorkFailed
 from subfleet.agent.states import Saved
 from subfleet.edge_client.store import KEPT_RUNS, AgentStore
-from subfleet.edge_client.work import Finished
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.task_work import TrainingOutput
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import DataError, FileError, MemoryLimitError, ProtocolError
 from subfleet.protocol.jobs import Job, Trainer, TrainResult
@@ -254,7 +254,7 @@ def test_the_worker_hears_that_it_is_to_stop_and_trains_again_afterwards(tmp_pat
         worker.stop()
         worker.join(10.0)
         outcome = worker.outcome()
-        assert isinstance(outcome, Finished)
+        assert isinstance(outcome, TrainingOutput)
         assert outcome.output_path.read_bytes() == b"stopped"
     assert worker.outcome() is None
 
@@ -303,7 +303,7 @@ def test_a_candidate_that_cannot_be_scored_takes_nothing_from_the_others(
 ) -> None:
     trainer = Scores(first, 2.5)
     outcome = scored(tmp_path, trainer)
-    assert isinstance(outcome, Scored)
+    assert isinstance(outcome, ScoringEnded)
     assert outcome.scores[1] == CandidateScore(score=2.5)
     assert outcome.scores[0].score is None
     assert reason in outcome.scores[0].reason

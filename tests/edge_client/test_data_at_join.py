@@ -8,6 +8,7 @@ import pytest
 
 from subfleet.edge_client import joining
 from subfleet.edge_client.commands import run
+from subfleet.edge_client.device_options import DeviceOptions
 from subfleet.edge_client.joining import JoinOptions, join
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.exit_codes import ExitCode
@@ -63,7 +64,7 @@ def test_held_out_data_of_another_scale_are_refused_when_a_device_joins(tmp_path
             broker=BrokerOptions(url="mqtt://127.0.0.1:1"),
             data=str(tmp_path / "train.npz"),
             held_out=str(tmp_path / "held.npz"),
-            state=tmp_path / "state",
+            device=DeviceOptions(state=tmp_path / "state"),
         )
         with pytest.raises(DataError, match=rf"held\.npz' do not go together with .*train\.npz': {words}"):
             join(options)
@@ -80,11 +81,11 @@ def test_statistics_stay_on_the_device_where_it_says_so(
     def session(settings: Any, *_: object) -> None:
         raise Joined(settings.profile)
 
-    monkeypatch.setattr(joining, "Session", session)
+    monkeypatch.setattr(joining, "EdgeSession", session)
     options = JoinOptions(
         broker=BrokerOptions(url="mqtt://127.0.0.1:1"),
         data="digits:train",
-        state=tmp_path / "state",
+        device=DeviceOptions(state=tmp_path / "state"),
         tells_statistics=tells,
     )
     with pytest.raises(Joined) as caught:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from transport.mosquitto import free_port, mosquitto
 
+from subfleet.edge_client.device_options import DeviceOptions
 from subfleet.edge_client.doctor import DoctorOptions, examine
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.transport.address import BrokerOptions
@@ -15,7 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.broker]
 def test_each_thing_that_a_broker_does_not_do_is_a_finding_with_its_remedy(tmp_path: Path) -> None:
     port = free_port()
     settings = (f"listener {port} 127.0.0.1", "allow_anonymous true", "retain_available false")
-    options = DoctorOptions(broker=BrokerOptions(url=f"tcp://127.0.0.1:{port}"), client_id="pi", state=tmp_path / "s")
+    options = DoctorOptions(
+        broker=BrokerOptions(url=f"tcp://127.0.0.1:{port}"), device=DeviceOptions(client_id="pi", state=tmp_path / "s")
+    )
     with mosquitto(tmp_path, (*settings, "message_size_limit 1000"), port):
         findings = {finding.check: finding for finding in examine(options).findings}
     assert findings["broker"].code is findings["will"].code is ExitCode.OK
@@ -30,7 +33,9 @@ def test_each_thing_that_a_broker_does_not_do_is_a_finding_with_its_remedy(tmp_p
 
 
 def test_a_broker_that_is_not_there_is_one_finding(tmp_path: Path) -> None:
-    options = DoctorOptions(broker=BrokerOptions(url="mqtt://127.0.0.1:1"), client_id="pi", state=tmp_path / "s")
+    options = DoctorOptions(
+        broker=BrokerOptions(url="mqtt://127.0.0.1:1"), device=DeviceOptions(client_id="pi", state=tmp_path / "s")
+    )
     (finding,) = [one for one in examine(options).findings if one.check == "broker"]
     assert (finding.code, finding.text) == (ExitCode.TRANSPORT, "cannot be used")
     assert "no broker listens at 127.0.0.1:1" in finding.remedy

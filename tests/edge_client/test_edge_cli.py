@@ -16,15 +16,15 @@ from trainers.recording_program import manifest
 from subfleet.agent.states import Saved
 from subfleet.device import describing, runtimes
 from subfleet.device.capture import CaptureOptions, capture
-from subfleet.device.describing import default_client_id, profile_with
-from subfleet.device.trying import Tried
+from subfleet.device.trials import TrialResult
 from subfleet.device_profiles.logs import read_log
 from subfleet.edge_client import cli, doctor
-from subfleet.edge_client.store import AgentStore, default_state_folder
+from subfleet.edge_client.device_options import DeviceOptions
+from subfleet.edge_client.store import AgentStore, find_state_folder
 from subfleet.protocol.errors import ConfigError, DataError, FileError, MissingExtraError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.jobs import DataSummary, Prediction
-from subfleet.protocol.memory import MemoryPlan, Packing
+from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.registry import Registry
@@ -45,8 +45,8 @@ def _quiet_root_logger() -> Iterator[None]:
 @pytest.fixture
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the doctor tries works, and takes no process: other tests are about that."""
-    monkeypatch.setattr(doctor, "try_package", lambda module, name: Tried(text="9.9"))
-    monkeypatch.setattr(doctor, "try_runtime", lambda name, provider: Tried(text=f"{name} for {provider}"))
+    monkeypatch.setattr(doctor, "try_package", lambda module, name: TrialResult(text="9.9"))
+    monkeypatch.setattr(doctor, "try_runtime", lambda name, provider: TrialResult(text=f"{name} for {provider}"))
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_nothing_reaches_the_user_as_a_traceback(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(runtimes, "trainer_of_file", fail)
+    monkeypatch.setattr(runtimes, "find_trainer", fail)
     got, _, err = run(capsys, "predict", "m.onnx", "--data", "d")
     assert got == code
     assert words in err
@@ -208,8 +208,8 @@ class FakeEntry:
         return lambda provider="cpu": self.made if provider == "cpu" else FakeTrainer(provider=provider)
 
 
-def working(name: str, provider: str) -> Tried:
-    return Tried(text=f"{name} on {provider}")
+def working(name: str, provider: str) -> TrialResult:
+    return TrialResult(text=f"{name} on {provider}")
 
 
 def use_trainers(monkeypatch: pytest.MonkeyPatch, **trainers: object) -> None:
@@ -266,27 +266,28 @@ def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyP
 
 
 def test_the_id_is_what_is_said_or_the_user_or_the_host() -> None:
-    assert default_client_id("me", None) == "me"
-    assert default_client_id(None, "me") == "me"
-    assert default_client_id("me", "me") == "me"
-    assert default_client_id(None, None)
+    named, nameless = DeviceOptions(client_id="me"), DeviceOptions()
+    assert named.choose_client_id(None) == "me"
+    assert nameless.choose_client_id("me") == "me"
+    assert named.choose_client_id("me") == "me"
+    assert nameless.choose_client_id(None)
     with pytest.raises(ProtocolError):
-        default_client_id("a b", None)
+        DeviceOptions(client_id="a b").choose_client_id(None)
 
 
 def test_the_state_folder_names_fleet_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/x")
-    assert default_state_folder("main", "pi") == Path("/x/subfleet/main/pi")
+    assert find_state_folder("main", "pi") == Path("/x/subfleet/main/pi")
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert default_state_folder("main", "pi") == Path.home() / ".local/state/subfleet/main/pi"
+    assert find_state_folder("main", "pi") == Path.home() / ".local/state/subfleet/main/pi"
 
 
 def test_the_command_line_overrides_the_profile() -> None:
-    profile = profile_with("laptop", memory_fraction=0.75, threads=3)
+    profile = DeviceOptions(profile="laptop", memory_fraction=0.75, threads=3).load_profile()
     assert (profile.memory_fraction, profile.threads) == (0.75, 3)
-    assert profile_with("laptop").threads == 1
-    assert profile_with("laptop", memory_limit="300M").max_training_bytes == 300_000_000
-    assert profile_with("laptop", disk_limit="1Gi").disk_limit_bytes == 2**30
+    assert DeviceOptions(profile="laptop").load_profile().threads == 1
+    limited = DeviceOptions(profile="laptop", memory_limit="300M", disk_limit="1Gi").load_profile()
+    assert (limited.max_training_bytes, limited.disk_limit_bytes) == (300_000_000, 2**30)
 
 
 def test_join_holds_its_folder_to_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:
@@ -328,7 +329,7 @@ def test_doctor_names_what_is_there_what_is_not_and_the_remedy(
 def test_doctor_says_that_a_program_fits_a_budget_of_just_its_plan_and_none_of_a_byte_less(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(describing, "own_packing_width", lambda: 32)
+    monkeypatch.setattr(describing, "detect_packing_width", lambda: 32)
     memory = MemoryPlan(runtime_bytes=990, packings=(Packing(width=32, more_bytes=10),))
     planned = replace(manifest(4), memory=memory)
     store = AgentStore(tmp_path)

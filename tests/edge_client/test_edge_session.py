@@ -20,7 +20,7 @@ from subfleet.protocol.errors import (
     TrainingError,
 )
 from subfleet.protocol.messages import Ack, Deployed, Presence, Profile, Refusal, Telemetry, Update, encode
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def stored(rig: Rig, name: str = "t1") -> bytes:
 
 
 def settled(rig: Rig) -> bool:
-    return not rig.store.load().answers()
+    return not rig.store.load().answers
 
 
 def test_a_whole_round(rig: Rig) -> None:

@@ -10,11 +10,11 @@ from edge_client.fleet_rig import WEIGHTS, FakeTrainer, Rig
 
 from subfleet.agent.events import WorkFailed
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, SubfleetError
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import Evaluated, Refusal
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 
 def evaluated(rig: Rig) -> list[Evaluated]:
@@ -22,7 +22,7 @@ def evaluated(rig: Rig) -> list[Evaluated]:
 
 
 def settled(rig: Rig) -> bool:
-    return bool(evaluated(rig)) and not rig.store.load().answers()
+    return bool(evaluated(rig)) and not rig.store.load().answers
 
 
 def begin(rig: Rig) -> None:

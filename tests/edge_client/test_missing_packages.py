@@ -14,7 +14,7 @@ from device.broken_packages import put
 from matrices import mostly_long
 from trainers.hidden_binding import NO_BINDING
 
-from subfleet.device.trying import Tried
+from subfleet.device.trials import TrialResult
 from subfleet.edge_client import doctor
 from subfleet.protocol.exit_codes import ExitCode
 
@@ -222,7 +222,7 @@ def test_where_no_runtime_works_each_is_told_in_one_sentence(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("release", "is_older"), [("1.25.9", True), ("1.26.0", False), ("2.4.6", False), ("", False)])
 def test_doctor_names_a_numpy_that_is_too_old(release: str, is_older: bool) -> None:
-    found = doctor._package("numpy", Tried(text=release))
+    found = doctor.check_package("numpy", TrialResult(text=release))
     assert (found.code != ExitCode.OK) is is_older
     assert ("1.26 or newer is needed" in found.text) is is_older
     assert ("pip install 'subfleet[edge]', or 'numpy>=1.26" in found.remedy) is is_older

@@ -16,7 +16,7 @@ from agent.agent_cases import (
 from edge_client.fleet_rig import Rig
 
 from subfleet.agent.actions import Keep
-from subfleet.agent.events import EvaluationEnded, Trained
+from subfleet.agent.events import EvaluationEnded, TrainingEnded
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.messages import Evaluated, Update
@@ -51,7 +51,7 @@ def test_an_update_tells_the_examples_of_each_operator_and_an_evaluation_the_sco
     result = replace(RESULT, operator_examples=EXAMPLES)
     kept = [
         one
-        for one in agent.step(Trained(task_id=task.task_id, result=result, blob=BlobRef.of(b"update")))
+        for one in agent.step(TrainingEnded(task_id=task.task_id, result=result, blob=BlobRef.of(b"update")))
         if isinstance(one, Keep)
     ]
     (update,) = [one.message for one in kept if isinstance(one.message, Update)]

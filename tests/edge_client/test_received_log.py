@@ -9,7 +9,7 @@ from agent.agent_cases import announce, profile, train_task
 from edge_client.fleet_rig import Rig
 
 from subfleet.agent.states import AgentSettings
-from subfleet.edge_client.received_log import ReceivedLog
+from subfleet.edge_client.message_log import ReceivedLog
 from subfleet.protocol.messages import Ack, Message, encode
 
 WHY = "no submodel fits: the smallest needs 4000 bytes"

@@ -64,7 +64,7 @@ def test_a_task_that_kills_its_process_is_begun_twice_and_the_next_round_hears_o
     assert works(rig) == 2
     (refusal,) = refusals(rig)
     assert (refusal.task_id, refusal.reason, refusal.available_bytes) == ("t1", "memory", 250)
-    rig.until(lambda: not rig.store.load().answers())
+    rig.until(lambda: not rig.store.load().answers)
     assert budget_of(rig, 2) == 250
     rig.kill()
     rig.start()
@@ -116,7 +116,7 @@ def test_a_disk_that_cannot_be_written_does_not_keep_a_session_from_its_goodbye(
 
 def test_a_state_file_of_an_earlier_release_is_taken_up(rig: Rig) -> None:
     rig.play_round()
-    rig.until(lambda: not rig.store.load().answers())
+    rig.until(lambda: not rig.store.load().answers)
     path = rig.folder / "device" / "agent.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
     assert "survival" not in kept

@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 from agent.agent_cases import score_task
 
-from subfleet.agent.events import Scored, WorkFailed
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.agent.events import ScoringEnded, WorkFailed
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.errors import LoadError, TrainingError
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
@@ -79,5 +79,5 @@ def test_the_runtime_is_to_blame_only_where_it_loads_no_candidate(
 
 def test_a_candidate_that_is_not_loaded_takes_nothing_from_the_others(tmp_path: Path) -> None:
     scored = outcome(tmp_path, LACKING, 2.0)
-    assert isinstance(scored, Scored)
+    assert isinstance(scored, ScoringEnded)
     assert [(one.score, one.reason) for one in scored.scores] == [(None, "the runtime lacks Gelu"), (2.0, "")]

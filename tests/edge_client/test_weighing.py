@@ -22,7 +22,7 @@ from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig
 
 from subfleet.agent.actions import Keep, Prune, Weigh
 from subfleet.agent.events import Weighed
-from subfleet.agent.weighing import HEADER_BYTES, objection
+from subfleet.agent.weighing import HEADER_BYTES, find_objection
 from subfleet.edge_client.store import STATE_BYTES, AgentStore
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes
@@ -67,7 +67,7 @@ def test_a_task_takes_what_is_not_here_and_twice_its_update() -> None:
 )
 def test_a_task_fits_the_disk_or_is_refused_for_it(room_bytes: int, here: tuple[str, ...], fits: bool) -> None:
     task = large_task()
-    found = objection(task, weighed(task, room_bytes, *here), None, 60.0)
+    found = find_objection(task, weighed(task, room_bytes, *here), None, 60.0)
     if fits:
         assert found is None
         return
@@ -90,7 +90,7 @@ def test_weights_and_update_are_held_against_what_was_promised(
     budget: Budget, changes: dict[str, Any], words: str
 ) -> None:
     task = large_task(weight_bytes=2 * HEADER_BYTES, budget=budget, **changes)
-    found = objection(task, weighed(task, 10**9), None, 60.0)
+    found = find_objection(task, weighed(task, 10**9), None, 60.0)
     assert (found.detail if found is not None else "").endswith(words)
     assert (found is None) == (not words)
     assert found is None or found.reason == "link"
@@ -103,7 +103,7 @@ def test_weights_and_update_are_held_against_what_was_promised(
 def test_what_cannot_come_in_time_is_not_begun(downlink_bps: float | None, here: tuple[str, ...], slow: bool) -> None:
     """300,000 bytes in a minute are 40 kbit/s; a link without any signal counts as the slowest there is."""
     task = large_task(program_bytes=250_000, weight_bytes=50_000)
-    found = objection(task, weighed(task, 10**9, *here), Reading(downlink_bps=downlink_bps), 60.0)
+    found = find_objection(task, weighed(task, 10**9, *here), Reading(downlink_bps=downlink_bps), 60.0)
     assert (found is not None) == slow
     assert found is None or (found.reason == "link" and "300000 bytes are to be fetched" in found.detail)
 

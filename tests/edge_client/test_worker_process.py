@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from agent.agent_cases import PROGRAM, blob, evaluate_task, score_task, train_task
 
-from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
+from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.work import Finished, Outcome
+from subfleet.edge_client.task_work import Outcome, TrainingOutput
+from subfleet.edge_client.worker_messages import Workplace
 from subfleet.edge_client.worker_process import WorkerProcess
-from subfleet.edge_client.workplace import Workplace
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.children import child_command
+from subfleet.protocol.children import make_child_command
 from subfleet.protocol.errors import BrokenError, DataError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.submodel import Architecture
@@ -145,7 +145,7 @@ def done(worker: WorkerProcess, task: Task, limit_bytes: int = LIMIT_BYTES) -> O
 
 def goes_on(worker: WorkerProcess, place: Workplace) -> None:
     outcome = done(worker, task_of(place, "train"))
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, TrainingOutput)
     assert outcome.output_path.read_text() == "written"
     assert outcome.result.measured_peak_bytes == worker.process_id != os.getpid()
 
@@ -164,7 +164,7 @@ def test_the_process_tells_what_it_trains_on_and_does_every_kind_of_work(
     scored = score_task(submodels=(candidate, candidate))
     evaluated = evaluate_task(program=program, weights=weights)
     outcome = done(worker, scored)
-    assert isinstance(outcome, Scored)
+    assert isinstance(outcome, ScoringEnded)
     assert [one.score for one in outcome.scores] == [1.5, 1.5]
     assert isinstance(done(worker, evaluated), EvaluationEnded)
     assert worker.process_id == first
@@ -182,9 +182,9 @@ def test_three_gigabytes_within_one_step_are_refused_by_the_system_under_a_limit
     assert not list(place.work_folder.iterdir())
     # The process is well, and the limit is gone with its task.
     assert worker.process_id == first
-    assert isinstance(done(worker, task_of(place, "little")), Finished)
+    assert isinstance(done(worker, task_of(place, "little")), TrainingOutput)
     outcome = done(worker, task_of(place, "grow"), 4 * 2**30)
-    assert isinstance(outcome, Finished)
+    assert isinstance(outcome, TrainingOutput)
 
 
 def test_a_step_without_an_end_is_ended_with_its_process_and_the_next_task_is_done(
@@ -211,7 +211,7 @@ def test_a_task_that_hears_that_it_is_to_stop_keeps_its_process(worker: WorkerPr
         worker.stop()
         worker.join(30.0)
         outcome = worker.outcome()
-        assert isinstance(outcome, Finished)
+        assert isinstance(outcome, TrainingOutput)
         assert outcome.result.loss == 0.25
     assert worker.process_id == first
 
@@ -260,7 +260,7 @@ def test_what_a_trainer_gives_that_is_no_result_fails_its_task_alone(
 
 
 def test_what_a_library_prints_stands_between_no_reports(worker: WorkerProcess, place: Workplace) -> None:
-    assert isinstance(done(worker, task_of(place, "say")), Finished)
+    assert isinstance(done(worker, task_of(place, "say")), TrainingOutput)
 
 
 def test_a_blob_that_is_gone_is_a_failure_of_the_program(worker: WorkerProcess, place: Workplace) -> None:
@@ -308,7 +308,7 @@ import json, sys, time
 from pathlib import Path
 sys.path[:] = json.loads(sys.argv[1])
 from subfleet.edge_client.worker_process import WorkerProcess
-from subfleet.edge_client.workplace import Workplace, order_of
+from subfleet.edge_client.worker_messages import Workplace, order_of
 place = Workplace.of_line(sys.argv[2].encode())
 order = order_of(sys.argv[3].encode())
 worker = WorkerProcess(place)
@@ -345,7 +345,7 @@ def test_no_process_outlives_an_agent_that_was_killed(place: Workplace, word: st
 
 
 def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(place: Workplace) -> None:
-    command = child_command("subfleet.edge_client.worker_child", str(os.getpid()))
+    command = make_child_command("subfleet.edge_client.worker_child", str(os.getpid()))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -361,10 +361,10 @@ def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(place: Wo
 
 @pytest.fixture
 def line() -> Callable[..., bytes]:
-    from subfleet.edge_client.workplace import Order, line_of
+    from subfleet.edge_client.worker_messages import Order, encode_line
 
     def made(task: Task) -> bytes:
-        return line_of(Order(task=task, memory_limit_bytes=LIMIT_BYTES, data_bytes=0))
+        return encode_line(Order(task=task, memory_limit_bytes=LIMIT_BYTES, data_bytes=0))
 
     return made
 

@@ -83,7 +83,7 @@ def test_a_copy_is_the_last_kept_block_with_the_axes_of_its_own() -> None:
     found = graft(network, architecture)
     assert found.architecture.blocks == tuple(block.name for block in network.blocks)
     for position in (1, 2, 3):
-        inner = found.architecture.index_set(f"section0.block{position}.inner")
+        inner = found.architecture.make_index_set(f"section0.block{position}.inner")
         assert inner == Explicit(indices=(2, 3, 0, 1))
         assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block1.layer1.weight"
     assert found.sources["section1.block1.layer1.weight"] == "section1.block2.layer1.weight"
@@ -117,10 +117,10 @@ def test_a_section_of_one_block_is_grafted_where_that_is_like_the_others() -> No
     assert found.architecture.blocks == ("section0.block1", "section0.block2")
     for position in (1, 2):
         assert found.sources[f"section0.block{position}.layer1.weight"] == "section0.block0.layer1.weight"
-        assert found.architecture.index_set(f"section0.block{position}.inner") == architecture.index_set(
+        assert found.architecture.make_index_set(f"section0.block{position}.inner") == architecture.make_index_set(
             "section0.block0.inner"
         )
-    assert found.architecture.index_set("section0.stream") == architecture.index_set("section0.stream")
+    assert found.architecture.make_index_set("section0.stream") == architecture.make_index_set("section0.stream")
 
 
 def test_a_section_of_one_block_that_is_unlike_the_others_is_refused() -> None:

@@ -12,12 +12,12 @@ from emulation.batch_cases import LARGE_BYTES, SMALL_BYTES, client, config, expe
 
 from subfleet import tasks
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import packing_width_of, profile_with, with_declaration
+from subfleet.device.describing import declare_architecture, find_packing_width
 from subfleet.device.meters import ReplayMeter
-from subfleet.device_profiles import ReplayedLog
-from subfleet.edge_client.session import Device, Session
+from subfleet.device_profiles import ReplayedLog, load_profile
+from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import SharedHost
@@ -42,7 +42,7 @@ from subfleet.trainers.onnx import ONNX, OnnxTrainer
 from subfleet.trainers.trainer import RuntimeTrainer
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Transport
-from subfleet.transport.memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import Faults, MemoryBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -197,7 +197,10 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
         runtime="onnx",
     )
     told = replace(plain, declares=canonical_json(architecture).decode()).arguments()
-    assert with_declaration(profile_with("laptop"), told[told.index("--architecture") + 1]).architecture == architecture
+    assert (
+        declare_architecture(load_profile("laptop"), told[told.index("--architecture") + 1]).architecture
+        == architecture
+    )
     assert "--architecture" not in plain.arguments()
 
 
@@ -289,10 +292,12 @@ class InThreads:
             meter = ReplayMeter(ReplayedLog(described.log), lambda _down, _up: None)
             data_bytes = described.data.summary().data_bytes
             told = announcement(described)
-            assert told.packing_width == packing_width_of(described.profile)
+            assert told.packing_width == find_packing_width(described.profile)
             settings = AgentSettings(profile=told, data_bytes=data_bytes)
             device = Device(store=store, worker=worker, meter=meter)
-            Session(settings, broker.client(described.client_id), Topics(), device).run(self.stop.is_set, poll_s=0.01)
+            EdgeSession(settings, broker.client(described.client_id), Topics(), device).run(
+                self.stop.is_set, poll_s=0.01
+            )
 
 
 def test_the_bits_are_those_of_devices_in_real_time(exports: LazyExports, tmp_path: Path) -> None:

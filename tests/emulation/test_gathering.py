@@ -9,7 +9,7 @@ import pytest
 
 from subfleet import tasks
 from subfleet.device_profiles import load_log, load_profile
-from subfleet.device_profiles.drawing import devices_of
+from subfleet.device_profiles.drawing import draw_devices
 from subfleet.device_profiles.populations import load_population
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.files import written
@@ -130,7 +130,7 @@ def test_samples_of_one_s_own_are_split_as_those_of_a_known_data_set_are(tmp_pat
 def test_devices_of_a_population_are_drawn_by_the_run_s_seed_and_their_id() -> None:
     some = DeviceSettings(id="some", population="mixed", count=6)
     found = gathered(with_devices(some)).devices
-    drawn = devices_of(load_population("mixed"), 6, seed="3/some", data=None)
+    drawn = draw_devices(load_population("mixed"), 6, seed="3/some", data=None)
     assert [(device.profile, device.log) for device in found] == [(one.profile, one.log) for one in drawn]
     assert [device.tier for device in found] == [one.profile.name for one in drawn]
     others = gathered(with_devices(replace(some, id="other"))).devices
@@ -146,7 +146,7 @@ def test_what_a_device_has_at_all_times_takes_the_place_of_logs() -> None:
     of_population = DeviceSettings(id="b", population="mixed", steady=reading, count=3)
     found = gathered(with_devices(steady, of_population)).devices
     assert [[row.reading for row in device.log.rows] for device in found] == [[reading]] * 5
-    drawn = devices_of(load_population("mixed"), 3, seed="3/b", data=None)
+    drawn = draw_devices(load_population("mixed"), 3, seed="3/b", data=None)
     assert [device.profile for device in found[2:]] == [one.profile for one in drawn]
 
 

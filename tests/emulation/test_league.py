@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matrices import mostly_long
 
-from subfleet.device_profiles.drawing import devices_of
+from subfleet.device_profiles.drawing import draw_devices
 from subfleet.device_profiles.populations import load_population
 from subfleet.elastic.building import network_of
 from subfleet.elastic.spaces import uniform_space
@@ -43,7 +43,7 @@ SMALL = ("rounds=1", "training.epochs=1", "data.samples=600", "data.test_samples
 
 @with_logs
 def test_the_fleet_is_the_one_of_the_published_tables() -> None:
-    devices = devices_of(load_population("league"), 50, seed="any", data=Path(DATA))
+    devices = draw_devices(load_population("league"), 50, seed="any", data=Path(DATA))
     plain = [
         [one.profile.name, one.profile.memory_fraction, [[row.t_s, row.reading] for row in one.log.rows]]
         for one in devices

@@ -15,7 +15,7 @@ from subfleet.protocol.task import Score
 from subfleet.reporting.run_figures import violates
 from subfleet.trainers.onnx import ONNX
 from subfleet.trainers.trainer import RuntimeTrainer
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 

@@ -10,7 +10,7 @@ from subfleet.elastic.network import Family
 from subfleet.export.chains.supernets import read_torch_pieces
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.export.targets import find_target
-from subfleet.protocol.chains import LinkOperator, program_name
+from subfleet.protocol.chains import LinkOperator, name_program
 from subfleet.protocol.programs import PieceProgram, Program
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.tensors import decode_container
@@ -122,7 +122,7 @@ class PathRun:
             back = of_places[place].get("read_gradient", back)
         scale = self._scale(of_places, optimiser)
         for place, operator in enumerate(self.path):
-            if program_name(operator.piece, "update") in self._pieces:
+            if name_program(operator.piece, "update") in self._pieces:
                 fed = {**batch, **of_places[place], "gradient_scale": scale}
                 self._take(operator, self._results(operator, "update", fed))
         return {name: told[name] for name in ("loss", "correct", "count")}
@@ -142,7 +142,7 @@ class PathRun:
         return torch.tensor(min(1.0, most / (norm + 1e-6)) if most else 1.0)
 
     def _results(self, operator: LinkOperator, step: str, fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        piece = self._pieces[program_name(operator.piece, step)]
+        piece = self._pieces[name_program(operator.piece, step)]
         given: dict[str, Tensor] = {}
         for value in piece.inputs:
             key = f"{operator.piece}/{operator.prefix}/{value.name}"  # two links without a choice have one prefix

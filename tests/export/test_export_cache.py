@@ -11,7 +11,7 @@ from export.export_cases import train_request
 from subfleet.export.cache import RECENT_S, CacheFolder, ExportCache, lock_result
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import FileError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from trainers.hidden_binding import hide_binding
 
-from subfleet.device_profiles import own_packing_width
+from subfleet.device_profiles import detect_packing_width
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import preset
 from subfleet.elastic.network import Family
@@ -28,7 +28,7 @@ from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_
 from subfleet.export.programs import export_training_program, write_evaluation_program, write_training_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
-from subfleet.protocol.memory import PackingWidth, planned_for
+from subfleet.protocol.memory_plan import PackingWidth, planned_for
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.protocol.task_kinds import Objective
@@ -43,7 +43,7 @@ MAPPED_BYTES = 2_000_000
 TRAIN = """
 import json, sys
 from pathlib import Path
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.jobs import Job
@@ -72,7 +72,7 @@ EVALUATE = EVALUATE.replace(
 def planned_here(program: Program) -> int:
     """Plans are told for usual kernels, and this processor's may be wider."""
     memory = program.manifest.memory
-    return planned_for(memory.peak_bytes, memory.packings, own_packing_width())
+    return planned_for(memory.peak_bytes, memory.packings, detect_packing_width())
 
 
 @pytest.mark.parametrize("counted_with", [8, 16, 32])
@@ -84,7 +84,7 @@ def test_a_plan_is_the_same_whatever_processor_counted_it(
     packed_bytes = {width: 4 * (10 * width + 3 * columns) for width, columns in filled.items()}
     growth = HeapGrowth(load_bytes=10**6 + packed_bytes[counted_with], step_bytes=0, scratch_bytes=0)
     monkeypatch.setattr(executorch_plan, "heap_growth", lambda *_, **__: growth)
-    monkeypatch.setattr(executorch_plan, "own_packing_width", lambda: counted_with)
+    monkeypatch.setattr(executorch_plan, "detect_packing_width", lambda: counted_with)
     step = Step(run=lambda *_: (), reference=lambda *_: (), inputs=(), outputs=())
     plan = plan_executorch(step, body=b"body", arena_bytes=500, packed=[(10, 1), (3, 20)])
     assert plan.runtime_bytes == round_up_count(10**6 + packed_bytes[16]) + 3 * 4 + BASE_BYTES

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from subfleet.device_profiles import own_packing_width
+from subfleet.device_profiles import detect_packing_width
 from subfleet.export.memory.executorch_plan import heap_growth
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.steps import SampleSpec, training_step
@@ -71,7 +71,7 @@ def test_constant_factors_are_packed_by_the_width_of_this_processors_kernels() -
         load_bytes.append(growth.load_bytes)
     assert rows[1] - rows[0] > 1_000
     packed_bytes = load_bytes[1] - load_bytes[0]
-    assert 2 ** round(math.log2(packed_bytes / (4 * (rows[1] - rows[0])))) == own_packing_width()
+    assert 2 ** round(math.log2(packed_bytes / (4 * (rows[1] - rows[0])))) == detect_packing_width()
 
 
 def targets(graph: fx.GraphModule) -> set[Any]:

@@ -13,11 +13,12 @@ from server.server_rig import Notes
 from transport.mosquitto import free_port, mosquitto
 
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import description, profile_with
+from subfleet.device.describing import describe_device
 from subfleet.device.runtimes import choose_trainer
-from subfleet.edge_client.session import Device, Session
+from subfleet.device_profiles import load_profile
+from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
@@ -31,7 +32,7 @@ from subfleet.settings.sections import Deadlines, LogClock
 from subfleet.tasks import Dataset, write_npz
 from subfleet.transport.address import mqtt_client_id, parse_url
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
-from subfleet.transport.claiming import ClaimingTransport, device_place, server_place
+from subfleet.transport.locking import LockingTransport, make_device_lock, make_server_lock
 from subfleet.transport.mqtt import MqttTransport
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.export]
@@ -93,7 +94,7 @@ class Fleet:
         self.sizes = ChunkSizes.remembered(self.known)
         self.server = Server(
             run,
-            ClaimingTransport(mqtt, server_place(TOPICS, run.name)),
+            LockingTransport(mqtt, make_server_lock(TOPICS, run.name)),
             self.notes,
             state_folder=folder / "server",
             exports=exports,
@@ -106,7 +107,7 @@ class Fleet:
         self.server.open()
         self.devices = [self._device(folder / name, name, url, data) for name in ("ada", "bob")]
 
-    def _device(self, folder: Path, name: str, url: str, data: Data) -> Session:
+    def _device(self, folder: Path, name: str, url: str, data: Data) -> EdgeSession:
         address = parse_url(url)
         trainer, summary = choose_trainer(["onnx"], str(data.train), "cpu")
         meter = FixedMeter(free_bytes=2 * 10**9)
@@ -118,11 +119,11 @@ class Fleet:
             data=str(data.train),
             held_out=None,
         )
-        told = description(name, profile_with("laptop"), trainer.target, summary, meter)
+        told = describe_device(name, load_profile("laptop"), trainer.target, summary, meter)
         transport = MqttTransport(address, mqtt_client_id("main", "device", name))
-        session = Session(
+        session = EdgeSession(
             AgentSettings(profile=told, data_bytes=summary.data_bytes),
-            ClaimingTransport(transport, device_place(TOPICS, name)),
+            LockingTransport(transport, make_device_lock(TOPICS, name)),
             TOPICS,
             Device(
                 store=store,

@@ -20,7 +20,7 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.logs import log_to_standard_error
 from subfleet.protocol.messages import MESSAGES, Ack, Message, Presence, Profile, Refusal, decode, encode
 from subfleet.protocol.schema import to_plain
-from subfleet.protocol.text import FREE_TEXTS, escaped, may_act, printable
+from subfleet.protocol.text import FREE_TEXTS, escape, make_printable, may_act
 
 ACTS = [
     *map(chr, (*range(1, 32), *range(127, 160))),
@@ -151,9 +151,9 @@ def test_most_messages_are_not_looked_through() -> None:
 
 
 def test_escapes_are_told_and_nothing_else_is_changed() -> None:
-    assert escaped("a\x1b[31m\u202eb\n\tkäse 👩\u200d🔬") == "a\\x1b[31m\\u202eb\\n\\tkäse 👩\u200d🔬"
-    assert escaped("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
-    assert printable("a\x1b\nb") == "a  b"
+    assert escape("a\x1b[31m\u202eb\n\tkäse 👩\u200d🔬") == "a\\x1b[31m\\u202eb\\n\\tkäse 👩\u200d🔬"
+    assert escape("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
+    assert make_printable("a\x1b\nb") == "a  b"
 
 
 @pytest.mark.parametrize("acts", ACTS)
@@ -169,7 +169,7 @@ def test_no_line_of_a_log_acts(acts: str, monkeypatch: pytest.MonkeyPatch) -> No
     logging.getLogger("library").info("nobody asked")
     written = stream.getvalue()
     assert written.startswith(
-        f"INFO task t{escaped(acts)}: {escaped(acts)}[2J\nWARNING failed\nValueError: a library says "
+        f"INFO task t{escape(acts)}: {escape(acts)}[2J\nWARNING failed\nValueError: a library says "
     )
     assert "Stack (most recent call last)" in written
     assert "nobody asked" not in written

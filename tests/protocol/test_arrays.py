@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matrices import examples
 
-from subfleet.arrays import change, decode_arrays, encode_arrays
+from subfleet.arrays import compute_change, decode_arrays, encode_arrays
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.tensors import Tensor, encode_container
 
@@ -73,13 +73,15 @@ def test_a_type_that_numpy_lacks_is_refused() -> None:
 def test_a_change_is_exactly_zero_where_nothing_changed() -> None:
     old = {"a": np.array([1.0, 2.0], dtype=np.float32), "b": np.array(3.0, dtype=np.float32)}
     new = {"a": np.array([1.0, 2.5], dtype=np.float32), "b": np.array(3.0, dtype=np.float32)}
-    assert _equal(change(new, old), {"a": np.array([0.0, 0.5], dtype=np.float32), "b": np.array(0.0, dtype=np.float32)})
+    assert _equal(
+        compute_change(new, old), {"a": np.array([0.0, 0.5], dtype=np.float32), "b": np.array(0.0, dtype=np.float32)}
+    )
 
 
 @pytest.mark.parametrize("new", [{}, {"a": np.zeros(3)}, {"a": np.zeros(2), "b": np.zeros(1)}])
 def test_a_change_between_different_tensors_is_refused(new: dict[str, Array]) -> None:
     with pytest.raises(ProtocolError, match="same names and shapes"):
-        change(new, {"a": np.zeros(2)})
+        compute_change(new, {"a": np.zeros(2)})
 
 
 @pytest.mark.parametrize("shape", [[1] * 33, [1] * 100, [0, 2**47, 2**47]])

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from subfleet.protocol.class_names import (
     MAX_NAMES_BYTES,
     check_class_names,
-    class_names_of_text,
-    class_places,
-    in_natural_order,
-    text_of_class_names,
+    find_class_indices,
+    format_class_names,
+    parse_class_names,
+    sort_naturally,
 )
 from subfleet.protocol.errors import ProtocolError
 
@@ -22,48 +22,48 @@ WORDS = st.lists(st.from_regex(r"[a-z0-9]{1,6}", fullmatch=True), min_size=1, ma
 @given(numbers=NUMBERS, data=st.data())
 def test_numbers_are_in_the_order_of_numbers_however_they_are_listed(numbers: list[int], data: st.DataObject) -> None:
     expected = tuple(str(number) for number in sorted(numbers))
-    assert in_natural_order(data.draw(st.permutations([str(number) for number in numbers]))) == expected
+    assert sort_naturally(data.draw(st.permutations([str(number) for number in numbers]))) == expected
 
 
 @pytest.mark.slow
 @given(names=WORDS, data=st.data())
 def test_other_names_are_in_the_order_of_their_characters(names: list[str], data: st.DataObject) -> None:
     mixed = [*names, "x-ray"]
-    assert in_natural_order(data.draw(st.permutations(mixed))) == tuple(sorted(mixed))
+    assert sort_naturally(data.draw(st.permutations(mixed))) == tuple(sorted(mixed))
 
 
 def test_the_folder_2_comes_before_the_folder_10() -> None:
-    assert in_natural_order(["10", "2", "1"]) == ("1", "2", "10")
-    assert in_natural_order(["10", "02", "1"]) == ("1", "02", "10")
+    assert sort_naturally(["10", "2", "1"]) == ("1", "2", "10")
+    assert sort_naturally(["10", "02", "1"]) == ("1", "02", "10")
 
 
 @pytest.mark.parametrize("names", [["2", "02"], ["0", "00", "1"], ["10", "010", "9"]])
 def test_two_names_of_one_number_are_refused(names: list[str]) -> None:
     with pytest.raises(ValueError, match="are the same number; keep one of the names"):
-        in_natural_order(names)
+        sort_naturally(names)
 
 
 @pytest.mark.slow
 @given(classes=WORDS, data=st.data())
 def test_a_name_has_its_place_in_the_run_whatever_else_a_device_holds(classes: list[str], data: st.DataObject) -> None:
     held = data.draw(st.lists(st.sampled_from(classes), unique=True))
-    places = class_places(held, classes, len(classes))
+    places = find_class_indices(held, classes, len(classes))
     assert [classes[place] for place in places] == held
     with pytest.raises(ValueError, match="the run knows no class 'Unknown': its classes are "):
-        class_places([*held, "Unknown"], classes, len(classes))
+        find_class_indices([*held, "Unknown"], classes, len(classes))
 
 
 def test_where_a_run_names_none_the_number_of_a_class_is_its_name() -> None:
-    assert class_places(("7", "8", "9"), (), 10) == (7, 8, 9)
-    assert class_places(("12",), (), 0) == (12,)
+    assert find_class_indices(("7", "8", "9"), (), 10) == (7, 8, 9)
+    assert find_class_indices(("12",), (), 0) == (12,)
     for odd in ("10", "07", "-1", "1.0", "seven", "²"):
         with pytest.raises(ValueError, match=f"knows no class '{odd}': its classes are the numbers 0 to 9"):
-            class_places(("7", odd), (), 10)
+            find_class_indices(("7", odd), (), 10)
 
 
 def test_a_list_of_unknown_names_is_cut_short() -> None:
     with pytest.raises(ValueError, match=r"'n9' and 10 more: its classes are 'a'$"):
-        class_places([f"n{number}" for number in range(20)], ("a",), 1)
+        find_class_indices([f"n{number}" for number in range(20)], ("a",), 1)
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_names_that_cannot_be_shown_told_apart_or_sent_are_refused(names: list[s
 @pytest.mark.slow
 @given(names=st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8), unique=True))
 def test_the_text_in_a_model_says_the_names(names: list[str]) -> None:
-    assert class_names_of_text(text_of_class_names(names)) == tuple(names)
+    assert parse_class_names(format_class_names(names)) == tuple(names)
 
 
 @pytest.mark.slow
 @given(text=st.one_of(st.text(max_size=40), st.sampled_from(["[1]", '["a","a"]', '{"a":1}', "[" * 9999])))
 def test_any_other_text_is_a_protocol_error(text: str) -> None:
     try:
-        names = class_names_of_text(text)
+        names = parse_class_names(text)
     except ProtocolError:
         return
     check_class_names(names)

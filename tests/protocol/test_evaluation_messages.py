@@ -9,7 +9,7 @@ import pytest
 from agent.agent_cases import EVALUATION, profile
 
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.evaluating import MAX_LABELS, EvaluationSettings, totals_of
+from subfleet.protocol.evaluating import MAX_LABELS, EvaluationSettings, sum_totals
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES, MAX_LOSS
 from subfleet.protocol.messages import MAX_CONTROL_BYTES, MAX_SAMPLES, Evaluated, decode, encode
 from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums, Totals
@@ -158,7 +158,7 @@ def test_a_plain_objective_has_nothing_that_only_training_has() -> None:
 
 def test_a_claimed_accuracy_is_a_number_of_labels_again() -> None:
     """Of 0.29 and 100 labels: their product is a little less than 29."""
-    told = totals_of(replace(EVALUATED, accuracy=0.29, label_count=100, class_counts=(), class_correct=()))
+    told = sum_totals(replace(EVALUATED, accuracy=0.29, label_count=100, class_counts=(), class_correct=()))
     assert (told.correct, told.label_count, told.loss, told.mean_loss) == (29, 100, 25.0, 0.25)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from subfleet.protocol.errors import FileError
-from subfleet.protocol.homes import cache_folder, give_home, home_folder, state_folder
+from subfleet.protocol.homes import find_cache_folder, find_home, find_state_root, set_home
 
 
 @pytest.fixture
@@ -35,15 +35,15 @@ def test_a_home_and_what_the_environment_names_are_used_as_they_are(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert home_folder() == tmp_path
-    assert (cache_folder(), state_folder()) == (tmp_path / ".cache", tmp_path / ".local" / "state")
+    assert find_home() == tmp_path
+    assert (find_cache_folder(), find_state_root()) == (tmp_path / ".cache", tmp_path / ".local" / "state")
     monkeypatch.setenv("HOME", str(tmp_path / "new"))
-    assert home_folder() == tmp_path / "new", "which can be made"
+    assert find_home() == tmp_path / "new", "which can be made"
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
     monkeypatch.setenv("XDG_STATE_HOME", "/s")
-    assert (cache_folder(), state_folder()) == (Path("/c"), Path("/s"))
+    assert (find_cache_folder(), find_state_root()) == (Path("/c"), Path("/s"))
     environment = {"HOME": str(tmp_path)}
-    give_home(environment)
+    set_home(environment)
     assert environment["HOME"] == str(tmp_path)
     assert list(temporary.iterdir()) == []
 
@@ -51,14 +51,14 @@ def test_a_home_and_what_the_environment_names_are_used_as_they_are(
 @pytest.mark.usefixtures("unknown")
 def test_a_number_without_a_name_has_a_folder_of_its_own(temporary: Path) -> None:
     own = temporary / f"subfleet-{os.getuid()}"
-    assert home_folder() == own
+    assert find_home() == own
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
-    assert (cache_folder(), state_folder()) == (own / ".cache", own / ".local" / "state")
+    assert (find_cache_folder(), find_state_root()) == (own / ".cache", own / ".local" / "state")
     environment: dict[str, str] = {}
-    give_home(environment)
+    set_home(environment)
     assert environment == {"HOME": str(own), "LOGNAME": f"uid{os.getuid()}"}
     named = {"USER": "me"}
-    give_home(named)
+    set_home(named)
     assert "LOGNAME" not in named
 
 
@@ -75,9 +75,9 @@ def test_what_others_could_have_put_there_is_not_trusted(tmp_path: Path, tempora
     else:
         own.write_bytes(b"")
     with pytest.raises(FileError, match="set HOME to a folder that you can write"):
-        cache_folder()
+        find_cache_folder()
     environment: dict[str, str] = {}
-    give_home(environment)
+    set_home(environment)
     assert "HOME" not in environment, "many commands need none"
 
 
@@ -90,4 +90,4 @@ def test_without_a_temporary_folder_the_sentence_names_the_variable(
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
     with pytest.raises(FileError, match=r"no home folder.*\(No usable temporary directory found\); set HOME"):
-        state_folder()
+        find_state_root()

@@ -1,7 +1,7 @@
 import pytest
 
 from subfleet.protocol.errors import InvalidError, ProtocolError
-from subfleet.protocol.memory import MemoryPlan, Packing, PackingWidth, planned_for
+from subfleet.protocol.memory_plan import MemoryPlan, Packing, PackingWidth, planned_for
 from subfleet.protocol.schema import from_plain, to_plain
 
 PLAN = MemoryPlan(

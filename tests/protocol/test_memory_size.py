@@ -1,6 +1,6 @@
 import pytest
 
-from subfleet.protocol.memory_size import bytes_of
+from subfleet.protocol.memory_size import parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from subfleet.protocol.memory_size import bytes_of
     ],
 )
 def test_a_size_is_a_number_with_a_unit(text: str, size_bytes: int) -> None:
-    assert bytes_of(text) == size_bytes
+    assert parse_bytes(text) == size_bytes
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_a_size_is_a_number_with_a_unit(text: str, size_bytes: int) -> None:
 )
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="but must be a size such as 300M"):
-        bytes_of(text)
+        parse_bytes(text)

@@ -25,7 +25,7 @@ from subfleet.protocol.messages import (
     check_client_id,
     decode,
     encode,
-    new_message_id,
+    make_message_id,
 )
 from subfleet.protocol.submodel import Architecture, Prefix
 
@@ -267,7 +267,7 @@ def test_a_number_that_is_not_finite_is_neither_sent_nor_taken(number: float) ->
 
 
 def test_message_ids_differ_and_client_ids_are_checked() -> None:
-    assert new_message_id() != new_message_id()
+    assert make_message_id() != make_message_id()
     assert check_client_id("a.B-_9") == "a.B-_9"
     with pytest.raises(ProtocolError):
         check_client_id("x" * 65)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from subfleet.cli.errors import describe_error
-from subfleet.edge_client.failures import sentence_of
+from subfleet.edge_client.failures import explain_error
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import parse_json, to_plain
@@ -79,7 +79,7 @@ def raised(function: Callable[..., Any], *arguments: Any) -> Exception:
 def test_an_exception_of_a_plugin_is_told_as_the_plugins(theirs: Any, kind: str, what: str) -> None:
     error = raised(theirs(f"theirs_of_a_test.{kind}").direct)
     said = f"the {what} 'mine' of package theirs raised ValueError: nothing fits; mend or uninstall that package"
-    assert describe_error(error) == sentence_of(error) == (ExitCode.CONFIG, said)
+    assert describe_error(error) == explain_error(error) == (ExitCode.CONFIG, said)
 
 
 def test_what_it_calls_is_its_matter(theirs: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.registry import Registry, problem_with_record
-from subfleet.protocol.schema import from_plain, registry_of, to_plain
+from subfleet.protocol.schema import find_registry, from_plain, to_plain
 
 GROUP = "test.shapes"
 
@@ -137,7 +137,7 @@ def test_an_open_union_is_read_by_its_tag(tmp_path: Path) -> None:
 
 
 def test_the_tag_is_the_registrys() -> None:
-    boxes: Any = Annotated[object, Registry(GROUP, "box", tag="kind", find=registry(("box", "Box"))._find)]
+    boxes: Any = Annotated[object, registry(("box", "Box"), tag="kind", check=lambda *_: "")]
     assert to_plain(Box(width=2)) == {"kind": "box", "width": 2}
     assert from_plain(boxes, {"kind": "box", "width": 2}) == Box(width=2)
-    assert registry_of(boxes) is not None
+    assert find_registry(boxes) is not None

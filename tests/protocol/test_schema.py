@@ -18,7 +18,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Range, Texts, checked
 from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError, Refused
 from subfleet.protocol.registry import Registry
-from subfleet.protocol.schema import from_plain, problems_with, to_plain, validated
+from subfleet.protocol.schema import from_plain, problems_with, to_plain, validate
 from subfleet.settings.reading import list_included_runs, read_run, read_runs
 from subfleet.settings.run import Run
 
@@ -103,7 +103,7 @@ WHOLE: dict[str, Any] = {
 
 
 def test_a_record_is_built_of_what_was_written() -> None:
-    assert validated(Drawing, WHOLE, "a file") == Drawing(
+    assert validate(Drawing, WHOLE, "a file") == Drawing(
         shape=Square(side=3),
         frame=Circle(radius=2.0),
         colour="green",
@@ -112,7 +112,7 @@ def test_a_record_is_built_of_what_was_written() -> None:
         title="x",
         filled=True,
     )
-    assert validated(Drawing, {"shape": None}, "a file") == from_plain(Drawing, {}) == Drawing()
+    assert validate(Drawing, {"shape": None}, "a file") == from_plain(Drawing, {}) == Drawing()
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_record_is_built_of_what_was_written() -> None:
 )
 def test_one_problem_is_one_sentence_with_its_keys(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        validated(Drawing, {**WHOLE, **change}, "a file")
+        validate(Drawing, {**WHOLE, **change}, "a file")
     assert str(caught.value).startswith("a file: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -262,7 +262,7 @@ def test_nothing_more_is_looked_for_after_a_hundred_problems() -> None:
 def test_every_run_that_we_ship_is_read_as_its_json_is(name: str) -> None:
     first, *_, last = [*read_runs(name), *read_runs(name)]  # a sweep has many
     for run in (first, last):
-        assert validated(Run, to_plain(run), name) == from_plain(Run, to_plain(run)) == run
+        assert validate(Run, to_plain(run), name) == from_plain(Run, to_plain(run)) == run
 
 
 JUNK: list[Any] = [
@@ -322,11 +322,11 @@ def test_whatever_is_wrong_is_refused_in_words_and_what_is_taken_comes_back(chan
     if problems := problems_with(Run, plain):
         assert all(problem.sentence() for problem in problems)
         with pytest.raises(ConfigError):
-            validated(Run, plain, "a file")
+            validate(Run, plain, "a file")
         with pytest.raises(ProtocolError):
             from_plain(Run, plain)
     else:
-        run = validated(Run, plain, "a file")
+        run = validate(Run, plain, "a file")
         assert from_plain(Run, to_plain(run)) == run
 
 

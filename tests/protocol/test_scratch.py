@@ -15,7 +15,7 @@ import pytest
 from subfleet.protocol import disks, scratch, starting
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.scratch import scratch_folder, sweep
+from subfleet.protocol.scratch import make_scratch_folder, sweep
 
 CHILD = """
 import sys, time
@@ -68,7 +68,7 @@ def test_a_process_that_ends_leaves_nothing(tmp_path: Path) -> None:
 def test_a_new_folder_takes_the_place_of_those_that_were_left(tmp_path: Path) -> None:
     left = tmp_path / "subfleet-scratch-left"
     (left / "deep").mkdir(parents=True)
-    with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
+    with make_scratch_folder(tmp_path) as first, make_scratch_folder(tmp_path) as second:
         assert sorted(tmp_path.iterdir()) == sorted((first, second)), "of one process, too, each has its own"
         assert first.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == []
@@ -109,7 +109,7 @@ def test_where_there_are_no_locks_nothing_is_swept_and_folders_are_made(
     left = tmp_path / "subfleet-scratch-left"
     left.mkdir()
     monkeypatch.setattr(scratch, "lock", lambda _file, *, wait: wait)
-    with scratch_folder(tmp_path) as folder:
+    with make_scratch_folder(tmp_path) as folder:
         assert sorted(tmp_path.iterdir()) == sorted((left, folder))
     assert list(tmp_path.iterdir()) == [left]
 
@@ -139,7 +139,7 @@ def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
             patch.setattr(os, "open", opened)
         else:
             patch.setattr(scratch, "lock", locked)
-        folder, held = scratch._made(tmp_path)
+        folder, held = scratch.make_locked_folder(tmp_path)
     sweep((tmp_path,))
     assert folder.is_dir()
     os.close(held)
@@ -161,7 +161,7 @@ def test_no_sweeper_removes_a_folder_that_is_held(tmp_path: Path) -> None:
         thread.start()
     try:
         for number in range(100):
-            with scratch_folder(tmp_path) as folder:
+            with make_scratch_folder(tmp_path) as folder:
                 (folder / "file").write_text(str(number))
                 assert (folder / "file").read_text() == str(number)
     finally:
@@ -173,5 +173,5 @@ def test_no_sweeper_removes_a_folder_that_is_held(tmp_path: Path) -> None:
 
 
 def test_a_place_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no scratch folder can be made"), scratch_folder(tmp_path / "none"):
+    with pytest.raises(FileError, match="no scratch folder can be made"), make_scratch_folder(tmp_path / "none"):
         pass

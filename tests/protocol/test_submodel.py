@@ -32,8 +32,8 @@ def test_the_display_name_takes_no_part_in_the_id(architecture: Architecture) ->
 
 def test_an_axis_that_is_not_named_is_whole() -> None:
     architecture = Architecture(axes=(("a", Prefix(size=2)),))
-    assert architecture.index_set("a") == Prefix(size=2)
-    assert architecture.index_set("b") == Full()
+    assert architecture.make_index_set("a") == Prefix(size=2)
+    assert architecture.make_index_set("b") == Full()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from matrices import examples
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import (
     Program,
     ProgramManifest,

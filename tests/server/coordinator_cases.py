@@ -10,7 +10,7 @@ from server.server_rig import config
 
 from subfleet.methods.assigner import open_stream
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.memory import Packing
+from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading

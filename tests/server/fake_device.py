@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
+from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.agent.states import AgentSettings
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.device.meters import Direction
 from subfleet.edge_client import session
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.work import Finished, Outcome, output_path
+from subfleet.edge_client.task_work import Outcome, TrainingOutput, locate_output
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import TrainResult
-from subfleet.protocol.memory import PackingWidth
+from subfleet.protocol.memory_plan import PackingWidth
 from subfleet.protocol.messages import Ack, Message, Profile, RoundInfo, Telemetry, decode, encode
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.submodel import Architecture
@@ -96,7 +96,7 @@ class Device:
         self.acks: dict[str, Ack] = {}
         store = AgentStore(folder / client_id)
         store.work_folder.mkdir(exist_ok=True)
-        self._session = session.Session(
+        self._session = session.EdgeSession(
             AgentSettings(profile=self.profile()),
             _Link(self),
             Topics("main"),
@@ -224,7 +224,7 @@ class _Worker:
         match task.work:
             case Score():
                 scores = tuple(CandidateScore(score=score) for score in behaviour.score(task))
-                return Scored(task_id=task.task_id, scores=scores)
+                return ScoringEnded(task_id=task.task_id, scores=scores)
             case Evaluate():
                 weights = decode_arrays(self._store.blobs.path(task.weights[0]).read_bytes())
                 loss, accuracy = behaviour.evaluate(weights, task)
@@ -239,7 +239,7 @@ class _Worker:
                     ),
                 )
             case Train() | Calibrate():
-                path = output_path(self._store.work_folder, task.task_id)
+                path = locate_output(self._store.work_folder, task.task_id)
                 path.write_bytes(encode_arrays(self._learned(task, self._store.blobs.path(task.weights[0]))))
                 result = TrainResult(
                     sample_count=behaviour.sample_count,
@@ -249,7 +249,7 @@ class _Worker:
                     measured_peak_bytes=900,
                     train_seconds=0.1,
                 )
-                return Finished(task_id=task.task_id, result=result, output_path=path)
+                return TrainingOutput(task_id=task.task_id, result=result, output_path=path)
             case Deploy():
                 raise AssertionError("no worker places models")
 

@@ -22,7 +22,7 @@ from subfleet.journal.journal import Journal
 from subfleet.journal.records import RoundRecord
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.memory import MemoryPlan, Packing
+from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
@@ -32,7 +32,7 @@ from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Deadlines, LogClock
-from subfleet.transport.memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import Faults, MemoryBroker
 
 MODEL = Mlp(input_shape=SHAPE, class_count=CLASSES, widths=(8, 8), depths=(2, 1), group_size=4)
 

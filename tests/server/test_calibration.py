@@ -37,7 +37,7 @@ from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.standalone import Standalone
 from subfleet.methods.techniques import build_calibration
-from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
+from subfleet.protocol.calibration import Calibration, NormLayer, name_sums
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
@@ -51,7 +51,7 @@ from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
 from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 BATCH_NORM = replace(MODEL, norm="batch")
 
@@ -147,7 +147,7 @@ def sums(calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], sample
         count = samples * norm.positions
         values = generator.normal(1.0, 2.0, (count, *shapes[f"{norm.name}.running_mean"]))
         whole = (np.array(count, np.int64), values.sum(0), np.square(values).sum(0))
-        found |= dict(zip(sum_names(norm.name), whole, strict=True))
+        found |= dict(zip(name_sums(norm.name), whole, strict=True))
     return found
 
 
@@ -155,7 +155,7 @@ PLAN = context_of(**calibrating(rounds=1))
 SIZE = PLAN.space[0]
 ASKED = build_calibration(PLAN.network, SIZE)
 LAYER = ASKED.norms[0].name
-COUNT, SUM, SQUARES = sum_names(LAYER)
+COUNT, SUM, SQUARES = name_sums(LAYER)
 
 
 def honest() -> dict[str, Any]:
@@ -242,7 +242,7 @@ def drawn_state(context: RunContext) -> ModelState:
 
 def moments(found: Mapping[str, Any]) -> dict[str, NormMoments]:
     layers = {name.rpartition(".")[0] for name in found}
-    three = {layer: [found[name] for name in sum_names(layer)] for layer in layers}
+    three = {layer: [found[name] for name in name_sums(layer)] for layer in layers}
     return {
         layer: NormMoments(total=torch.from_numpy(total), squares=torch.from_numpy(squares), count=int(count))
         for layer, (count, total, squares) in three.items()

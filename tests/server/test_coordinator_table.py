@@ -24,7 +24,7 @@ from server.coordinator_cases import (
 )
 from server.fake_device import PLENTY_BYTES
 
-from subfleet.protocol.memory import Packing, PackingWidth
+from subfleet.protocol.memory_plan import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
 from subfleet.rounds.assigning import build_question
 from subfleet.rounds.coordinator import build_round_info, step

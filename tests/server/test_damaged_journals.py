@@ -19,7 +19,7 @@ from subfleet.protocol.errors import FileError, SubfleetError
 from subfleet.reporting.api import create_app
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
-from subfleet.transport.memory import MemoryBroker
+from subfleet.transport.in_memory import MemoryBroker
 
 pytestmark = pytest.mark.slow
 

@@ -32,7 +32,7 @@ from subfleet.rounds.offers import judge_declaration
 from subfleet.rounds.signals import Reply, SendTask
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import TaskRequest
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 METHODS: tuple[AnyMethod, ...] = (FlexiFed(choice="declared"), Standalone(choice="declared"), FedFA(choice="declared"))
 PLAN = context_of(rounds=3, method=METHODS[0])

@@ -16,7 +16,7 @@ from server.coordinator_cases import context_of, training, update
 from subfleet.aggregation.aggregation import Aggregation
 from subfleet.aggregation.updates import Magnitude, check_update, read_change
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.arrays.codecs import encode_changes, rounding_numbers
+from subfleet.arrays.codecs import draw_rounding_numbers, encode_changes
 from subfleet.elastic.building import init_state
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.model_state import ModelState
@@ -59,7 +59,7 @@ def drawn(task: Task, scale: float = 0.1) -> Changes:
 
 def written(codec: AnyUpdateCodec, changes: Changes, client_id: str) -> bytes:
     def uniform(name: str) -> Callable[[int], npt.NDArray[np.float64]]:
-        return rounding_numbers(name, seed=0, round_number=1, client_id=client_id)
+        return draw_rounding_numbers(name, seed=0, round_number=1, client_id=client_id)
 
     return encode_arrays(encode_changes(codec, changes, exact=BUFFERS, uniform=uniform))
 

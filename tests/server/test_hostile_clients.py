@@ -28,7 +28,7 @@ from subfleet.rounds.work import CheckRequest
 from subfleet.serving import duties
 from subfleet.settings.sections import Deadlines
 from subfleet.transport.base import Transport
-from subfleet.transport.partial_blob import partial_bytes
+from subfleet.transport.partial_blob import count_partial_bytes
 
 SAMPLES = 2**40
 NEVER_SENT = BlobRef.of(b"never sent")
@@ -193,7 +193,7 @@ def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) 
         world.turn()
     assert world.server._link._exchange.active == 1
     (partial,) = _partials(world)
-    assert partial.stat().st_size <= partial_bytes(weights)
+    assert partial.stat().st_size <= count_partial_bytes(weights)
 
 
 def _partials(world: World) -> list[Path]:

@@ -38,7 +38,7 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.work import NetworksRequest
 from subfleet.settings.named_networks import parse_client_network
 from subfleet.settings.sections import Evaluations
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 SMALL = replace(MODEL, widths=(4,), depths=(1,), norm="none")
 DEEP = replace(SMALL, depths=(2,))

@@ -21,7 +21,7 @@ from subfleet.protocol.messages import Ack, Presence
 from subfleet.protocol.readings import Reading
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.signals import Action, Reply
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 PLAN = context_of()
 LITTLE = 10

@@ -27,7 +27,7 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.candidate_scores import CandidateScore
-from subfleet.protocol.memory import Packing
+from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Presence, Scores, Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
@@ -40,7 +40,7 @@ from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.testing.rounds import ask, make_context
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 METHOD = FedFA(choice="score")
 PLAN = context_of(method=METHOD, rates=(0.25, 0.5, 0.75, 1.0))

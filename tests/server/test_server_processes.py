@@ -15,7 +15,7 @@ import pytest
 from server.fake_device import Device
 from server.server_rig import Notes, World, config, fleet
 
-from subfleet.device_profiles import demo_log_path
+from subfleet.device_profiles import find_demo_log
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
@@ -139,7 +139,7 @@ class _join:  # noqa: N801 - read as a verb
         self._command = [
             *(sys.executable, "-m", "subfleet.edge_client.cli", "join", url, "--id", name),
             *("--data", str(folder / f"{name}.npz"), "--profile", profile, "--state", str(folder / name)),
-            *("--replay", str(demo_log_path(profile)), "--runtime", "onnx", "--leave-when-finished"),
+            *("--replay", str(find_demo_log(profile)), "--runtime", "onnx", "--leave-when-finished"),
         ]
 
     def __enter__(self) -> "subprocess.Popen[bytes]":

@@ -19,14 +19,14 @@ from subfleet.export.quantisation.models import samples_of
 from subfleet.export.requests import InferRequest, TrainRequest
 from subfleet.journal.places import Places
 from subfleet.protocol.errors import ConfigError, ExportError, FileError
-from subfleet.protocol.memory import Packing
+from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Task
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
 from subfleet.settings.run import Run
 from subfleet.settings.sections import Deadlines
 from subfleet.tasks import read_dataset
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subfleet.protocol.metric_sums import MAX_SCORED_OUTPUTS, SCORE_BINS, Totals
-from subfleet.protocol.task_kinds import METRICS, TASK_KINDS, TaskKind, metrics_of, oddity
+from subfleet.protocol.task_kinds import METRICS, TASK_KINDS, TaskKind, compute_metrics, find_contradiction
 from subfleet.tasks.metrics import MetricTally, score_bins
 
 Outputs = npt.NDArray[np.float32]
@@ -94,7 +94,7 @@ def log_odds(rows: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_metric_is_that_of_scikit_learn(objective: str, seed: int) -> None:
     kind, (outputs, labels) = TASK_KINDS[objective], drawn(objective, 60, seed)
-    found = metrics_of(kind, totals_of(objective, outputs, labels))
+    found = compute_metrics(kind, totals_of(objective, outputs, labels))
     assert tuple(found) == kind.metrics, "all of them, the headline first"
     assert found == pytest.approx(dict(expected_metrics(kind, outputs, labels)), abs=1e-9)
     assert set(found) <= set(METRICS)
@@ -104,10 +104,10 @@ def test_areas_differ_from_those_of_the_scores_by_what_falls_into_a_bin() -> Non
     from sklearn import metrics as sk
 
     outputs, labels = drawn("binary_cross_entropy", 500, 1)
-    found = metrics_of(TASK_KINDS["binary_cross_entropy"], totals_of("binary_cross_entropy", outputs, labels))
+    found = compute_metrics(TASK_KINDS["binary_cross_entropy"], totals_of("binary_cross_entropy", outputs, labels))
     assert found["auroc"] == pytest.approx(sk.roc_auc_score(labels, outputs), abs=2e-3)
     outputs, labels = drawn("cross_entropy", 500, 1)
-    found = metrics_of(TASK_KINDS["cross_entropy"], totals_of("cross_entropy", outputs, labels))
+    found = compute_metrics(TASK_KINDS["cross_entropy"], totals_of("cross_entropy", outputs, labels))
     exact = sk.roc_auc_score(labels, probabilities(outputs), multi_class="ovr")
     assert found["auroc"] == pytest.approx(exact, abs=2e-3)
 
@@ -131,8 +131,8 @@ def test_sums_that_are_split_over_devices_and_batches_add_up_to_those_of_the_who
     for name in ("absolute_errors", "squared_errors", "targets", "squared_targets"):
         assert getattr(together.sums, name) == pytest.approx(getattr(whole.sums, name)), name
     kind = TASK_KINDS[objective]
-    assert metrics_of(kind, together) == pytest.approx(metrics_of(kind, whole))
-    assert not oddity(kind, together, OUTPUTS), "what was counted can be"
+    assert compute_metrics(kind, together) == pytest.approx(compute_metrics(kind, whole))
+    assert not find_contradiction(kind, together, OUTPUTS), "what was counted can be"
 
 
 def edited(totals: Totals, name: str, place: int, by: float) -> Totals:
@@ -179,23 +179,23 @@ CLAIMS: Mapping[str, tuple[str, Callable[[Totals], Totals], str]] = {
 def test_a_claim_beyond_what_its_labels_allow_is_odd(name: str) -> None:
     objective, change, words = CLAIMS[name]
     totals = totals_of(objective, *drawn(objective, 20, 3))
-    assert not oddity(TASK_KINDS[objective], totals, OUTPUTS)
-    assert words in oddity(TASK_KINDS[objective], change(totals), OUTPUTS)
+    assert not find_contradiction(TASK_KINDS[objective], totals, OUTPUTS)
+    assert words in find_contradiction(TASK_KINDS[objective], change(totals), OUTPUTS)
 
 
 def test_what_was_not_asked_is_neither_counted_nor_told() -> None:
     totals = totals_of("cross_entropy", *drawn("cross_entropy", 20, 3), by_class=False)
     assert (totals.class_counts, totals.sums.class_predicted, totals.sums.positives) == ((), (), ())
-    assert [*metrics_of(TASK_KINDS["cross_entropy"], totals)] == ["accuracy"]
+    assert [*compute_metrics(TASK_KINDS["cross_entropy"], totals)] == ["accuracy"]
     wide = totals_of("binary_cross_entropy", *drawn("binary_cross_entropy", 20, 3, MAX_SCORED_OUTPUTS + 1))
-    assert [*metrics_of(TASK_KINDS["binary_cross_entropy"], wide)] == ["macro_f1", "accuracy"]
+    assert [*compute_metrics(TASK_KINDS["binary_cross_entropy"], wide)] == ["macro_f1", "accuracy"]
 
 
 def test_metrics_that_mean_nothing_are_not_told() -> None:
     same = np.ones((5, 1), np.float32)
-    found = metrics_of(TASK_KINDS["mean_squared_error"], totals_of("mean_squared_error", same * 2, same))
+    found = compute_metrics(TASK_KINDS["mean_squared_error"], totals_of("mean_squared_error", same * 2, same))
     assert found == {"rmse": 1.0, "mae": 1.0}, "targets that do not differ have no variance to explain"
-    found = metrics_of(TASK_KINDS["binary_cross_entropy"], totals_of("binary_cross_entropy", -same, 0 * same))
+    found = compute_metrics(TASK_KINDS["binary_cross_entropy"], totals_of("binary_cross_entropy", -same, 0 * same))
     assert found == {"macro_f1": 0.0, "accuracy": 1.0}, "nothing is there to be ranked"
 
 

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from subfleet.protocol.errors import DataError, ProtocolError
-from subfleet.protocol.transform import DataTransform, text_of_transform, transform_of_text
+from subfleet.protocol.transform import DataTransform, format_transform, parse_transform
 from subfleet.tasks import DataForm, Dataset, read_dataset, write_npz
 from subfleet.tasks.arrays_file import make_dataset
 from subfleet.tasks.measuring import measure_inputs
@@ -167,7 +167,7 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, object], words: st
 
 
 def test_a_transform_is_the_same_after_it_was_a_text() -> None:
-    assert transform_of_text(text_of_transform(WHOLE)) == WHOLE
+    assert parse_transform(format_transform(WHOLE)) == WHOLE
     for text in ("", "[]", '{"channels": 2}', '{"resize": [1, 2, 3]}', '{"more": 1}'):
         with pytest.raises(ProtocolError):
-            transform_of_text(text)
+            parse_transform(text)

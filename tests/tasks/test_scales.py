@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from matrices import examples
 
-from subfleet.protocol.input_statistics import InputStatistics, scale_problem
+from subfleet.protocol.input_statistics import InputStatistics, find_scale_problem
 from subfleet.tasks import Dataset, describe_source, load_digits, measuring, write_npz
 from subfleet.tasks.measuring import measure_inputs
 from subfleet.tasks.named_dataset import DATASETS
@@ -61,7 +61,7 @@ def test_no_honest_device_is_taken_for_one_on_another_scale(name: str, standardi
     evaluation = measure_inputs(test)
     for part in unlike_parts(train):
         found = measure_inputs(train.take(part))
-        assert scale_problem(found, evaluation) == "", f"{len(part)} samples: {found} beside {evaluation}"
+        assert find_scale_problem(found, evaluation) == "", f"{len(part)} samples: {found} beside {evaluation}"
 
 
 @pytest.mark.slow
@@ -80,19 +80,19 @@ def test_every_other_scale_of_pictures_is_found(name: str) -> None:
     evaluation = measure_inputs(test)
     for what, other in others.items():
         found = measure_inputs(other)
-        assert scale_problem(found, evaluation), what
-        assert scale_problem(found, evaluation) == scale_problem(evaluation, found)
+        assert find_scale_problem(found, evaluation), what
+        assert find_scale_problem(found, evaluation) == find_scale_problem(evaluation, found)
 
 
 def test_black_pictures_say_nothing() -> None:
     black = InputStatistics(kind="numbers", minimum=0, maximum=0, mean=0, deviation=0)
-    assert scale_problem(black, measure_inputs(load_digits())) == ""
+    assert find_scale_problem(black, measure_inputs(load_digits())) == ""
 
 
 def test_indices_beside_numbers_are_told_of() -> None:
     tokens = InputStatistics(kind="indices", minimum=0, maximum=96, mean=40, deviation=20)
-    assert scale_problem(tokens, measure_inputs(load_digits())) == "indices beside numbers"
-    assert scale_problem(tokens, replace(tokens, maximum=9000.0, mean=4000.0, deviation=2000.0)) == ""
+    assert find_scale_problem(tokens, measure_inputs(load_digits())) == "indices beside numbers"
+    assert find_scale_problem(tokens, replace(tokens, maximum=9000.0, mean=4000.0, deviation=2000.0)) == ""
 
 
 @examples(20, suppress_health_check=[HealthCheck.too_slow])

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.arrays import encode_arrays
-from subfleet.protocol.chains import Chain, Link, LinkOperator, program_name
+from subfleet.protocol.chains import Chain, Link, LinkOperator, name_program
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.jobs import Job
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import PieceProgram, Program, ProgramManifest, ValueInfo, encode_program
 from subfleet.protocol.task import Evaluate, Train
@@ -126,7 +126,7 @@ def _programs(piece: str, purpose: str) -> list[PieceProgram]:
     last = piece == "head"
 
     def program(step: str, inputs: list[ValueInfo], outputs: list[ValueInfo]) -> PieceProgram:
-        return PieceProgram(name=program_name(piece, step), inputs=tuple(inputs), outputs=tuple(outputs))
+        return PieceProgram(name=name_program(piece, step), inputs=tuple(inputs), outputs=tuple(outputs))
 
     if purpose == "evaluate":
         step = "evaluate" if last else "forward"

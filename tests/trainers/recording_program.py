@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from subfleet.arrays import encode_arrays
 from subfleet.protocol.jobs import Job
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo, encode_program
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings

@@ -18,8 +18,8 @@ from subfleet.protocol.task import Calibrate, Score, Train
 from subfleet.protocol.training import AugmentationSettings, TrainingSettings
 from subfleet.tasks import Dataset
 from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
-from subfleet.trainers.feeding import batches_to_score, calls_of, check_settings
-from subfleet.trainers.step_layout import StepLayout, step_layout
+from subfleet.trainers.feeding import check_settings, make_calls, make_scoring_batches
+from subfleet.trainers.layouts import StepLayout, read_step_layout
 
 COUNT, SHAPE = 11, (2, 5, 6)
 BOTH = AugmentationSettings(name="crop_and_flip", padding=2)
@@ -38,7 +38,7 @@ def image_layout(batch_size: int, shape: tuple[int, ...] = SHAPE) -> StepLayout:
         "tokens": ValueInfo(name="tokens", role="input", shape=(batch_size, *shape), dtype="F32"),
         "labels": ValueInfo(name="labels", role="label", shape=(batch_size,), dtype="I64"),
     }
-    return step_layout(replace(plain, inputs=tuple(fed.get(value.name, value) for value in plain.inputs)))
+    return read_step_layout(replace(plain, inputs=tuple(fed.get(value.name, value) for value in plain.inputs)))
 
 
 def job(augmentation: AugmentationSettings = BOTH, **changed: Any) -> Job[Train]:
@@ -59,7 +59,7 @@ def fed_images(
     task: Job[Train], part_size: int = 4, data: Dataset | None = None
 ) -> Iterator[tuple[int, Images, Images]]:
     """Of each run: its epoch, its images, and which of them are real."""
-    for call in calls_of(task, image_layout(part_size), data or photos()):
+    for call in make_calls(task, image_layout(part_size), data or photos()):
         yield call.origin.epoch, np.asarray(call.fed["tokens"], np.float32), np.asarray(call.fed["mask"], np.float32)
 
 
@@ -75,7 +75,7 @@ def of_each_sample(task: Job[Train | Calibrate], part_size: int = 4) -> dict[tup
     data = replace(photos(), labels=np.arange(COUNT))
     return {
         (call.origin.epoch, int(label)): image.tobytes()
-        for call in calls_of(task, image_layout(part_size), data)
+        for call in make_calls(task, image_layout(part_size), data)
         for image, label, real in zip(call.fed["tokens"], call.fed["labels"], call.fed["mask"], strict=True)
         if real
     }
@@ -132,7 +132,7 @@ def test_what_is_measured_or_scored_is_as_it_is() -> None:
         output_path=Path("unused"),
     )
     images = {image.tobytes() for image in np.asarray(photos().inputs, np.float32)}
-    parts = [fed for parts in batches_to_score(score, image_layout(4), photos()) for fed in parts]
+    parts = [fed for parts in make_scoring_batches(score, image_layout(4), photos()) for fed in parts]
     assert {np.asarray(image).tobytes() for fed in parts for image in fed["tokens"]} <= images
 
 

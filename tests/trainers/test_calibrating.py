@@ -12,7 +12,7 @@ from shared_programs import program_bytes
 from trainers.test_trainer_parity import CONFIGS, RUNTIMES, never, part_of_digits, smallest, trainer_of
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
+from subfleet.protocol.calibration import Calibration, NormLayer, name_sums
 from subfleet.protocol.errors import MemoryLimitError, ProtocolError, TrainingError
 from subfleet.protocol.jobs import Job, Trainer
 from subfleet.protocol.task import Calibrate
@@ -98,9 +98,9 @@ def in_pytorch(job: Job[Calibrate], config: Family, data: Dataset) -> dict[str, 
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert set(found) == {name for layer in expected for name in sum_names(layer)}
+    assert set(found) == {name for layer in expected for name in name_sums(layer)}
     for layer, moments in expected.items():
-        count, total, squares = (found[name] for name in sum_names(layer))
+        count, total, squares = (found[name] for name in name_sums(layer))
         assert (count.dtype, total.dtype, squares.dtype) == (np.int64, np.float64, np.float64)
         assert int(count) == moments.count
         scale = float(moments.squares.max())
@@ -138,7 +138,7 @@ def test_a_norm_of_one_value_counts_it(tmp_path: Path) -> None:
     job = calibration_job(tmp_path, config=config, data=data)
     found = calibrated(OnnxTrainer(), job)
     for layer in {name.rpartition(".")[0] for name in found}:
-        count, total, squares = (found[name] for name in sum_names(layer))
+        count, total, squares = (found[name] for name in name_sums(layer))
         assert int(count) == 17
         assert bool((squares * 17 >= total**2 * (1 - 1e-6)).all()), "no sum of squares is smaller than the mean's"
         assert bool((squares > 0).any())
@@ -151,7 +151,7 @@ def test_a_scaler_is_undone(tmp_path: Path) -> None:
     first, second = calibrated(OnnxTrainer(), plain), calibrated(OnnxTrainer(), scaled)
     assert {norm.scale for norm in scaled.work.calibration.norms} == {0.5}
     layers = plain.work.calibration.norms[0].name, scaled.work.calibration.norms[0].name
-    for one, two in zip(*map(sum_names, layers), strict=True):
+    for one, two in zip(*map(name_sums, layers), strict=True):
         np.testing.assert_allclose(second[two], first[one], rtol=1e-5)
 
 

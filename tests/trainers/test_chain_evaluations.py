@@ -12,7 +12,7 @@ from subfleet.protocol.errors import LoadError, MemoryLimitError, ProtocolError
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.task import Evaluate
-from subfleet.trainers.evaluating import evaluate_job
+from subfleet.trainers.evaluation_job import evaluate_job
 from subfleet.trainers.kept import Slot
 
 POPULATION = (("dense", "added", "dense"), ("identity", "identity", "added"), ("dense", "added", "dense"))

@@ -26,8 +26,8 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Evaluate, Train
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
-from subfleet.trainers.program_layout import Place
-from subfleet.trainers.session import Session
+from subfleet.trainers.program_layout import Stage
+from subfleet.trainers.program_session import ProgramSession
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 RUNTIMES = ("onnx", "executorch", "torch")
@@ -163,13 +163,13 @@ def plain(case: Case, job: Job[Train], paths: Sequence[dict[str, str]]) -> dict[
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """The operators of every path, call by call."""
     found: list[dict[str, str]] = []
-    original = Session.step
+    original = ProgramSession.step
 
-    def step(self: Session, path: Sequence[Place], *rest: object, **named: object) -> object:
+    def step(self: ProgramSession, path: Sequence[Stage], *rest: object, **named: object) -> object:
         found.append({place.link: place.operator.name for place in path if place.operator.name})
         return original(self, path, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Session, "step", step)
+    monkeypatch.setattr(ProgramSession, "step", step)
     return found
 
 

@@ -36,8 +36,8 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.training import OptimiserSettings
 from subfleet.tasks import iter_batches, split_batch
 from subfleet.trainers.kept import Slot
-from subfleet.trainers.session import Session
-from subfleet.trainers.training import train_job
+from subfleet.trainers.program_session import ProgramSession
+from subfleet.trainers.training_job import train_job
 
 Drawn = list[tuple[str, ...]]
 Floats = npt.NDArray[np.float32]
@@ -51,13 +51,13 @@ PEAKS = {"dense": 300, "added": 500, "identity": 100}
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     """The operators of every path, in the order of the programs' calls."""
     found: Drawn = []
-    original = Session.step
+    original = ProgramSession.step
 
-    def step(self: Session, path: Sequence[object], *rest: object, **named: object) -> object:
+    def step(self: ProgramSession, path: Sequence[object], *rest: object, **named: object) -> object:
         found.append(tuple(place.operator.name for place in path if place.link in CHOICES))  # type: ignore[attr-defined]
         return original(self, path, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Session, "step", step)
+    monkeypatch.setattr(ProgramSession, "step", step)
     return found
 
 
@@ -123,9 +123,9 @@ def test_a_chain_trains_what_plain_pytorch_trains_along_its_paths(tmp_path: Path
 
 def test_what_is_not_drawn_keeps_its_momentum_and_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[set[str], dict[str, bytes]]] = []
-    original = Session.step
+    original = ProgramSession.step
 
-    def step(self: Session, path: Sequence[object], *rest: object, **named: object) -> object:
+    def step(self: ProgramSession, path: Sequence[object], *rest: object, **named: object) -> object:
         told = original(self, path, *rest, **named)  # type: ignore[arg-type]
         state = {
             f"{place.link}.{place.operator.name}.{name}": array.tobytes()
@@ -136,7 +136,7 @@ def test_what_is_not_drawn_keeps_its_momentum_and_its_weights(tmp_path: Path, mo
         seen.append(({f"{one.link}.{one.operator.name}." for one in path}, state))  # type: ignore[attr-defined]
         return told
 
-    monkeypatch.setattr(Session, "step", step)
+    monkeypatch.setattr(ProgramSession, "step", step)
     train(write_train_job(tmp_path, replace(SETTINGS, epochs=4)))
     moved = 0
     for (_, before), (path, after) in pairwise(seen):

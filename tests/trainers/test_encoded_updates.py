@@ -9,7 +9,7 @@ import pytest
 from trainers.softmax_program import BATCH, samples, write_job
 
 from subfleet.arrays import decode_arrays
-from subfleet.arrays.codecs import decode_change, encode_changes, encoded_bytes, rounding_numbers
+from subfleet.arrays.codecs import count_encoded_bytes, decode_change, draw_rounding_numbers, encode_changes
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
@@ -41,13 +41,13 @@ def test_a_device_sends_what_the_codec_makes_of_its_change(tmp_path: Path, codec
         codec,
         change,
         exact=(),
-        uniform=lambda name: rounding_numbers(name, seed=5, round_number=job.round, client_id=job.client_id),
+        uniform=lambda name: draw_rounding_numbers(name, seed=5, round_number=job.round, client_id=job.client_id),
     )
     found = decode_arrays(written)
     assert {name: array.tobytes() for name, array in found.items()} == {
         name: array.tobytes() for name, array in expected.items()
     }
-    assert found["head.weight"].nbytes == encoded_bytes(codec, 24)
+    assert found["head.weight"].nbytes == count_encoded_bytes(codec, 24)
     assert trained(replace(job, work=replace(job.work, update_codec=codec))) == written, (
         "a training that is replayed sends the same"
     )

@@ -17,22 +17,22 @@ from trainers.test_trainer_parity import CONFIGS, RUNTIMES, SAMPLES, never, part
 from subfleet.agent.events import EvaluationEnded
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.plain import Fcn
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family
 from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.evaluating import EvaluationSettings, totals_of
+from subfleet.protocol.evaluating import EvaluationSettings, sum_totals
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import ProgramManifest, ProgramRef, decode_program, encode_program
 from subfleet.protocol.task import Evaluate, Train
-from subfleet.protocol.task_kinds import metrics_of, oddity
+from subfleet.protocol.task_kinds import compute_metrics, find_contradiction
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings, TrainingSettings
 from subfleet.tasks import Dataset, write_npz
 from subfleet.tasks.metrics import MetricTally
-from subfleet.trainers.evaluation_layout import evaluation_layout
+from subfleet.trainers.layouts import read_evaluation_layout
 from subfleet.trainers.onnx import OnnxTrainer
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
@@ -184,10 +184,10 @@ def test_labels_that_are_no_classes_have_the_metrics_of_their_kind(tmp_path: Pat
     whole.add(logits.numpy(), targets.numpy())
     sums = whole.totals(result.loss * result.label_count)
     assert (result.class_counts, result.class_correct) == (sums.class_counts, sums.class_correct)
-    assert metrics_of(case.objective.kind, totals_of(result)) == pytest.approx(
-        metrics_of(case.objective.kind, sums), rel=1e-4
+    assert compute_metrics(case.objective.kind, sum_totals(result)) == pytest.approx(
+        compute_metrics(case.objective.kind, sums), rel=1e-4
     )
-    assert not oddity(case.objective.kind, totals_of(result), 10), "a server believes it"
+    assert not find_contradiction(case.objective.kind, sum_totals(result), 10), "a server believes it"
 
 
 def test_classes_are_counted_where_that_is_asked_and_one_sample_is_enough(tmp_path: Path) -> None:
@@ -294,11 +294,11 @@ def spoiled(plain: ProgramManifest) -> dict[str, ProgramManifest]:
 def test_a_manifest_that_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     job = write_job(tmp_path, CASES["mlp"], "onnx")
     manifest = decode_program(job.program_path.read_bytes()).manifest
-    layout = evaluation_layout(manifest)
+    layout = read_evaluation_layout(manifest)
     assert (layout.loss, layout.correct, layout.count, layout.logits) == ("loss", "correct", "count", "logits")
     for name, odd in spoiled(manifest).items():
         with pytest.raises(ProtocolError):
-            pytest.fail(f"{name}: {evaluation_layout(odd)}")
+            pytest.fail(f"{name}: {read_evaluation_layout(odd)}")
 
 
 def test_a_program_that_the_runtime_refuses_is_told_as_such(tmp_path: Path) -> None:

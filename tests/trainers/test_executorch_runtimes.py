@@ -14,14 +14,14 @@ import pytest
 
 from subfleet.arrays import decode_arrays
 from subfleet.protocol.errors import TrainingError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.executorch import ExecutorchTrainer
-from subfleet.trainers.memory import release_free_memory
-from subfleet.trainers.program_layout import places_of
+from subfleet.trainers.memory_watch import release_free_memory
+from subfleet.trainers.program_layout import list_stages
+from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Runtime
-from subfleet.trainers.session import Session
 
 pytest.importorskip("executorch")
 from trainers.array_runtime import loaded_program
@@ -102,11 +102,11 @@ def test_a_program_gets_no_tensor_from_outside_its_own_bytes(runtime: Runtime) -
 def test_steps_follow_a_reference_again_and_again(runtime: Runtime, program: Program, threads: int) -> None:
     loaded = loaded_program(runtime, program, threads)
     links = loaded.layout.chain.links
-    path = tuple(places_of(links))
+    path = tuple(list_stages(links))
     weight, loss = reference(4)
     given = weights()
     for _ in range(2):
-        session = Session(loaded, links, given, {})
+        session = ProgramSession(loaded, links, given, {})
         read: Mapping[str, Array] = {}
         for _ in range(4):
             read = session.step(path, fed())
@@ -174,12 +174,12 @@ def test_memory_is_given_back(runtime: Runtime) -> None:
 def test_a_thousand_trainings_do_not_grow(runtime: Runtime, program: Program) -> None:
     loaded = loaded_program(runtime, program)
     links = loaded.layout.chain.links
-    path = tuple(places_of(links))
+    path = tuple(list_stages(links))
     values = fed()
 
     def train(count: int) -> None:
         for _ in range(count):
-            session = Session(loaded, links, weights(), {})
+            session = ProgramSession(loaded, links, weights(), {})
             session.step(path, values)
             session.finish()
 

@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 from shared_programs import program_of
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
-from subfleet.device_profiles import own_packing_width
+from subfleet.device_profiles import detect_packing_width
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.requests import TrainRequest
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.tasks import Dataset, write_npz
@@ -40,14 +40,14 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 from subfleet.device.runtimes import load_trainer
-from subfleet.edge_client.work import Finished
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.task_work import Finished
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.task import Task, TaskSubmodel, Train
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
-from subfleet.trainers.memory import release_free_memory
+from subfleet.trainers.memory_watch import release_free_memory
 from subfleet.transport.blob_store import BlobStore
 
 def own_bytes():
@@ -140,7 +140,7 @@ def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeyp
     done = subprocess.run([sys.executable, "-c", CLIENT, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     memory = [program.manifest.memory for program in written]
-    plans = [planned_for(one.peak_bytes, one.packings, own_packing_width()) for one in memory]
+    plans = [planned_for(one.peak_bytes, one.packings, detect_packing_width()) for one in memory]
     ends = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[[")]
     assert [len(peaks) for peaks, _ in ends] == [ROUNDS] * len(PATTERNS)
     for peaks, sizes in ends:

@@ -21,12 +21,12 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.trainers.kept import Slot
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.memory import MemoryWatch, release_free_memory
+from subfleet.trainers.memory_watch import MemoryWatch, release_free_memory
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.prediction import Model
 from subfleet.trainers.program_layout import read_layout
 from subfleet.trainers.runtime import Operands, RunProgram, Value
-from subfleet.trainers.training import train_job
+from subfleet.trainers.training_job import train_job
 
 MEBIBYTE = 2**20
 Array = npt.NDArray[np.generic]

@@ -10,7 +10,7 @@ from trainers.test_augmented_feeding import COUNT, image_layout, job, photos
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import AugmentationSettings, TrainingSettings
-from subfleet.trainers.feeding import Call, calls_of
+from subfleet.trainers.feeding import ProgramCall, make_calls
 
 PER_EPOCH = math.ceil(COUNT / 4)
 
@@ -21,8 +21,8 @@ def task(**settings: float) -> Job[Train]:
     return replace(plain, work=replace(plain.work, settings=changed))
 
 
-def calls(one: Job[Train]) -> list[Call]:
-    return list(calls_of(one, image_layout(4), photos()))
+def calls(one: Job[Train]) -> list[ProgramCall]:
+    return list(make_calls(one, image_layout(4), photos()))
 
 
 @pytest.mark.parametrize("steps", [1, 2, PER_EPOCH, PER_EPOCH + 1, 3 * PER_EPOCH + 2])

@@ -32,7 +32,7 @@ from subfleet.tasks import Dataset, iter_batches, split_batch, write_npz
 from subfleet.trainers import feeding
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.program_layout import Path as ProgramPath
-from subfleet.trainers.session import Session
+from subfleet.trainers.program_session import ProgramSession
 
 SETTINGS = TrainingSettings(epochs=3, batch_size=BATCH, learning_rate=0.1, seed=5)
 
@@ -345,9 +345,11 @@ def test_what_a_step_was_fed_is_gone_before_the_next_is_made(tmp_path: Path, mon
     """Two batches at once would be memory that no plan counts."""
     fed_before: list[weakref.ref[Any]] = []
     alive: list[int] = []
-    step, split = Session.step, split_batch
+    step, split = ProgramSession.step, split_batch
 
-    def watched(session: Session, path: ProgramPath, fed: Mapping[str, Any], **settings: Any) -> Mapping[str, Any]:
+    def watched(
+        session: ProgramSession, path: ProgramPath, fed: Mapping[str, Any], **settings: Any
+    ) -> Mapping[str, Any]:
         fed_before[:] = [weakref.ref(array) for array in fed.values()]
         return step(session, path, fed, **settings)
 
@@ -355,7 +357,7 @@ def test_what_a_step_was_fed_is_gone_before_the_next_is_made(tmp_path: Path, mon
         alive.append(sum(array() is not None for array in fed_before))
         return split(*arguments)
 
-    monkeypatch.setattr(Session, "step", watched)
+    monkeypatch.setattr(ProgramSession, "step", watched)
     monkeypatch.setattr(feeding, "split_batch", counted)
     OnnxTrainer().train(write_job(tmp_path, samples(BATCH * 3), settings=SETTINGS), never)
     assert len(alive) == 3 * SETTINGS.epochs

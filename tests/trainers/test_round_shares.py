@@ -10,7 +10,7 @@ from subfleet.protocol.calibration import NormLayer
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.task import Calibrate, Train
 from subfleet.protocol.training import AugmentationSettings, TrainingSettings
-from subfleet.trainers.feeding import calls_of
+from subfleet.trainers.feeding import make_calls
 
 PLAIN = job(AugmentationSettings())
 
@@ -19,7 +19,7 @@ def seen(task: Job[Train | Calibrate]) -> list[list[int]]:
     """Which samples each epoch goes over."""
     data = replace(photos(), labels=np.arange(COUNT))
     epochs: dict[int, list[int]] = {}
-    for call in calls_of(task, image_layout(4), data):
+    for call in make_calls(task, image_layout(4), data):
         real = np.asarray(call.fed["mask"], np.float32) > 0
         epochs.setdefault(call.origin.epoch, []).extend(np.asarray(call.fed["labels"])[real].tolist())
     return [sorted(found) for found in epochs.values()]
@@ -45,7 +45,7 @@ def test_rounds_and_clients_have_parts_of_their_own_and_come_round_to_all_sample
 
 
 def test_the_last_call_of_a_part_is_known_as_the_last() -> None:
-    calls = list(calls_of(part(PLAIN, 0.5), image_layout(4), photos()))
+    calls = list(make_calls(part(PLAIN, 0.5), image_layout(4), photos()))
     assert [call.last for call in calls] == [False] * (len(calls) - 1) + [True]
 
 

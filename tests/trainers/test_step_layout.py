@@ -5,13 +5,13 @@ from trainers.softmax_program import BATCH, CLASSES, FEATURES, SHAPE, manifest
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramManifest, Role, ValueInfo
-from subfleet.trainers.step_layout import step_layout
+from subfleet.trainers.layouts import read_step_layout
 
 
 def test_values_are_found_by_role_and_tensor_not_by_place() -> None:
     plain = manifest()
     shuffled = replace(plain, inputs=plain.inputs[::-1], outputs=plain.outputs[::-1])
-    for layout in (step_layout(plain), step_layout(shuffled)):
+    for layout in (read_step_layout(plain), read_step_layout(shuffled)):
         assert layout.input.shape == (BATCH, *SHAPE)
         assert dict(layout.carried) == {
             "weight": "weight_new",
@@ -30,7 +30,7 @@ def test_two_states_of_one_tensor_keep_their_order() -> None:
         return ValueInfo(name=name, dtype="F32", shape=(CLASSES,), role="optimiser_state", tensor="head.bias")
 
     doubled = replace(plain, inputs=(*plain.inputs, state("second")), outputs=(*plain.outputs, state("second_new")))
-    layout = step_layout(doubled)
+    layout = read_step_layout(doubled)
     assert layout.carried["bias_momentum"] == "bias_momentum_new"
     assert layout.carried["second"] == "second_new"
 
@@ -44,7 +44,7 @@ def test_a_missing_role_is_refused(role: Role) -> None:
         outputs=tuple(value for value in plain.outputs if value.role != role),
     )
     with pytest.raises(ProtocolError):
-        step_layout(lacking)
+        read_step_layout(lacking)
 
 
 def with_input(name: str, shape: tuple[int, ...], dtype: str = "F32") -> ProgramManifest:
@@ -70,4 +70,4 @@ def with_input(name: str, shape: tuple[int, ...], dtype: str = "F32") -> Program
 )
 def test_a_program_that_cannot_be_stepped_is_refused(spoiled: ProgramManifest) -> None:
     with pytest.raises(ProtocolError):
-        step_layout(spoiled)
+        read_step_layout(spoiled)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from subfleet.protocol.programs import encode_program
 from subfleet.protocol.training import TrainingSettings
-from subfleet.trainers.memory import MemoryWatch, release_free_memory
+from subfleet.trainers.memory_watch import MemoryWatch, release_free_memory
 from subfleet.trainers.onnx import OnnxTrainer
 from trainers.softmax_program import BATCH, program, samples, write_job
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from subfleet.protocol.errors import MemoryLimitError
-from subfleet.trainers.memory import MemoryWatch, release_free_memory
+from subfleet.trainers.memory_watch import MemoryWatch, release_free_memory
 
 MEBIBYTE = 2**20
 

@@ -21,7 +21,7 @@ from subfleet.tasks import Dataset, StepOrigin, iter_batches, step_random, write
 from subfleet.trainers.job_files import read_program
 from subfleet.trainers.kept import Slot
 from subfleet.trainers.runtime import RunArrays
-from subfleet.trainers.training import train_job
+from subfleet.trainers.training_job import train_job
 
 SETTINGS = TrainingSettings(
     epochs=2,

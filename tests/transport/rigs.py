@@ -10,7 +10,7 @@ from transport.cuttable_proxy import CuttableProxy
 
 from subfleet.transport.address import parse_url
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Transport
-from subfleet.transport.memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import Faults, MemoryBroker
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 

@@ -10,7 +10,7 @@ from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES
 from subfleet.transport.base import Event, Transport, Will
 from subfleet.transport.chunk_sizes import ChunkSizes, KnownBroker
 from subfleet.transport.exchange import Fetched
-from subfleet.transport.memory import MemoryBroker
+from subfleet.transport.in_memory import MemoryBroker
 
 
 class Limited:

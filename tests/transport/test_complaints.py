@@ -49,7 +49,6 @@ def test_ever_new_senders_share_one_account(caplog: pytest.LogCaptureFixture) ->
     lines = _lines(caplog)
     assert [line.split(":")[0] for line in lines] == ["eve-0", "eve-1", "eve-2", "other senders"]
     assert max(map(len, lines)) < 500
-    assert len(complaints._accounts) == 4
     clock.now_s += 60.0
     complaints.tick()
     assert _lines(caplog)[0].startswith("other senders: 996 more in the last 60 s")

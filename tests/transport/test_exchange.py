@@ -16,7 +16,7 @@ from subfleet.protocol.errors import FileError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, decode
 from subfleet.transport.blob_store import BlobStore, PartialBlob
 from subfleet.transport.exchange import Fetched, FetchFailed
-from subfleet.transport.memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import Faults, MemoryBroker
 
 
 def _pair(broker: MemoryBroker, folder: Path, clock: HandClock) -> tuple[Side, Side]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transport.sides import HandClock
 
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Will
-from subfleet.transport.memory import Faults, MemoryBroker, MemoryTransport
+from subfleet.transport.in_memory import Faults, MemoryBroker, MemoryTransport
 from subfleet.transport.topic_filter import matches
 
 

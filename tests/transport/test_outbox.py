@@ -7,7 +7,7 @@ from matrices import examples
 from transport.sides import HandClock
 
 from subfleet.transport.base import Connected, Delivery
-from subfleet.transport.memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import Faults, MemoryBroker
 from subfleet.transport.outbox import Outbox, Outgoing
 
 
@@ -54,7 +54,7 @@ def disturb(broker: MemoryBroker, now_s: float, chance: random.Random, seed: int
     longest wait is 16 s, and nothing is on its way for longer than the delay.
     """
     if now_s >= 2900:
-        broker._faults = Faults(seed=seed)
+        broker.faults = Faults(seed=seed)
     elif chance.random() < 0.002:
         broker.cut(chance.choice("sr"), mend_after_s=1.0)
 

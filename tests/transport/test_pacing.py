@@ -7,7 +7,7 @@ from transport.sides import HandClock
 
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event
 from subfleet.transport.counting import CountingTransport, Direction
-from subfleet.transport.memory import MemoryBroker
+from subfleet.transport.in_memory import MemoryBroker
 from subfleet.transport.pacing import Lane, PacedTransport
 
 _OVERHEAD_BYTES = 64 + len("n")  # of a message on topic "n"

@@ -5,7 +5,7 @@ import gzip
 from subfleet.protocol.messages import Presence, encode
 from subfleet.protocol.topics import Topics
 from subfleet.transport.base import Delivery, Transport
-from subfleet.transport.memory import MemoryBroker
+from subfleet.transport.in_memory import MemoryBroker
 from subfleet.transport.rating import RatedTransport
 
 TOPICS = Topics("main")

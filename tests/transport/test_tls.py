@@ -18,7 +18,7 @@ from subfleet.protocol.errors import ConfigError, FileError, TransportError, Unr
 from subfleet.transport.address import BrokerAddress, TlsFiles
 from subfleet.transport.base import Connected
 from subfleet.transport.mqtt import MqttTransport
-from subfleet.transport.tls import context_of
+from subfleet.transport.tls import make_tls_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +115,11 @@ def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
         ),
         "no certificate": (
             brokers.address("asking", ca=papers.ca),
-            f"the broker at {asking} asks for a certificate of ours; give it with --cert and --key",
+            f"the broker at {asking} requires a client certificate; give it with --cert and --key",
         ),
         "no certificate, TLS 1.2": (
             brokers.address("asking12", ca=papers.ca),
-            f"the broker at {asking12} asks for a certificate of ours; give it with --cert and --key",
+            f"the broker at {asking12} requires a client certificate; give it with --cert and --key",
         ),
         "a stranger's certificate": (
             BrokerAddress(host="localhost", port=ports["asking"], tls=stranger),
@@ -167,7 +167,7 @@ def test_what_is_wrong_is_one_sentence(brokers: Brokers, what: str) -> None:
 
 def test_the_broker_is_always_verified_and_old_tls_refused(papers: Papers) -> None:
     for files in (TlsFiles(), TlsFiles(ca=papers.ca)):
-        context = context_of(files)
+        context = make_tls_context(files)
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.check_hostname
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2

@@ -1,10 +1,10 @@
-"""What devices are and what they had to give: profiles, resource logs, replay, and generated series."""
+"""Device profiles, resource logs, replay, and generated series."""
 
 from subfleet.device_profiles.logs import LogRow, ResourceLog, read_log, write_log
-from subfleet.device_profiles.processors import own_packing_width
-from subfleet.device_profiles.profiles import PROFILES, DeviceProfile, load_profile, memory_budget_bytes
+from subfleet.device_profiles.processors import detect_packing_width
+from subfleet.device_profiles.profiles import PROFILES, DeviceProfile, compute_memory_budget, load_profile
 from subfleet.device_profiles.replay import ReplayedLog
-from subfleet.device_profiles.shipped import LOGS, demo_log_path, load_log
+from subfleet.device_profiles.shipped import LOGS, find_demo_log, load_log
 
 __all__ = [
     "LOGS",
@@ -13,11 +13,11 @@ __all__ = [
     "LogRow",
     "ReplayedLog",
     "ResourceLog",
-    "demo_log_path",
+    "compute_memory_budget",
+    "detect_packing_width",
+    "find_demo_log",
     "load_log",
     "load_profile",
-    "memory_budget_bytes",
-    "own_packing_width",
     "read_log",
     "write_log",
 ]

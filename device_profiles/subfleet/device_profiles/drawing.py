@@ -1,4 +1,4 @@
-"""Takes devices out of a population: to each a profile and a resource log. The same seed gives the same devices."""
+"""Draws devices from a population, each with a profile and a resource log. The same seed gives the same devices."""
 
 import csv
 import gzip
@@ -13,22 +13,22 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from subfleet.device_profiles.ghent import BandwidthSample, join_rows, read_ghent, trace_names
+from subfleet.device_profiles.ghent import BandwidthSample, join_rows, list_traces, read_ghent
 from subfleet.device_profiles.logs import ResourceLog
 from subfleet.device_profiles.populations import Kind, LinkTable, MemoryTable, Population
 from subfleet.device_profiles.profiles import DeviceProfile, load_profile
-from subfleet.device_profiles.replay import ReplayedLog, begun_at
+from subfleet.device_profiles.replay import ReplayedLog, rotate_log
 from subfleet.device_profiles.shipped import load_log
 from subfleet.protocol.errors import ConfigError, FileError
 
-__all__ = ["PopulationDevice", "devices_of"]
+__all__ = ["PopulationDevice", "draw_devices"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopulationDevice:
-    """A device out of a population.
+    """A device of a population.
 
     Attributes:
         profile: of the device, under the name of its kind.
@@ -39,8 +39,8 @@ class PopulationDevice:
     log: ResourceLog
 
 
-def devices_of(population: Population, count: int, *, seed: str, data: Path | None) -> tuple[PopulationDevice, ...]:
-    """Take devices out of a population. Of one that is drawn, more devices begin with the very same ones.
+def draw_devices(population: Population, count: int, *, seed: str, data: Path | None) -> tuple[PopulationDevice, ...]:
+    """Draw devices from a population. A larger number of devices begins with the same ones.
 
     Args:
         population: see there.
@@ -53,13 +53,13 @@ def devices_of(population: Population, count: int, *, seed: str, data: Path | No
         FileError: a file is missing or is not of its form.
     """
     kinds = {kind.name: _read(kind, population, data) for kind in population.kinds}
-    dealt = _dealt(population, count) if population.dealing == "even" else _drawn(population, count, seed)
+    dealt = _deal(population, count) if population.dealing == "even" else _draw_kinds(population, count, seed)
     return tuple(kinds[name](share) for name, share in dealt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """What falls to one device: the item of a list, and the point of a series at which it begins."""
+    """The choices of one device: an item of a list, and the start in a series."""
 
     item: Callable[[int], int]
     start: Callable[[int], int]
@@ -71,27 +71,27 @@ class _Share:
 _Make = Callable[[_Share], PopulationDevice]
 
 
-def _dealt(population: Population, count: int) -> Iterator[tuple[str, _Share]]:
+def _deal(population: Population, count: int) -> Iterator[tuple[str, _Share]]:
     ends = list(accumulate(kind.weight for kind in population.kinds))
-    names = [_at((number + 0.5) / count * ends[-1], ends, population.kinds) for number in range(count)]
+    names = [_find_kind((number + 0.5) / count * ends[-1], ends, population.kinds) for number in range(count)]
     for number, name in enumerate(names):
         place, alike = number - names.index(name), names.count(name)
-        yield name, _Share(item=partial(_turn, number), start=partial(_part, place, alike))
+        yield name, _Share(item=partial(_take_turn, number), start=partial(_find_part, place, alike))
 
 
-def _turn(number: int, length: int) -> int:
+def _take_turn(number: int, length: int) -> int:
     return number % length
 
 
-def _part(place: int, places: int, length: int) -> int:
+def _find_part(place: int, places: int, length: int) -> int:
     return place * length // places
 
 
-def _drawn(population: Population, count: int, seed: str) -> Iterator[tuple[str, _Share]]:
+def _draw_kinds(population: Population, count: int, seed: str) -> Iterator[tuple[str, _Share]]:
     ends = list(accumulate(kind.weight for kind in population.kinds))
     for number in range(count):
         random = Random(f"{seed}/{number}")  # noqa: S311 - a reproducible draw, no secret
-        name = _at(random.random() * ends[-1], ends, population.kinds)
+        name = _find_kind(random.random() * ends[-1], ends, population.kinds)
         draw = partial(_draw, random)
         yield name, _Share(item=draw, start=draw)
 
@@ -100,31 +100,35 @@ def _draw(random: Random, length: int) -> int:
     return int(random.random() * length)
 
 
-def _at(point: float, ends: Sequence[float], kinds: Sequence[Kind]) -> str:
+def _find_kind(point: float, ends: Sequence[float], kinds: Sequence[Kind]) -> str:
     return next((kind.name for kind, end in zip(kinds, ends, strict=True) if point < end), kinds[-1].name)
 
 
 def _read(kind: Kind, population: Population, data: Path | None) -> _Make:
-    """What makes devices of a kind; files are read once."""
+    """Return the factory of a kind's devices; files are read once."""
     if kind.memory is None or kind.link is None:
-        return partial(_of_logs, kind, [load_log(name) for name in kind.logs], [load_log(name) for name in kind.links])
-    series = _memory(kind.memory, _below(kind.memory.file, population, data))
-    traces = _Traces(_below(kind.link.file, population, data), kind.link)
-    return partial(_of_tables, kind, population, series, traces)
+        return partial(
+            _make_from_logs, kind, [load_log(name) for name in kind.logs], [load_log(name) for name in kind.links]
+        )
+    series = _memory(kind.memory, _resolve_path(kind.memory.file, population, data))
+    traces = _Traces(_resolve_path(kind.link.file, population, data), kind.link)
+    return partial(_make_from_tables, kind, population, series, traces)
 
 
-def _of_logs(kind: Kind, logs: Sequence[ResourceLog], links: Sequence[ResourceLog], share: _Share) -> PopulationDevice:
+def _make_from_logs(
+    kind: Kind, logs: Sequence[ResourceLog], links: Sequence[ResourceLog], share: _Share
+) -> PopulationDevice:
     log = share.among(logs)
-    profile = _profile(kind, [row.reading.memory_free_bytes or 0 for row in log.rows])
-    log = begun_at(log, share.start(len(log.rows)))
+    profile = _make_profile(kind, [row.reading.memory_free_bytes or 0 for row in log.rows])
+    log = rotate_log(log, share.start(len(log.rows)))
     if links:
-        log = _with_links(log, share.among(links), share)
+        log = _merge_links(log, share.among(links), share)
     return PopulationDevice(profile=profile, log=log)
 
 
-def _with_links(log: ResourceLog, link: ResourceLog, share: _Share) -> ResourceLog:
-    """A log with another one's links at the same times."""
-    replayed = ReplayedLog(begun_at(link, share.start(len(link.rows))))
+def _merge_links(log: ResourceLog, link: ResourceLog, share: _Share) -> ResourceLog:
+    """Replace the links of a log by another one's at the same times."""
+    replayed = ReplayedLog(rotate_log(link, share.start(len(link.rows))))
     rows = []
     for row in log.rows:
         seen = replayed.read(row.t_s)
@@ -134,7 +138,7 @@ def _with_links(log: ResourceLog, link: ResourceLog, share: _Share) -> ResourceL
     return replace(log, rows=tuple(rows), source=source, licence=f"{log.licence}; links: {link.licence}")
 
 
-def _of_tables(
+def _make_from_tables(
     kind: Kind, population: Population, series: Sequence[int], traces: "_Traces", share: _Share
 ) -> PopulationDevice:
     samples = traces.of(share)
@@ -144,22 +148,22 @@ def _of_tables(
     count = min(len(turned), int((samples[-1].t_s + samples[-1].duration_s) // population.step_s))
     rows = join_rows(samples, turned[:count], step_s=population.step_s, uplink_fraction=traces.table.uplink_fraction)
     log = ResourceLog(device=kind.name, source=population.source, licence=population.licence, rows=rows)
-    return PopulationDevice(profile=_profile(kind, series), log=log)
+    return PopulationDevice(profile=_make_profile(kind, series), log=log)
 
 
 class _Traces:
-    """The traces of a table of links, each read when a device has it."""
+    """The traces of a table of links, each read on first use."""
 
     def __init__(self, path: Path, table: LinkTable) -> None:
         self._path = path
         self.table = table
-        self._names = trace_names(path)[: table.traces or None]
+        self._names = list_traces(path)[: table.traces or None]
 
     def of(self, share: _Share) -> tuple[BandwidthSample, ...]:
         return read_ghent(self._path, share.among(self._names))
 
 
-def _profile(kind: Kind, memory_bytes: Sequence[int]) -> DeviceProfile:
+def _make_profile(kind: Kind, memory_bytes: Sequence[int]) -> DeviceProfile:
     profile = replace(load_profile(kind.profile), name=kind.name)
     if kind.median_budget_bytes is None:
         return profile
@@ -172,7 +176,7 @@ def _profile(kind: Kind, memory_bytes: Sequence[int]) -> DeviceProfile:
     return replace(profile, memory_fraction=kind.median_budget_bytes / median)
 
 
-def _below(file: str, population: Population, data: Path | None) -> Path:
+def _resolve_path(file: str, population: Population, data: Path | None) -> Path:
     path = Path(file)
     if not path.is_absolute():
         if data is None:
@@ -189,8 +193,8 @@ def _below(file: str, population: Population, data: Path | None) -> Path:
 def _memory(table: MemoryTable, path: Path) -> list[int]:
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        rows = [row for row in csv.DictReader(io.StringIO(text.decode())) if _counts(table, row)]
-        found = [_free_bytes(table, row) for row in rows][:: table.every]
+        rows = [row for row in csv.DictReader(io.StringIO(text.decode())) if _count_kinds(table, row)]
+        found = [_draw_free_bytes(table, row) for row in rows][:: table.every]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, ValueError, TypeError) as error:
         raise FileError(f"the memory file {str(path)!r} cannot be read: {error}") from error
     except KeyError as error:
@@ -200,13 +204,13 @@ def _memory(table: MemoryTable, path: Path) -> list[int]:
     return found
 
 
-def _counts(table: MemoryTable, row: Mapping[str, str]) -> bool:
+def _count_kinds(table: MemoryTable, row: Mapping[str, str]) -> bool:
     if not table.row_column:
         return True
     text = row[table.row_column]
     return table.row_with in text and not (table.row_without and table.row_without in text)
 
 
-def _free_bytes(table: MemoryTable, row: Mapping[str, str]) -> int:
+def _draw_free_bytes(table: MemoryTable, row: Mapping[str, str]) -> int:
     held = sum(float(row[name]) for name in table.columns) * table.unit_bytes
     return int(held * (1 - float(row[table.used_percent]) / 100) if table.used_percent else held)

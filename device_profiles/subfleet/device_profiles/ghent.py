@@ -17,7 +17,7 @@ from subfleet.device_profiles.logs import LogRow
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.readings import Reading
 
-__all__ = ["CITATION", "BandwidthSample", "join_rows", "mean_bps", "read_ghent", "trace_names"]
+__all__ = ["CITATION", "BandwidthSample", "average_bps", "join_rows", "list_traces", "read_ghent"]
 
 CITATION = (
     "van der Hooft et al. 2016, HTTP/2-Based Adaptive Streaming of HEVC Video over 4G/LTE Networks, "
@@ -47,23 +47,23 @@ def read_ghent(path: Path, trace: str) -> tuple[BandwidthSample, ...]:
     Raises:
         FileError: the file cannot be read, is not of that form, or has no such trace.
     """
-    reader = _opened(path)
+    reader = _open(path)
     samples = tuple(_parse(cells, f"{path} line {reader.line_num}") for cells in reader if cells and cells[0] == trace)
     if not samples:
         raise FileError(f"{path} has no trace {trace!r}; look into its first column for the names that it has")
     return samples
 
 
-def trace_names(path: Path) -> tuple[str, ...]:
-    """The names of all traces of a file, in their order.
+def list_traces(path: Path) -> tuple[str, ...]:
+    """List the names of all traces of a file, in order.
 
     Raises:
         FileError: as `read_ghent`.
     """
-    return tuple(sorted({cells[0] for cells in _opened(path) if cells}))
+    return tuple(sorted({cells[0] for cells in _open(path) if cells}))
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = raw.decode("utf-8")
@@ -86,8 +86,8 @@ def _parse(cells: Sequence[str], where: str) -> BandwidthSample:
     return sample
 
 
-def mean_bps(samples: Iterable[BandwidthSample], start_s: float, end_s: float) -> float | None:
-    """The mean rate between two times, weighted by time; None where no sample covers any of it."""
+def average_bps(samples: Iterable[BandwidthSample], start_s: float, end_s: float) -> float | None:
+    """Average the rate between two times, weighted by time; None if no sample covers them."""
     covered_s = 0.0
     bits = 0.0
     for sample in samples:
@@ -107,7 +107,7 @@ def join_rows(
     uplink_fraction: float = 0.2,
     network: str = "cellular",
 ) -> tuple[LogRow, ...]:
-    """Rows of a log: the trace from `start_s` on, averaged over each step, beside a memory series.
+    """Join a trace from `start_s` on, averaged over each step, with a memory series to rows of a log.
 
     Args:
         samples: of one trace.
@@ -120,7 +120,7 @@ def join_rows(
     rows = []
     for place, free in enumerate(memory_free_bytes):
         at_s = start_s + place * step_s
-        rate_bps = mean_bps(samples, at_s, at_s + step_s)
+        rate_bps = average_bps(samples, at_s, at_s + step_s)
         reading = Reading(
             memory_free_bytes=free,
             downlink_bps=None if rate_bps is None else float(round(rate_bps)),

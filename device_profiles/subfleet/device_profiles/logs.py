@@ -1,4 +1,4 @@
-"""Resource logs: what a device had to give, over time, as a text file that people and tools can read.
+"""Resource logs: the resources of a device over time, as a text file for people and tools.
 
     # subfleet-log 1
     # device: raspberry_pi_4
@@ -12,7 +12,6 @@ Units are in the column names, an empty cell is an unknown value, booleans are 0
 """
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from types import MappingProxyType
 from typing import Annotated
 
 from subfleet.protocol.bounds import Condition, Length, checked
+from subfleet.protocol.disks import write_atomically
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.limits import Amount
 from subfleet.protocol.readings import Reading
@@ -80,7 +80,7 @@ def _check_order(rows: tuple[LogRow, ...]) -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_order)
 class ResourceLog:
-    """A log and where it comes from.
+    """A log and its source.
 
     Attributes:
         device: name of the device or its profile.
@@ -136,14 +136,14 @@ COLUMNS: Mapping[str, tuple[str, Callable[[str], Cell]]] = MappingProxyType(
 
 
 def encode_header(*, device: str, source: str, licence: str, notes: tuple[str, ...] = ()) -> str:
-    """The lines above the rows."""
+    """Encode the lines above the rows."""
     lines = [f"{_MAGIC}{FORMAT_VERSION}", f"# device: {device}", f"# source: {source}", f"# licence: {licence}"]
     lines += [f"# note: {note}" for note in notes]
     return "\n".join([*lines, ",".join(COLUMNS)]) + "\n"
 
 
 def encode_row(row: LogRow) -> str:
-    """One line. Numbers are written so that reading them gives the same bits."""
+    """Encode one row. Reading it gives the same bits."""
     cells = [row.t_s if name == "t_s" else getattr(row.reading, name) for name in COLUMNS]
     return ",".join(_encode_cell(cell) for cell in cells) + "\n"
 
@@ -157,16 +157,14 @@ def _encode_cell(cell: Cell | None) -> str:
 
 
 def write_log(path: Path, log: ResourceLog) -> None:
-    """Write a log as a whole or not at all.
+    """Write a log atomically.
 
     Raises:
         FileError: the file cannot be written.
     """
     header = encode_header(device=log.device, source=log.source, licence=log.licence, notes=log.notes)
-    partial = path.with_name(path.name + ".part")
     try:
-        partial.write_text(header + "".join(encode_row(row) for row in log.rows), encoding="utf-8", newline="\n")
-        os.replace(partial, path)  # noqa: PTH105 - the same call, and atomic on every system
+        write_atomically(path, [header.encode(), *(encode_row(row).encode() for row in log.rows)])
     except OSError as error:
         raise FileError(f"the resource log {str(path)!r} cannot be written: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Populations: a TOML file that says from which profiles and logs the devices of an emulated fleet are taken."""
+"""Populations: TOML files with the profiles and logs of an emulated fleet's devices."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from subfleet.protocol.bounds import Each, Length, Range, checked
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.limits import Positive, PositiveAmount
-from subfleet.protocol.schema import validated
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.schema import validate
+from subfleet.protocol.suggestion import suggest
 from subfleet.protocol.toml import parse_toml
 
 __all__ = ["POPULATIONS", "Kind", "LinkTable", "MemoryTable", "Population", "load_population", "parse_population"]
@@ -111,7 +111,7 @@ class Kind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Population:
-    """Devices that a fleet is taken from.
+    """A population of devices.
 
     Attributes:
         name: of the population.
@@ -144,7 +144,7 @@ def parse_population(text: str, where: str) -> Population:
         plain = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"the population {where} is not valid TOML: {error}") from error
-    return validated(Population, plain, f"the population {where}")
+    return validate(Population, plain, f"the population {where}")
 
 
 def load_population(name_or_path: str) -> Population:
@@ -161,7 +161,7 @@ def load_population(name_or_path: str) -> Population:
     if path.suffix != ".toml":
         raise ConfigError(
             f"the population is {name_or_path!r}, but must be one of {sorted(POPULATIONS)} or the path of a .toml file"
-            f"{did_you_mean(name_or_path, POPULATIONS)}"
+            f"{suggest(name_or_path, POPULATIONS)}"
         )
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,17 +1,17 @@
-"""What is known of the processor of this machine."""
+"""Properties of this machine's processor."""
 
 import platform
 from pathlib import Path
 
-from subfleet.protocol.memory import PackingWidth
+from subfleet.protocol.memory_plan import PackingWidth
 
-__all__ = ["own_packing_width"]
+__all__ = ["detect_packing_width"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def own_packing_width(cpuinfo: Path = _CPUINFO) -> PackingWidth:
-    """How many outputs XNNPACK's kernels for products take at once on this processor (its `gemm-config.c`).
+def detect_packing_width(cpuinfo: Path = _CPUINFO) -> PackingWidth:
+    """Detect how many outputs XNNPACK's product kernels compute at once on this processor (`gemm-config.c`).
 
     Args:
         cpuinfo: where Linux says what the processor can do.

@@ -1,4 +1,4 @@
-"""What kind of device this is: a small TOML file with units in its names, and the sources of its figures."""
+"""Device profiles: small TOML files with units in the names of keys, and sources of the figures."""
 
 import json
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from subfleet.protocol.bounds import Each, Length, checked
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.identifiers import Shown
 from subfleet.protocol.limits import Positive, PositiveAmount, PositiveFraction
-from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.memory_size import Size, bytes_of
+from subfleet.protocol.memory_plan import PackingWidth
+from subfleet.protocol.memory_size import Size, parse_bytes
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.schema import ADDED_LATER, to_plain, validated
+from subfleet.protocol.schema import ADDED_LATER, to_plain, validate
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.suggestion import suggest
 from subfleet.protocol.toml import parse_toml
 
-__all__ = ["PROFILES", "DeviceProfile", "load_profile", "memory_budget_bytes", "parse_profile", "profile_text"]
+__all__ = ["PROFILES", "DeviceProfile", "compute_memory_budget", "format_profile", "load_profile", "parse_profile"]
 
 PROFILES: Mapping[str, str] = MappingProxyType(
     {
@@ -89,18 +89,18 @@ class DeviceProfile:
     @property
     def max_training_bytes(self) -> int | None:
         """The most that it gives to training; None is no limit."""
-        return None if self.memory_limit is None else bytes_of(self.memory_limit)
+        return None if self.memory_limit is None else parse_bytes(self.memory_limit)
 
     @property
     def disk_limit_bytes(self) -> int:
         """The most that the device's folder may hold."""
-        return bytes_of(self.disk_limit)
+        return parse_bytes(self.disk_limit)
 
 
-def memory_budget_bytes(
+def compute_memory_budget(
     reading: Reading, memory_fraction: float, *, limit_bytes: int | None = None, data_bytes: int = 0
 ) -> int:
-    """The growth that training may cause now: a fraction of free memory, at most the limit; 0 where it is unknown.
+    """Compute the memory budget of training: a fraction of free memory, at most the limit; 0 if unknown.
 
     Args:
         reading: of the device, while nothing is trained.
@@ -123,11 +123,11 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
         plain = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"the device profile {where} is not valid TOML: {error}") from error
-    return validated(DeviceProfile, plain, f"the device profile {where}")
+    return validate(DeviceProfile, plain, f"the device profile {where}")
 
 
-def profile_text(profile: DeviceProfile) -> str:
-    """A profile as the TOML text that `parse_profile` reads; one that declares no architecture."""
+def format_profile(profile: DeviceProfile) -> str:
+    """Format a profile without a declared architecture as the TOML text that `parse_profile` reads."""
     plain = {key: value for key, value in to_plain(profile).items() if value is not None}
     return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in plain.items())
 
@@ -146,7 +146,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     if path.suffix != ".toml":
         raise ConfigError(
             f"the device profile is {name_or_path!r}, but must be one of {sorted(PROFILES)} or the path of a .toml file"
-            f"{did_you_mean(name_or_path, PROFILES)}"
+            f"{suggest(name_or_path, PROFILES)}"
         )
     try:
         text = path.read_text(encoding="utf-8")

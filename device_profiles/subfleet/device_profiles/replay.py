@@ -1,4 +1,4 @@
-"""Reads a resource log at a given time, as if the device were there."""
+"""Reads a resource log at a given time."""
 
 import math
 from bisect import bisect_right
@@ -8,7 +8,7 @@ from dataclasses import replace
 from subfleet.device_profiles.logs import LogRow, ResourceLog
 from subfleet.protocol.readings import Reading
 
-__all__ = ["ReplayedLog", "begun_at"]
+__all__ = ["ReplayedLog", "rotate_log"]
 
 
 class ReplayedLog:
@@ -26,7 +26,7 @@ class ReplayedLog:
         self.period_s = self._times_s[-1] + last_step_s
 
     def read(self, log_time_s: float) -> Reading:
-        """The reading at a time of 0 or more; times beyond the period wrap around.
+        """Read the log at a time of 0 or more; times beyond the period wrap around.
 
         Raises:
             ValueError: the time is below 0.
@@ -37,7 +37,7 @@ class ReplayedLog:
         return self.log.rows[bisect_right(self._times_s, at_s) - 1].reading
 
     def low(self, quantile: float) -> Reading:
-        """Free memory and link rates that the device has at least, but for a fraction of the time that it is available.
+        """Compute low quantiles of free memory and link rates over the time that the device is available.
 
         Each is told by itself: both memory and link may be lower for twice the share. Unknown memory counts as none; a
         link that is unknown is no limit, and is unknown here where it is for long enough.
@@ -51,12 +51,14 @@ class ReplayedLog:
         if not 0 <= quantile < 1:
             raise ValueError(f"quantile is {quantile}, but must be at least 0 and below 1")
         memory_bytes = self._low(lambda reading: reading.memory_free_bytes or 0, quantile)
-        down_bps = self._low(lambda reading: _rate(reading.downlink_bps), quantile)
-        up_bps = self._low(lambda reading: _rate(reading.uplink_bps), quantile)
-        return Reading(memory_free_bytes=int(memory_bytes), downlink_bps=_known(down_bps), uplink_bps=_known(up_bps))
+        down_bps = self._low(lambda reading: _to_rate(reading.downlink_bps), quantile)
+        up_bps = self._low(lambda reading: _to_rate(reading.uplink_bps), quantile)
+        return Reading(
+            memory_free_bytes=int(memory_bytes), downlink_bps=_from_rate(down_bps), uplink_bps=_from_rate(up_bps)
+        )
 
     def _low(self, value: Callable[[Reading], float], quantile: float) -> float:
-        """The largest value below which the log is for no more than the fraction of its time."""
+        """Compute the largest value below which the log is for at most a fraction of its time."""
         ends_s = (*self._times_s[1:], self.period_s)
         held = [
             (value(row.reading), end_s - time_s)
@@ -71,16 +73,16 @@ class ReplayedLog:
         return max(held)[0] if held else 0.0  # a log of one row takes no time
 
 
-def _rate(rate_bps: float | None) -> float:
+def _to_rate(rate_bps: float | None) -> float:
     return math.inf if rate_bps is None else rate_bps
 
 
-def _known(rate_bps: float) -> float | None:
+def _from_rate(rate_bps: float) -> float | None:
     return None if math.isinf(rate_bps) else rate_bps
 
 
-def begun_at(log: ResourceLog, start: int) -> ResourceLog:
-    """A log that begins with another of its rows, counted from 0, and goes on at its beginning."""
+def rotate_log(log: ResourceLog, start: int) -> ResourceLog:
+    """Rotate a log: it begins with another row, counted from 0, and continues at its beginning."""
     if not start:
         return log
     rows = log.rows

@@ -1,4 +1,4 @@
-"""The resource logs that come with the package, by name."""
+"""The shipped resource logs, by name."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from subfleet.device_profiles.logs import ResourceLog, read_log
 from subfleet.protocol.errors import FileError
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.suggestion import suggest
 
-__all__ = ["LOGS", "demo_log_path", "load_log"]
+__all__ = ["LOGS", "find_demo_log", "load_log"]
 
 LOGS: Mapping[str, str] = MappingProxyType(
     {
@@ -20,8 +20,8 @@ LOGS: Mapping[str, str] = MappingProxyType(
 """Name to file in the package's `data/logs` folder; each is named after the profile that it suits."""
 
 
-def demo_log_path(name: str) -> Path:
-    """The file of a shipped log.
+def find_demo_log(name: str) -> Path:
+    """Find the file of a shipped log.
 
     Raises:
         FileError: there is no such log.
@@ -38,7 +38,7 @@ def load_log(name_or_path: str) -> ResourceLog:
         FileError: there is no such log, or it cannot be read.
     """
     if name_or_path in LOGS:
-        return read_log(demo_log_path(name_or_path))
+        return read_log(find_demo_log(name_or_path))
     path = Path(name_or_path)
     try:
         missing = not path.exists()
@@ -47,6 +47,6 @@ def load_log(name_or_path: str) -> ResourceLog:
     if missing:
         raise FileError(
             f"the resource log {name_or_path!r} is missing; name a file, or one of {sorted(LOGS)}"
-            f"{did_you_mean(name_or_path, LOGS)}"
+            f"{suggest(name_or_path, LOGS)}"
         )
     return read_log(path)

@@ -1,4 +1,4 @@
-"""What the agent can ask for: plain, frozen data."""
+"""The actions that the agent asks for, as plain, frozen data."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ __all__ = [
     "MeasureForRound",
     "MeasureForTask",
     "MeasureRegularly",
-    "Place",
+    "PlaceModels",
     "Prune",
     "Publish",
     "Save",
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Send once."""
+    """Send a message once."""
 
     message: Message
     retain: bool = False
@@ -39,7 +39,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Send until it is settled."""
+    """Send a message again and again until it is settled."""
 
     message: Telemetry | Answer
 
@@ -53,7 +53,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Get a blob from the server; `BlobArrived` or `BlobFailed` answers."""
+    """Fetch a blob from the server; `BlobArrived` or `BlobFailed` answers."""
 
     blob: BlobRef
 
@@ -67,10 +67,10 @@ class CancelFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weigh:
-    """Find out how much of the disk a task would take; `Weighed` answers.
+    """Find out how much disk space a task would take; `Weighed` answers.
 
     Attributes:
-        pinned: digests of the blobs that stay whatever needs room: those of the task, and updates without an ack.
+        pinned: digests of the blobs that are never removed: the task's, and updates without an ack.
     """
 
     task: Task
@@ -82,8 +82,8 @@ class MeasureForRound:
     """Read the device's resources for an announcement; `Measured` answers.
 
     Attributes:
-        info: the announcement, which says where a replayed log is to be read.
-        pinned: digests of the blobs that stay whatever needs room.
+        info: the announcement, with the time at which a replayed log is read.
+        pinned: digests of the blobs that are never removed.
     """
 
     info: RoundInfo
@@ -95,7 +95,7 @@ class MeasureForTask:
     """Read the device's resources before work on a task begins; `Measured` answers.
 
     Attributes:
-        log_time_s: where a replayed log is to be read; None: where it was read last.
+        log_time_s: at which a replayed log is read; None means the time of the last reading.
     """
 
     task_id: str
@@ -104,7 +104,7 @@ class MeasureForTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRegularly:
-    """Read the device's resources, as is done every few seconds; `Measured` answers."""
+    """Read the device's resources, every few seconds; `Measured` answers."""
 
 
 Measure = MeasureForRound | MeasureForTask | MeasureRegularly
@@ -112,7 +112,7 @@ Measure = MeasureForRound | MeasureForTask | MeasureRegularly
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWork:
-    """Have the worker do a task; `Trained`, `Scored`, `EvaluationEnded` or `WorkFailed` answers."""
+    """Start a task on the worker; `Trained`, `Scored`, `EvaluationEnded` or `WorkFailed` answers."""
 
     task: Task
     memory_limit_bytes: int
@@ -126,30 +126,30 @@ class StopWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Put the fetched models into their folder; `Placed` or `WorkFailed` answers."""
+class PlaceModels:
+    """Copy the fetched models to their folder; `Placed` or `WorkFailed` answers."""
 
     task: Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Write this to disk before any later action."""
+    """Write the state to disk before any later action."""
 
     saved: Saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prune:
-    """Remove every blob whose digest is not named."""
+    """Remove every blob that is not in `keep`, digests."""
 
     keep: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """The run is over and nothing is left to do."""
+    """Leave: the run is over, and nothing is left to do."""
 
 
-_OnDisk = Weigh | Place | Save | Prune
+_OnDisk = Weigh | PlaceModels | Save | Prune
 Action = Publish | Keep | Settle | Fetch | CancelFetch | Measure | StartWork | StopWork | _OnDisk | Leave

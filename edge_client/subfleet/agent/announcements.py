@@ -1,4 +1,4 @@
-"""What an announcement of the server means for what is known, in hand and on its way."""
+"""Compares announcements with the state, with tasks and with pending messages."""
 
 from subfleet.agent.states import AgentState
 from subfleet.protocol.answers import Answer
@@ -8,22 +8,22 @@ from subfleet.protocol.task import Deploy
 __all__ = ["is_before", "is_open", "is_over", "is_past", "is_stale"]
 
 REORDER_S = 10.0
-"""How late a broker may deliver: an older announcement that comes even later is news, as the server was set back."""
+"""How late a broker may deliver. An older announcement that arrives even later is valid: the server was set back."""
 
 
 def is_stale(state: AgentState, info: RoundInfo, now_s: float) -> bool:
-    """Whether an announcement is older than what is known, or none of this device's business."""
+    """Whether an announcement is older than the known one, or irrelevant for this device."""
     known = state.round
     if known is None or known.run_id != info.run_id:
-        # A broker may still hold the end of an older run; the end of a run without this device means nothing to it.
+        # A broker may still retain the end of an older run, which is irrelevant here.
         return info.phase == "finished"
-    # Within a try of a round the phases may repeat: a server that was started anew measures again.
+    # Within an attempt of a round the phases may repeat: a restarted server measures again.
     older = (info.round, info.retry, info.phase == "finished") < (known.round, known.retry, known.phase == "finished")
     return older and state.round_at_s is not None and now_s - state.round_at_s < REORDER_S
 
 
 def is_over(message: Telemetry | Answer, info: RoundInfo) -> bool:
-    """Whether nobody waits for a pending message any more."""
+    """Whether the server no longer waits for a pending message."""
     if message.run_id != info.run_id:
         return True
     if isinstance(message, Telemetry):
@@ -34,19 +34,19 @@ def is_over(message: Telemetry | Answer, info: RoundInfo) -> bool:
 
 
 def is_past(task: Task, info: RoundInfo) -> bool:
-    """Whether a training can no longer take part in anything; models are worth having at any time."""
+    """Whether the result of a task is of no use any more; models are useful at any time."""
     if isinstance(task.work, Deploy):
         return False
     return task.run_id != info.run_id or is_before(task, info) or info.phase == "finished"
 
 
 def is_before(task: Task, other: Task | RoundInfo) -> bool:
-    """Whether a task belongs to an earlier try of a round, or to an earlier round of the run, than something else."""
+    """Whether a task belongs to an earlier round, or an earlier attempt of the round, than another task or round."""
     return (task.round, task.retry) < (other.round, other.retry)
 
 
 def is_open(info: RoundInfo | None, task: Task) -> bool:
-    """Whether a task's time has come: its round says where a replayed log is read, so a training waits for it."""
+    """Whether a task may start: it waits for its round's announcement, which gives the time in a replayed log."""
     if isinstance(task.work, Deploy):
         return True
     if info is None or info.phase == "finished":

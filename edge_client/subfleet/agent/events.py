@@ -1,4 +1,4 @@
-"""What can happen to the agent: plain, frozen data."""
+"""The events that the agent handles, as plain, frozen data."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ __all__ = [
     "LinkDown",
     "LinkUp",
     "Measured",
-    "Placed",
+    "ModelsPlaced",
     "Received",
-    "Scored",
+    "ScoringEnded",
     "Stopping",
-    "Tick",
-    "Trained",
+    "TimePassed",
+    "TrainingEnded",
     "Weighed",
     "WorkFailed",
 ]
@@ -42,7 +42,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A message came."""
+    """A message from the server."""
 
     message: Message
 
@@ -52,8 +52,8 @@ class Weighed:
     """The answer to `Weigh`.
 
     Attributes:
-        lacking: digests of the task's blobs that are not here as a whole.
-        room_bytes: what may be written, once all that is not pinned has gone.
+        lacking: digests of the task's blobs that are missing or incomplete.
+        room_bytes: what may be written after everything that is not pinned was removed.
     """
 
     task_id: str
@@ -63,14 +63,14 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobArrived:
-    """A blob is here, whole and checked."""
+    """A blob was fetched and checked."""
 
     sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobFailed:
-    """A blob cannot be had; `detail` says why in one sentence."""
+    """A blob cannot be fetched; `detail` is one sentence."""
 
     sha256: str
     reason: RefusalReason
@@ -82,11 +82,11 @@ class Measured:
     """The answer to a `Measure`.
 
     Attributes:
-        measure: what was asked.
+        measure: the action.
         log_time_s: the time in the replayed log that was read; None for a live reading.
         memory_budget_bytes: the fraction of free memory that training may take.
-        log_low: what the log has but for the fraction of time that was named; None where none was, or there is no log.
-        disk_budget_bytes: what a task may take of the disk, beside what was to stay; None is unknown.
+        log_low: a low quantile of the log; None if none was requested, or nothing is replayed.
+        disk_budget_bytes: disk space for a task, next to pinned blobs; None is unknown.
     """
 
     measure: Measure
@@ -98,8 +98,8 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """The worker ended with a result, which is stored as a blob."""
+class TrainingEnded:
+    """The worker finished a training or calibration; its output is stored as a blob."""
 
     task_id: str
     result: TrainResult
@@ -107,8 +107,8 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """The worker has tried every candidate of a score task."""
+class ScoringEnded:
+    """The worker tried every candidate of a score task."""
 
     task_id: str
     scores: tuple[CandidateScore, ...]
@@ -116,15 +116,15 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationEnded:
-    """The worker has evaluated a model."""
+    """The worker evaluated a model."""
 
     task_id: str
     result: EvaluationResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """The models of a deploy task stand in their folder."""
+class ModelsPlaced:
+    """The models of a deploy task are in their folder."""
 
     task_id: str
     files: tuple[str, ...]
@@ -135,8 +135,8 @@ class WorkFailed:
     """The worker ended without a result.
 
     Attributes:
-        available_bytes: for "memory", "disk" and "link", what there is; None is unknown.
-        killed: whether the system killed the process that did the work.
+        available_bytes: for "memory", "disk" and "link", what is available; None is unknown.
+        killed: whether the system killed the worker process.
     """
 
     task_id: str
@@ -147,16 +147,16 @@ class WorkFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class TimePassed:
     """Time has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """The process is about to end on purpose; it stops the work that is under way."""
+    """The process is about to stop on purpose, and stops its work."""
 
 
-Ended = Trained | Scored | EvaluationEnded | Placed | WorkFailed
+Ended = TrainingEnded | ScoringEnded | EvaluationEnded | ModelsPlaced | WorkFailed
 """How work on a task can end."""
 
-Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | Ended | Tick | Stopping
+Event = LinkUp | LinkDown | Received | Weighed | BlobArrived | BlobFailed | Measured | Ended | TimePassed | Stopping

@@ -1,4 +1,4 @@
-"""What the agent knows: plain, frozen data."""
+"""The state of the agent, as plain, frozen data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,25 +21,25 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task import Task
 
-__all__ = ["AgentSettings", "AgentState", "Job", "Pending", "Saved"]
+__all__ = ["AgentSettings", "AgentState", "CurrentTask", "Pending", "Saved"]
 
 _LABEL_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What does not change while an agent runs.
+    """Settings that do not change while an agent runs.
 
     Attributes:
         profile: what the device is; its client and session id are the agent's.
-        data_bytes: what the samples take while the device trains or evaluates, of the larger data: one of them is in
-            memory at a time, and none is when the budget is measured. As they were read, without a transform.
+        data_bytes: memory of the samples of the larger data set, before any transform. One data set is in memory
+            during a task, and none when the budget is measured.
         streams: as in `DataSummary`.
         heartbeat_s: seconds between two presences, as is telemetry_s between two telemetries outside rounds.
         leave_when_finished: leave when the run that the device took part in is over.
-        linger_s: how long nothing may have happened after the end of the run before the agent leaves.
-        leave_limit_s: seconds after the end of the run after which it leaves although an ack is missing.
-        keep_s: how long an answer is sent again without an ack.
+        linger_s: how long the agent waits after the last activity of a finished run before it leaves.
+        leave_limit_s: seconds after the end of the run at which it leaves even if an ack is missing.
+        keep_s: how long an answer without an ack is sent again.
     """
 
     profile: Profile
@@ -53,7 +53,7 @@ class AgentSettings:
     keep_s: float = 24 * 3600.0
 
     def data_bytes_in(self, info: RoundInfo | None) -> int:
-        """What the samples take in the run of an announcement, whose transform may bring them to another size."""
+        """Compute the memory of the samples in the announced run; its transform may change their size."""
         if info is None or not info.sample_bytes:
             return self.data_bytes
         most = max(self.profile.sample_count, self.profile.held_out_count)
@@ -72,15 +72,15 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What outlives the process.
+    """The part of the state that outlives the process.
 
     Attributes:
         round: the last announcement of the run that the device takes part in.
-        task: the task that has no answer yet.
-        updates: without an ack, as are refusals, deployed, scores and evaluated.
+        task: the task without an answer.
+        updates: answers without an ack, as are refusals, deployed, scores and evaluated.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated, the newest last.
-        survival: which works processes of this device did not survive, and what follows.
+        survival: the deaths of this device's processes during work, and their consequence.
     """
 
     round: RoundInfo | None = None
@@ -94,29 +94,32 @@ class Saved:
     evaluated: tuple[Evaluated, ...] = field(default=(), metadata=ADDED_LATER)
     survival: Survival = field(default=Survival(), metadata=ADDED_LATER)
 
+    @property
     def answers(self) -> tuple[Answer, ...]:
         """Every answer without an ack."""
         return (*self.updates, *self.refusals, *self.deployed, *self.scores, *self.evaluated)
 
+    @property
     def blobs(self) -> frozenset[str]:
-        """Digests of what is worth its room: programs for later tasks, and what is pinned."""
-        return frozenset(self.programs) | self.pinned()
+        """Digests of the blobs to keep: programs for later tasks, and pinned blobs."""
+        return frozenset(self.programs) | self.pinned
 
+    @property
     def pinned(self) -> frozenset[str]:
-        """Digests of what must stay, however short room is: what the task names, and updates without an ack."""
+        """Digests of the blobs that are never removed: those of the task, and updates without an ack."""
         of_task = () if self.task is None else self.task.blobs
         return frozenset(blob.sha256 for blob in (*of_task, *(update.blob for update in self.updates)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class CurrentTask:
     """The task that the device works on.
 
     Attributes:
-        stage: "waiting" for its round's announcement; "weighing" whether disk and link can bear it; "fetching" what is
-            lacking; "measuring" whether it still fits; "working" (training, scoring, evaluating, or placing models).
-        lacking: digests of the blobs that have not come yet.
-        arrived_at_s: when it came.
+        stage: "waiting" for its round's announcement; "weighing" it against disk and link; "fetching" missing blobs;
+            "measuring" whether it still fits; "working" (training, scoring, evaluating, or placing models).
+        lacking: digests of the missing blobs.
+        arrived_at_s: monotonic time of its arrival.
     """
 
     task: Task
@@ -126,12 +129,12 @@ class Job:
 
     @property
     def deadline_at_s(self) -> float:
-        """When an answer is worth nothing any more."""
+        """The time after which an answer is of no use."""
         return self.arrived_at_s + self.task.deadline_s
 
     @property
     def exhausted(self) -> RefusalReason:
-        """What there was too little of where the deadline comes now."""
+        """The reason to refuse the task if its deadline passes in this stage."""
         reasons: Mapping[str, RefusalReason] = {"fetching": "link", "working": "compute"}
         return reasons.get(self.stage, "failed")
 
@@ -146,27 +149,28 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """Everything that the agent knows.
+    """The whole state of the agent.
 
     Attributes:
         connected: whether the link is up.
-        round: the newest announcement, at first the one that an earlier process knew.
-        round_at_s: when it came; None after a connect, until the server has said what is current.
-        job: the task in hand.
-        running: id of the task that the worker still runs, also after it was told to stop; one at a time.
+        round: the newest announcement; at the start, the last one of the previous process.
+        round_at_s: time of its arrival; None after a connect, until the server announces the current round.
+        current: the task that the device works on.
+        running: id of the task that the worker runs, even after a request to stop; one at a time.
         pending: messages without an ack.
         done: ids of the last tasks that were answered or replaced.
         programs: digests of the last programs that trained or evaluated.
-        survival: which works processes of this device did not survive, and what follows.
+        survival: the deaths of this device's processes during work, and their consequence.
         reading: the last one.
         heartbeat_due_s: when the next presence is due, as is telemetry_due_s.
-        finished_at_s: when the run was over; busy_at_s when there was last something to do.
+        finished_at_s: time of the end of the run.
+        busy_at_s: time of the last activity.
     """
 
     connected: bool = False
     round: RoundInfo | None = None
     round_at_s: float | None = None
-    job: Job | None = None
+    current: CurrentTask | None = None
     running: str | None = None
     pending: tuple[Pending, ...] = ()
     done: tuple[str, ...] = ()
@@ -178,12 +182,13 @@ class AgentState:
     finished_at_s: float | None = None
     busy_at_s: float = 0.0
 
+    @property
     def saved(self) -> Saved:
         """The part that outlives the process."""
         messages = [entry.message for entry in self.pending]
         return Saved(
             round=self.round,
-            task=None if self.job is None else self.job.task,
+            task=None if self.current is None else self.current.task,
             updates=tuple(message for message in messages if isinstance(message, Update)),
             refusals=tuple(message for message in messages if isinstance(message, Refusal)),
             deployed=tuple(message for message in messages if isinstance(message, Deployed)),

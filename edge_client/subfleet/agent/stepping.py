@@ -1,13 +1,13 @@
-"""The agent: what a device does about everything that happens to it, as one pure function.
+"""The agent: a device's reaction to every event, as one pure function.
 
-`step` takes a state, an event and the time, and returns the new state and what is to be done. It reads no clock, draws
-no number and touches no file, so that every sequence of events can be tried in a test. What holds always:
+`step` takes a state, an event and the time, and returns the new state and the actions. It reads no clock, draws no
+random number and touches no file, so that tests can try every sequence of events. Invariants:
 
-- one task at a time: nothing is trained before the worker has ended what it trained before;
+- one task at a time: no work starts before the worker has finished the previous one;
 - a task that was answered or replaced is never trained again, however often it comes;
-- a newer task takes the place of an older one, and a round that has moved on ends the older round's task;
+- a newer task replaces an older one, and a new round ends the task of an older round;
 - an answer is written to disk before it is sent, and kept until its ack or the end of its run;
-- a work is written down on disk before it is begun, and a work that two processes died at is begun no third time;
+- work is recorded on disk before it starts, and is not started a third time after two processes died at it;
 - every wait has a deadline.
 """
 
@@ -27,7 +27,7 @@ from subfleet.agent.actions import (
     Settle,
 )
 from subfleet.agent.announcements import is_before, is_over, is_past, is_stale
-from subfleet.agent.composing import ack, presence, telemetry
+from subfleet.agent.composing import compose_ack, compose_presence, compose_telemetry
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
@@ -36,21 +36,21 @@ from subfleet.agent.events import (
     LinkDown,
     LinkUp,
     Measured,
-    Placed,
+    ModelsPlaced,
     Received,
-    Scored,
+    ScoringEnded,
     Stopping,
-    Tick,
-    Trained,
+    TimePassed,
+    TrainingEnded,
     Weighed,
     WorkFailed,
 )
-from subfleet.agent.states import AgentSettings, AgentState, Job, Pending, Saved
+from subfleet.agent.states import AgentSettings, AgentState, CurrentTask, Pending, Saved
 from subfleet.agent.survival import Survival
 from subfleet.agent.working import (
     Step,
     advance,
-    drop_job,
+    drop_task,
     on_blob,
     on_ended,
     on_task_measured,
@@ -68,53 +68,53 @@ __all__ = ["start", "step"]
 
 
 def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
-    """Begin, or take up what an earlier process left: send its answers again and do its unanswered task anew.
+    """Start from the saved state: send its answers again and repeat its unanswered task.
 
-    A task at which processes died, as they do without enough memory, is refused instead.
+    A task at which processes died, as they do for lack of memory, is refused instead.
     """
-    job = None
+    current = None
     if saved.task is not None:
-        job = Job(task=saved.task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
+        current = CurrentTask(task=saved.task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
     state = AgentState(
         round=saved.round,
-        job=job,
-        pending=tuple(Pending(message=answer, until_s=now_s + settings.keep_s) for answer in saved.answers()),
+        current=current,
+        pending=tuple(Pending(message=answer, until_s=now_s + settings.keep_s) for answer in saved.answers),
         done=saved.done,
         programs=saved.programs,
-        survival=saved.survival.restarted(saved.round),
+        survival=saved.survival.restart(saved.round),
         busy_at_s=now_s,
     )
     actions: tuple[Action, ...] = tuple(Keep(message=entry.message) for entry in state.pending)
-    if saved.task is not None and saved.task.task_id in {begun.task_id for begun in saved.survival.fatal()}:
+    if saved.task is not None and saved.task.task_id in {begun.task_id for begun in saved.survival.list_fatal()}:
         state, more = refuse_fatal(settings, state, now_s)
         actions += more
-    return state, (Save(saved=state.saved()), *actions) if state.saved() != saved else actions
+    return state, (Save(saved=state.saved), *actions) if state.saved != saved else actions
 
 
 def step(settings: AgentSettings, state: AgentState, event: Event, now_s: float) -> Step:
-    """What an event leads to. Whatever must outlive the process is saved before anything is sent."""
-    after, actions = _handled(settings, state, event, now_s)
+    """Handle an event. The state is saved before anything is sent."""
+    after, actions = _handle(settings, state, event, now_s)
     after, more = advance(after)
     actions += more
-    before_saved, saved = state.saved(), after.saved()
+    before_saved, saved = state.saved, after.saved
     if before_saved != saved:
-        # An ack or the end of a task frees blobs; they go only after the file no longer names them.
-        freed: tuple[Action, ...] = (Prune(keep=saved.blobs()),) if before_saved.blobs() - saved.blobs() else ()
+        # An ack or the end of a task frees blobs; they are removed only after the saved state no longer names them.
+        freed: tuple[Action, ...] = (Prune(keep=saved.blobs),) if before_saved.blobs - saved.blobs else ()
         actions = (Save(saved=saved), *actions, *freed)
     return after, actions
 
 
-def _handled(settings: AgentSettings, state: AgentState, event: Event, now_s: float) -> Step:
+def _handle(settings: AgentSettings, state: AgentState, event: Event, now_s: float) -> Step:
     match event:
         case LinkUp():
             outcome = _on_link_up(settings, state, now_s)
         case LinkDown():
             outcome = replace(state, connected=False), ()
-        case Tick():
+        case TimePassed():
             outcome = _on_tick(settings, state, now_s)
         case Stopping():
-            # Whoever stops the process on purpose must not look like what kills it; the next start takes up the task.
-            outcome = replace(state, survival=state.survival.stopped()), ()
+            # A stop on purpose is no death; the next start repeats the task.
+            outcome = replace(state, survival=state.survival.stop_work()), ()
         case Received():
             outcome = _on_received(settings, state, event, now_s)
         case Weighed():
@@ -123,7 +123,7 @@ def _handled(settings: AgentSettings, state: AgentState, event: Event, now_s: fl
             outcome = on_blob(settings, state, event, now_s)
         case Measured():
             outcome = _on_measured(settings, state, event, now_s)
-        case Trained() | Scored() | EvaluationEnded() | Placed() | WorkFailed():
+        case TrainingEnded() | ScoringEnded() | EvaluationEnded() | ModelsPlaced() | WorkFailed():
             outcome = on_ended(settings, state, event, now_s)
         case _:
             never(event)
@@ -137,13 +137,13 @@ def _on_link_up(settings: AgentSettings, state: AgentState, now_s: float) -> Ste
     state = replace(
         state, connected=True, round_at_s=None, heartbeat_due_s=now_s + settings.heartbeat_s, telemetry_due_s=now_s
     )
-    return state, _signs_of_life(settings, now_s)
+    return state, _announce_presence(settings, now_s)
 
 
-def _signs_of_life(settings: AgentSettings, now_s: float) -> tuple[Action, ...]:
-    """The profile goes with every heartbeat: neither ends in an ack, and a device without a profile gets no task."""
+def _announce_presence(settings: AgentSettings, now_s: float) -> tuple[Action, ...]:
+    """Send presence and profile: neither has an ack, and a device without a profile gets no task."""
     return (
-        Publish(message=presence(settings, now_s), retain=True),
+        Publish(message=compose_presence(settings, now_s), retain=True),
         Publish(message=settings.profile, retain=True),
     )
 
@@ -152,11 +152,11 @@ def _on_tick(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
     state, actions = _expire(settings, state, now_s)
     if state.connected and now_s >= state.heartbeat_due_s:
         state = replace(state, heartbeat_due_s=now_s + settings.heartbeat_s)
-        actions += _signs_of_life(settings, now_s)
+        actions += _announce_presence(settings, now_s)
     if state.connected and now_s >= state.telemetry_due_s:
         state = replace(state, telemetry_due_s=now_s + settings.telemetry_s)
         actions += (MeasureRegularly(),)
-    if state.job is not None or state.running is not None or state.pending:
+    if state.current is not None or state.running is not None or state.pending:
         state = replace(state, busy_at_s=now_s)
     if _may_leave(settings, state, now_s):
         actions += (Leave(),)
@@ -167,15 +167,17 @@ def _expire(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
     late = [entry for entry in state.pending if now_s >= entry.until_s]
     state = replace(state, pending=tuple(entry for entry in state.pending if entry not in late))
     actions: tuple[Action, ...] = tuple(Settle(message_id=entry.message.message_id) for entry in late)
-    if state.job is not None and now_s >= state.job.deadline_at_s:
-        detail = f"no answer within the task's deadline of {state.job.task.deadline_s:g} s; it was {state.job.stage}"
-        state, more = refuse(settings, state, state.job.exhausted, detail, now_s)
+    if state.current is not None and now_s >= state.current.deadline_at_s:
+        detail = (
+            f"no answer within the task's deadline of {state.current.task.deadline_s:g} s; it was {state.current.stage}"
+        )
+        state, more = refuse(settings, state, state.current.exhausted, detail, now_s)
         actions += more
     return state, actions
 
 
 def _may_leave(settings: AgentSettings, state: AgentState, now_s: float) -> bool:
-    if not settings.leave_when_finished or state.finished_at_s is None or state.job is not None:
+    if not settings.leave_when_finished or state.finished_at_s is None or state.current is not None:
         return False
     quiet_since_s = max(state.busy_at_s, state.finished_at_s)
     return now_s - quiet_since_s >= settings.linger_s or now_s - state.finished_at_s >= settings.leave_limit_s
@@ -191,7 +193,7 @@ def _on_received(settings: AgentSettings, state: AgentState, event: Received, no
     if isinstance(message, Task):
         return _on_task(settings, state, message, now_s)
     if isinstance(message, Ack):
-        # That of the profile settles nothing: a server that starts anew must know the device, and answers it again.
+        # The ack of the profile settles nothing: a restarted server needs the profile again, and acks it again.
         return _settle(state, lambda pending: pending.message_id == message.of)
     return state, ()
 
@@ -201,11 +203,11 @@ def _on_round(state: AgentState, info: RoundInfo, now_s: float) -> Step:
         return state, ()
     state = replace(state, round=info, round_at_s=now_s)
     state, actions = _settle(state, lambda message: is_over(message, info))
-    if state.job is not None and is_past(state.job.task, info):
-        state, more = drop_job(state)
+    if state.current is not None and is_past(state.current.task, info):
+        state, more = drop_task(state)
         actions += more
     if info.phase == "measure":
-        actions += (MeasureForRound(info=info, pinned=state.saved().pinned()),)
+        actions += (MeasureForRound(info=info, pinned=state.saved.pinned),)
     over_at_s = (state.finished_at_s or now_s) if info.phase == "finished" else None
     return replace(state, finished_at_s=over_at_s), actions
 
@@ -213,16 +215,16 @@ def _on_round(state: AgentState, info: RoundInfo, now_s: float) -> Step:
 def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: float) -> Step:
     if task.client_id != settings.client_id:
         return state, ()
-    known = state.job.task if state.job is not None else None
+    known = state.current.task if state.current is not None else None
     if task.task_id in state.done or (known is not None and known.task_id == task.task_id):
-        return state, (Publish(message=ack(settings, task, "duplicate")),)
+        return state, (Publish(message=compose_ack(settings, task, "duplicate")),)
     overtaken = known is not None and known.run_id == task.run_id and is_before(task, known)
     if overtaken or (state.round is not None and state.round_at_s is not None and is_past(task, state.round)):
-        return state, (Publish(message=ack(settings, task, "refused", "a newer round is under way")),)
-    state, actions = drop_job(state)
-    job = Job(task=task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
-    state = replace(state, job=job, busy_at_s=now_s)
-    actions += (Publish(message=ack(settings, task, "accepted")),)
+        return state, (Publish(message=compose_ack(settings, task, "refused", "a newer round is under way")),)
+    state, actions = drop_task(state)
+    current = CurrentTask(task=task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
+    state = replace(state, current=current, busy_at_s=now_s)
+    actions += (Publish(message=compose_ack(settings, task, "accepted")),)
     foreign = [one.target for one in task.programs if one.target not in settings.profile.runtimes]
     if foreign and not isinstance(task.work, Deploy):
         detail = f"the program is for {foreign[0]!r}, but this device runs {list(settings.profile.runtimes)}"
@@ -248,22 +250,22 @@ def _on_measured(settings: AgentSettings, state: AgentState, event: Measured, no
     measure = event.measure
     if isinstance(measure, MeasureForRound):
         run_id, number = measure.info.run_id, measure.info.round
-        state = replace(state, survival=state.survival.measured(run_id, number, event.memory_budget_bytes))
-    event = _offered(state.survival, event)
+        state = replace(state, survival=state.survival.enter_round(run_id, number, event.memory_budget_bytes))
+    event = _limit_offer(state.survival, event)
     match measure:
         case MeasureForTask(task_id=task_id):
             outcome = on_task_measured(settings, state, task_id, event.memory_budget_bytes, now_s)
         case MeasureRegularly():
-            outcome = state, (Publish(message=telemetry(settings, event, now_s)),)
+            outcome = state, (Publish(message=compose_telemetry(settings, event, now_s)),)
         case MeasureForRound():
-            outcome = _answered(settings, state, telemetry(settings, event, now_s), now_s)
+            outcome = _answer_announcement(settings, state, compose_telemetry(settings, event, now_s), now_s)
         case _:
             never(measure)
     return outcome
 
 
-def _answered(settings: AgentSettings, state: AgentState, message: Telemetry, now_s: float) -> Step:
-    """Send what was measured for an announcement, unless nobody waits for it any more."""
+def _answer_announcement(settings: AgentSettings, state: AgentState, message: Telemetry, now_s: float) -> Step:
+    """Send the telemetry for an announcement, unless the announcement is out of date."""
     info = state.round
     if info is None or is_over(message, info):
         return state, ()
@@ -272,9 +274,9 @@ def _answered(settings: AgentSettings, state: AgentState, message: Telemetry, no
     return replace(state, pending=pending, telemetry_due_s=now_s + settings.telemetry_s), (Keep(message=message),)
 
 
-def _offered(survival: Survival, event: Measured) -> Measured:
-    """What was measured, with no more in it than the device offers."""
+def _limit_offer(survival: Survival, event: Measured) -> Measured:
+    """Limit a measurement to the budget that the device offers."""
     low = event.log_low
     if low is not None:
-        low = replace(low, memory_budget_bytes=survival.offered_bytes(low.memory_budget_bytes))
-    return replace(event, memory_budget_bytes=survival.offered_bytes(event.memory_budget_bytes), log_low=low)
+        low = replace(low, memory_budget_bytes=survival.limit_budget(low.memory_budget_bytes))
+    return replace(event, memory_budget_bytes=survival.limit_budget(event.memory_budget_bytes), log_low=low)

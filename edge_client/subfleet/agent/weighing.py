@@ -1,7 +1,6 @@
-"""Whether a task fits the device's disk and link, by the sizes that it announces: before it is fetched. Pure.
+"""Checks a task's sizes against the device's disk and link before anything is fetched. Pure.
 
-A server may be mistaken or hostile: what it announces is held against what the device has, not against its own word
-alone.
+A server may be mistaken or hostile: its sizes are compared with what the device has, not with its own claims alone.
 """
 
 from collections.abc import Set
@@ -14,15 +13,15 @@ from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
 from subfleet.protocol.task import Task, Train
 from subfleet.protocol.update_codecs import Uncompressed
 
-__all__ = ["HEADER_BYTES", "Objection", "objection"]
+__all__ = ["HEADER_BYTES", "Objection", "find_objection"]
 
 HEADER_BYTES = 1024 * 1024
-"""By how much a container may be larger than the weights that a budget was held against."""
+"""A container may exceed the budgeted size of its weights by this much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objection:
-    """Why a task is not even fetched.
+    """Why a task is refused before it is fetched.
 
     Attributes:
         available_bytes: for "disk", what may be written.
@@ -33,32 +32,32 @@ class Objection:
     available_bytes: int | None = None
 
 
-def objection(task: Task, weighed: Weighed, reading: Reading | None, left_s: float) -> Objection | None:
-    """Why a task is not fetched; None where it fits.
+def find_objection(task: Task, weighed: Weighed, reading: Reading | None, left_s: float) -> Objection | None:
+    """Find the reason to refuse a task before it is fetched; None if it fits.
 
     Args:
         task: as it was announced.
-        weighed: what was found on the disk.
+        weighed: the state of the disk.
         reading: the last one of the device; None before the first.
-        left_s: seconds until an answer is worth nothing.
+        left_s: seconds until the deadline of the task.
     """
-    fetched_bytes, wanted_bytes = _fetched_bytes(task, weighed.lacking), needed_bytes(task, weighed.lacking)
+    fetched_bytes, wanted_bytes = _count_fetched_bytes(task, weighed.lacking), needed_bytes(task, weighed.lacking)
     if wanted_bytes > weighed.room_bytes:
         detail = (
             f"the task takes {wanted_bytes} bytes of disk, of which {fetched_bytes} are to be fetched, but "
             f"{weighed.room_bytes} bytes may be written"
         )
         return Objection(reason="disk", detail=detail, available_bytes=weighed.room_bytes)
-    detail = _beyond_budget(task) or _too_slow(fetched_bytes, reading, left_s)
+    detail = _check_budget(task) or _check_link(fetched_bytes, reading, left_s)
     return Objection(reason="link", detail=detail) if detail else None
 
 
-def _fetched_bytes(task: Task, lacking: Set[str]) -> int:
+def _count_fetched_bytes(task: Task, lacking: Set[str]) -> int:
     return sum(blob.size_bytes for blob in task.blobs if blob.sha256 in lacking)
 
 
-def _beyond_budget(task: Task) -> str:
-    """Weights alone: programs are fetched once, and no round's budget is held against them."""
+def _check_budget(task: Task) -> str:
+    """Check weights and update against the budget; programs are fetched once and do not count."""
     down, up = task.budget.downlink_bytes, task.budget.uplink_bytes
     largest_bytes = max((blob.size_bytes for blob in task.weights), default=0)
     if down is not None and largest_bytes > down + HEADER_BYTES:
@@ -69,7 +68,7 @@ def _beyond_budget(task: Task) -> str:
     return ""
 
 
-def _too_slow(fetched_bytes: int, reading: Reading | None, left_s: float) -> str:
+def _check_link(fetched_bytes: int, reading: Reading | None, left_s: float) -> str:
     if reading is None or reading.downlink_bps is None:
         return ""
     rate_bps = max(reading.downlink_bps, LEAST_LINK_BPS)

@@ -1,7 +1,7 @@
-"""What becomes of the task in hand: how it moves on, and what ends it. Pure, as all of the agent.
+"""The stages of the current task, from arrival to answer. Pure, as all of the agent.
 
-A task is weighed, fetched, measured for and done, in that order, and ends in one answer. An event changes nothing where
-it is about a task that is not in hand any more.
+A task is weighed, fetched, measured for and worked on, in that order, and ends in one answer. Events about other tasks
+change nothing.
 """
 
 import math
@@ -14,28 +14,34 @@ from subfleet.agent.actions import (
     Fetch,
     Keep,
     MeasureForTask,
-    Place,
+    PlaceModels,
     Prune,
     StartWork,
     StopWork,
     Weigh,
 )
 from subfleet.agent.announcements import is_open
-from subfleet.agent.composing import deployed, evaluated, refusal, scores, update
+from subfleet.agent.composing import (
+    compose_deployment,
+    compose_evaluation,
+    compose_refusal,
+    compose_scores,
+    compose_update,
+)
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
     Ended,
     EvaluationEnded,
-    Placed,
-    Scored,
-    Trained,
+    ModelsPlaced,
+    ScoringEnded,
+    TrainingEnded,
     Weighed,
     WorkFailed,
 )
 from subfleet.agent.states import AgentSettings, AgentState, Pending
 from subfleet.agent.survival import FATAL_DEATHS
-from subfleet.agent.weighing import objection
+from subfleet.agent.weighing import find_objection
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import RefusalReason, Task
@@ -44,7 +50,7 @@ from subfleet.protocol.task import Deploy
 __all__ = [
     "Step",
     "advance",
-    "drop_job",
+    "drop_task",
     "on_blob",
     "on_ended",
     "on_task_measured",
@@ -54,60 +60,60 @@ __all__ = [
 ]
 
 Step = tuple[AgentState, tuple[Action, ...]]
-"""What an event leads to: the state after it, and what is to be done."""
+"""The state after an event, and the actions."""
 
 KEPT_TASK_IDS = 64
 KEPT_PROGRAMS = 32
 
 
 def advance(state: AgentState) -> Step:
-    """Move the job on as far as it goes without a further event."""
+    """Advance the current task as far as possible without a further event."""
     actions: tuple[Action, ...] = ()
-    job = state.job
-    if job is not None and job.stage == "waiting" and is_open(state.round, job.task):
-        job = replace(job, stage="weighing")
-        actions += (Weigh(task=job.task, pinned=state.saved().pinned()),)
-    if job is not None and job.stage == "fetching" and not job.lacking and state.running is None:
-        if isinstance(job.task.work, Deploy):
-            job = replace(job, stage="working")
-            actions += (Place(task=job.task),)
+    current = state.current
+    if current is not None and current.stage == "waiting" and is_open(state.round, current.task):
+        current = replace(current, stage="weighing")
+        actions += (Weigh(task=current.task, pinned=state.saved.pinned),)
+    if current is not None and current.stage == "fetching" and not current.lacking and state.running is None:
+        if isinstance(current.task.work, Deploy):
+            current = replace(current, stage="working")
+            actions += (PlaceModels(task=current.task),)
         else:
-            job = replace(job, stage="measuring")
+            current = replace(current, stage="measuring")
             log_time_s = state.round.log_time_s if state.round is not None else None
-            actions += (MeasureForTask(task_id=job.task.task_id, log_time_s=log_time_s),)
-    return replace(state, job=job), actions
+            actions += (MeasureForTask(task_id=current.task.task_id, log_time_s=log_time_s),)
+    return replace(state, current=current), actions
 
 
 def on_weighed(settings: AgentSettings, state: AgentState, event: Weighed, now_s: float) -> Step:
-    """Refuse a task that does not fit disk or link; fetch the blobs of one that does."""
-    job = state.job
-    if job is None or job.stage != "weighing" or job.task.task_id != event.task_id:
+    """Refuse a task that does not fit disk or link, else fetch its blobs."""
+    current = state.current
+    if current is None or current.stage != "weighing" or current.task.task_id != event.task_id:
         return state, ()
-    against = objection(job.task, event, state.reading, job.deadline_at_s - now_s)
+    against = find_objection(current.task, event, state.reading, current.deadline_at_s - now_s)
     if against is not None:
         return refuse(settings, state, against.reason, against.detail, now_s, against.available_bytes)
-    # What is here is fetched, too: its digest is checked, and a damaged one comes anew.
-    blobs = job.task.blobs
-    job = replace(job, stage="fetching", lacking=frozenset(blob.sha256 for blob in blobs))
-    return replace(state, job=job), tuple(Fetch(blob=blob) for blob in blobs)
+    # Blobs that are here are fetched, too: their digests are checked, and damaged ones are fetched again.
+    blobs = current.task.blobs
+    current = replace(current, stage="fetching", lacking=frozenset(blob.sha256 for blob in blobs))
+    return replace(state, current=current), tuple(Fetch(blob=blob) for blob in blobs)
 
 
 def on_blob(settings: AgentSettings, state: AgentState, event: BlobArrived | BlobFailed, now_s: float) -> Step:
-    """One blob less is lacking; or a task with a blob that cannot be had is refused."""
-    if state.job is None or event.sha256 not in state.job.lacking:
+    """Note a fetched blob; refuse the task if a blob cannot be fetched."""
+    if state.current is None or event.sha256 not in state.current.lacking:
         return state, ()
     if isinstance(event, BlobFailed):
         return refuse(settings, state, event.reason, event.detail, now_s)
-    job = replace(state.job, lacking=state.job.lacking - {event.sha256})
-    return replace(state, job=job), ()
+    current = replace(state.current, lacking=state.current.lacking - {event.sha256})
+    return replace(state, current=current), ()
 
 
 def on_task_measured(settings: AgentSettings, state: AgentState, task_id: str, budget_bytes: int, now_s: float) -> Step:
-    """Begin the work where its planned peak fits what is free now; refuse it where it does not."""
-    job = state.job
-    if job is None or job.stage != "measuring" or job.task.task_id != task_id:
+    """Start the work if its planned peak fits the budget, else refuse it."""
+    current = state.current
+    if current is None or current.stage != "measuring" or current.task.task_id != task_id:
         return state, ()
-    planned_bytes = job.task.planned_peak_bytes
+    planned_bytes = current.task.planned_peak_bytes
     if planned_bytes > budget_bytes:
         detail = f"the program needs {planned_bytes} bytes, but {budget_bytes} bytes are free for training now"
         ceiling = state.survival.ceiling
@@ -117,32 +123,32 @@ def on_task_measured(settings: AgentSettings, state: AgentState, task_id: str, b
                 "ended while it worked"
             )
         return refuse(settings, state, "memory", detail, now_s, budget_bytes)
-    survival = state.survival.began(job.task, budget_bytes)
-    state = replace(state, job=replace(job, stage="working"), running=job.task.task_id, survival=survival)
-    return state, (StartWork(task=job.task, memory_limit_bytes=budget_bytes),)
+    survival = state.survival.start_work(current.task, budget_bytes)
+    state = replace(state, current=replace(current, stage="working"), running=current.task.task_id, survival=survival)
+    return state, (StartWork(task=current.task, memory_limit_bytes=budget_bytes),)
 
 
 def on_ended(settings: AgentSettings, state: AgentState, event: Ended, now_s: float) -> Step:
-    """Answer with the result, or with a refusal where there is none that can be sent."""
-    state = _worker_free(state, event)
-    job = state.job
-    if job is None or job.task.task_id != event.task_id:
-        # Nobody waits for it any more; an update's blob goes with the others that no file names.
-        return state, ((Prune(keep=state.saved().blobs()),) if isinstance(event, Trained) else ())
+    """Answer with the result, or with a refusal if there is no valid result."""
+    state = _release_worker(state, event)
+    current = state.current
+    if current is None or current.task.task_id != event.task_id:
+        # The task was dropped; the blob of its update is removed with all other unused blobs.
+        return state, ((Prune(keep=state.saved.blobs),) if isinstance(event, TrainingEnded) else ())
     match event:
-        case Trained(result=result):
+        case TrainingEnded(result=result):
             if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
                 detail = f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate"
                 return refuse(settings, state, "diverged", detail, now_s)
-            state = _keeping(state, job.task)
-            outcome = _answer_with(settings, state, lambda: update(settings, job, event, now_s), now_s)
-        case Scored():
-            outcome = _answer_with(settings, state, lambda: scores(settings, job, event, now_s), now_s)
+            state = _keep_program(state, current.task)
+            outcome = _answer_with(settings, state, lambda: compose_update(settings, current, event, now_s), now_s)
+        case ScoringEnded():
+            outcome = _answer_with(settings, state, lambda: compose_scores(settings, current, event, now_s), now_s)
         case EvaluationEnded():
-            state = _keeping(state, job.task)
-            outcome = _answer_with(settings, state, lambda: evaluated(settings, job, event, now_s), now_s)
-        case Placed():
-            outcome = _answer_with(settings, state, lambda: deployed(settings, job, event), now_s)
+            state = _keep_program(state, current.task)
+            outcome = _answer_with(settings, state, lambda: compose_evaluation(settings, current, event, now_s), now_s)
+        case ModelsPlaced():
+            outcome = _answer_with(settings, state, lambda: compose_deployment(settings, current, event), now_s)
         case WorkFailed():
             outcome = refuse(settings, state, event.reason, event.detail, now_s, event.available_bytes)
         case _:
@@ -150,23 +156,23 @@ def on_ended(settings: AgentSettings, state: AgentState, event: Ended, now_s: fl
     return outcome
 
 
-def _keeping(state: AgentState, task: Task) -> AgentState:
-    """Its program is worth its room: the next round has a task of the same."""
+def _keep_program(state: AgentState, task: Task) -> AgentState:
+    """Keep the program of a task: the next round probably uses it again."""
     program = task.programs[0].blob.sha256
-    return replace(state, programs=_with(state.programs, program, KEPT_PROGRAMS))
+    return replace(state, programs=_append_recent(state.programs, program, KEPT_PROGRAMS))
 
 
-def _worker_free(state: AgentState, event: Ended) -> AgentState:
+def _release_worker(state: AgentState, event: Ended) -> AgentState:
     if state.running != event.task_id:
         return state
-    in_hand = state.job is not None and state.job.task.task_id == event.task_id
+    in_hand = state.current is not None and state.current.task.task_id == event.task_id
     if not isinstance(event, WorkFailed):
-        survival = state.survival.ended()
+        survival = state.survival.end_work()
     elif event.killed:
-        survival = state.survival.killed(state.round)
+        survival = state.survival.note_kill(state.round)
     else:
-        # One that was told to stop does not show that the process would have survived the rest of it.
-        survival = state.survival.ended() if in_hand else state.survival.stopped()
+        # A task that was stopped does not show that the process would have survived the rest of it.
+        survival = state.survival.end_work() if in_hand else state.survival.stop_work()
     return replace(state, running=None, survival=survival)
 
 
@@ -178,17 +184,19 @@ def refuse(
     now_s: float,
     available_bytes: int | None = None,
 ) -> Step:
-    """Answer the job with a refusal, and end whatever was being done for it."""
-    job = state.job
-    if job is None:
+    """Refuse the current task, and stop its transfers and work."""
+    current = state.current
+    if current is None:
         return state, ()
-    dropped, actions = drop_job(state)
-    answered, more = _answer(settings, dropped, refusal(settings, job, reason, detail, available_bytes), now_s)
+    dropped, actions = drop_task(state)
+    answered, more = _answer(
+        settings, dropped, compose_refusal(settings, current, reason, detail, available_bytes), now_s
+    )
     return answered, actions + more
 
 
 def refuse_fatal(settings: AgentSettings, state: AgentState, now_s: float) -> Step:
-    """Refuse the task in hand, at which the processes before this one died, with what that taught."""
+    """Refuse the current task, at which earlier processes died, with the budget that follows."""
     ceiling = state.survival.ceiling
     offered_bytes = 0 if ceiling is None else ceiling.memory_bytes
     detail = (
@@ -199,7 +207,7 @@ def refuse_fatal(settings: AgentSettings, state: AgentState, now_s: float) -> St
 
 
 def _answer_with(settings: AgentSettings, state: AgentState, compose: Callable[[], Answer], now_s: float) -> Step:
-    """Answer with a result; one that no message takes, as programs and plug-ins may give any, is a refusal."""
+    """Answer with a result, or with a refusal if it is invalid: programs and plug-ins may return anything."""
     try:
         answer = compose()
     except ValueError as error:
@@ -210,24 +218,26 @@ def _answer_with(settings: AgentSettings, state: AgentState, compose: Callable[[
 def _answer(settings: AgentSettings, state: AgentState, answer: Answer, now_s: float) -> Step:
     state = replace(
         state,
-        job=None,
-        done=_with(state.done, answer.task_id),
+        current=None,
+        done=_append_recent(state.done, answer.task_id),
         pending=(*state.pending, Pending(message=answer, until_s=now_s + settings.keep_s)),
         busy_at_s=now_s,
     )
     return state, (Keep(message=answer),)
 
 
-def drop_job(state: AgentState) -> Step:
-    """Let go of the job: cancel its transfers, and tell the worker to stop."""
-    job = state.job
-    if job is None:
+def drop_task(state: AgentState) -> Step:
+    """Drop the current task: cancel its transfers, and stop the worker."""
+    current = state.current
+    if current is None:
         return state, ()
-    actions: tuple[Action, ...] = tuple(CancelFetch(blob=blob) for blob in job.task.blobs if blob.sha256 in job.lacking)
-    if state.running == job.task.task_id:
-        actions += (StopWork(task_id=job.task.task_id),)
-    return replace(state, job=None, done=_with(state.done, job.task.task_id)), actions
+    actions: tuple[Action, ...] = tuple(
+        CancelFetch(blob=blob) for blob in current.task.blobs if blob.sha256 in current.lacking
+    )
+    if state.running == current.task.task_id:
+        actions += (StopWork(task_id=current.task.task_id),)
+    return replace(state, current=None, done=_append_recent(state.done, current.task.task_id)), actions
 
 
-def _with(known: tuple[str, ...], newest: str, most: int = KEPT_TASK_IDS) -> tuple[str, ...]:
+def _append_recent(known: tuple[str, ...], newest: str, most: int = KEPT_TASK_IDS) -> tuple[str, ...]:
     return (*(one for one in known if one != newest), newest)[-most:]

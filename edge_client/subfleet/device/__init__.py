@@ -1,1 +1,1 @@
-"""What this device is and has: its readings, its limits, its runtimes, and what it tells of itself."""
+"""The device: readings, limits, runtimes, and its profile for the server."""

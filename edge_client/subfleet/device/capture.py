@@ -15,7 +15,7 @@ __all__ = ["CaptureOptions", "capture"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """How to record.
+    """Options of a recording.
 
     Attributes:
         path: of the log; an existing file is not overwritten.
@@ -35,7 +35,7 @@ def capture(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Record rows, each written at once, so that whatever ends the recording loses none; returns their number.
+    """Record rows, each written at once, so that no end of the recording loses one; returns their number.
 
     Raises:
         FileError: the file exists already or cannot be written.

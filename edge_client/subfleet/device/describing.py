@@ -1,78 +1,32 @@
-"""What a device tells of itself: who it is, what its profile says, and what is installed on it."""
+"""Composes the profile that a device sends: its identity, its device profile and its software."""
 
 import platform
-import re
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from subfleet.device.meters import Meter
 from subfleet.device.monitor import LiveMeter
-from subfleet.device_profiles import DeviceProfile, load_profile, own_packing_width
+from subfleet.device_profiles import DeviceProfile, detect_packing_width
 from subfleet.protocol.errors import ConfigError, FileError, ProtocolError
 from subfleet.protocol.jobs import DataSummary
-from subfleet.protocol.memory import PackingWidth
-from subfleet.protocol.messages import Profile, check_client_id, new_message_id
+from subfleet.protocol.memory_plan import PackingWidth
+from subfleet.protocol.messages import Profile, make_message_id
 from subfleet.protocol.schema import canonical_json, parse_json
 from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, parse_architecture
 
 __all__ = [
-    "announced_profile",
-    "default_client_id",
-    "description",
-    "packing_width_of",
-    "profile_with",
-    "with_declaration",
+    "declare_architecture",
+    "describe_device",
+    "find_packing_width",
+    "make_profile",
 ]
 
 _SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch", "executorch", "numpy", "paho-mqtt")
 
 
-def default_client_id(client_id: str | None, user: str | None) -> str:
-    """The device's id: as given, else the user that it signs in as, else the host's name.
-
-    Raises:
-        ConfigError: the device signs in as a user of another name.
-        ProtocolError: the id cannot stand in a topic.
-    """
-    if client_id and user and client_id != user:
-        raise ConfigError(
-            f"the id is {client_id!r:.80}, but the broker's address names the user {user!r:.80}; the broker's access "
-            "list goes by the user, so they must be the same: leave --id out, or say --shared-user where many devices "
-            "sign in as one user"
-        )
-    host = re.sub(r"[^A-Za-z0-9_.-]", "-", platform.node())[:64]
-    return check_client_id(client_id or user or host or "device")
-
-
-def profile_with(
-    name_or_path: str,
-    *,
-    memory_fraction: float | None = None,
-    memory_limit: str | None = None,
-    disk_limit: str | None = None,
-    threads: int | None = None,
-) -> DeviceProfile:
-    """A device profile with what the command line says in place of its own.
-
-    Raises:
-        ConfigError: there is no such profile, or a value is out of its range.
-    """
-    profile = load_profile(name_or_path)
-    try:
-        return replace(
-            profile,
-            memory_fraction=profile.memory_fraction if memory_fraction is None else memory_fraction,
-            memory_limit=profile.memory_limit if memory_limit is None else memory_limit,
-            disk_limit=profile.disk_limit if disk_limit is None else disk_limit,
-            threads=profile.threads if threads is None else threads,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def with_declaration(profile: DeviceProfile, text_or_path: str) -> DeviceProfile:
-    """The profile of a device that declares what `--architecture` says: JSON, or the path of a file with it.
+def declare_architecture(profile: DeviceProfile, text_or_path: str) -> DeviceProfile:
+    """Add the architecture that `--architecture` names to a profile: JSON, or the path of a file with it.
 
     With a `family` or a `preset` it is the settings of a network of the device's own, and else a submodel of the run's
     network. Which networks there are the server knows.
@@ -101,12 +55,12 @@ def with_declaration(profile: DeviceProfile, text_or_path: str) -> DeviceProfile
         ) from error
 
 
-def packing_width_of(profile: DeviceProfile) -> PackingWidth:
-    """The wider of a profile's and of this machine's: an emulated device runs on the kernels that are here."""
-    return max(profile.packing_width or 4, own_packing_width())
+def find_packing_width(profile: DeviceProfile) -> PackingWidth:
+    """Find the wider packing width of a profile and this machine, on whose kernels an emulated device runs."""
+    return max(profile.packing_width or 4, detect_packing_width())
 
 
-def description(
+def describe_device(
     client_id: str,
     profile: DeviceProfile,
     target: str,
@@ -115,7 +69,7 @@ def description(
     *,
     held_out: DataSummary | None = None,
 ) -> Profile:
-    """What the device tells the server when it joins.
+    """Compose the profile that the device sends when it joins.
 
     Args:
         client_id: of the device.
@@ -131,15 +85,15 @@ def description(
     if profile.memory_total_bytes is None:
         live = meter if isinstance(meter, LiveMeter) else LiveMeter()
         profile = replace(profile, memory_total_bytes=live.memory_total_bytes())
-    session_id = new_message_id()
+    session_id = make_message_id()
     try:
-        told = announced_profile(client_id, session_id, profile, target, summary, held_out)
+        told = make_profile(client_id, session_id, profile, target, summary, held_out)
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error
-    return replace(told, software={"python": platform.python_version(), **_versions()})
+    return replace(told, software={"python": platform.python_version(), **_list_versions()})
 
 
-def announced_profile(
+def make_profile(
     client_id: str,
     session_id: str,
     profile: DeviceProfile,
@@ -147,7 +101,7 @@ def announced_profile(
     summary: DataSummary,
     held_out: DataSummary | None,
 ) -> Profile:
-    """What a device tells the server of itself, but for its software: it follows from these alone.
+    """Compose a device's profile without its software.
 
     Raises:
         ValueError: the profile says what no server would keep.
@@ -170,14 +124,14 @@ def announced_profile(
         network=profile.network,
         class_names=summary.class_names,
         other_input_shapes=summary.other_input_shapes,
-        packing_width=packing_width_of(profile),
+        packing_width=find_packing_width(profile),
         held_out_count=0 if held_out is None else held_out.sample_count,
         inputs=summary.inputs,
         sizes_differ=summary.sizes_differ,
     )
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     found = {}
     for name in _SOFTWARE:
         try:

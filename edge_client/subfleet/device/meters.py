@@ -1,4 +1,4 @@
-"""What the session reads a device's resources from: the device itself, or a replayed log."""
+"""Meters: they read a device's resources from the device itself, or from a replayed log."""
 
 from collections.abc import Callable
 from typing import Literal, Protocol
@@ -12,23 +12,23 @@ Direction = Literal["down", "up"]
 
 
 class Meter(Protocol):
-    """Reads what the device has to give."""
+    """Reads the resources of a device."""
 
     def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
-        """A reading, and the time in the replayed log at which it was taken; None for a live one."""
+        """Take a reading; returns it with its time in the replayed log, or None for a live reading."""
         ...
 
     def low(self, quantile: float) -> Reading | None:
-        """What a replayed log has at least, but for a fraction of its time; None where nothing is replayed."""
+        """Return a low quantile of a replayed log; None if nothing is replayed."""
         ...
 
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
-        """Some bytes of a blob have passed."""
+        """Note a transfer of some bytes of a blob."""
         ...
 
 
 class ReplayMeter:
-    """Reads a log at the time that the server announces; without one, at the last such time, at first 0.
+    """Reads a log at the announced time; without one, at the last such time, at first 0.
 
     Args:
         log: what to replay.
@@ -45,7 +45,7 @@ class ReplayMeter:
         if log_time_s is not None:
             self._log_time_s = max(log_time_s, 0.0)
         reading = self._log.read(self._log_time_s)
-        self._set_rates(_paced(reading.downlink_bps), _paced(reading.uplink_bps))
+        self._set_rates(_limit_rate(reading.downlink_bps), _limit_rate(reading.uplink_bps))
         return self._log_time_s, reading
 
     def low(self, quantile: float) -> Reading | None:
@@ -53,10 +53,10 @@ class ReplayMeter:
         return self._log.low(quantile)
 
     def note_transfer(self, direction: Direction, size_bytes: int, now_s: float) -> None:
-        """A replayed link's rate is the log's; what passes tells nothing new."""
+        """Nothing to note: a replayed link's rate is the log's."""
 
 
-def _paced(rate_bps: float | None) -> float | None:
+def _limit_rate(rate_bps: float | None) -> float | None:
     return None if rate_bps is None else max(rate_bps, LEAST_LINK_BPS)
 
 
@@ -80,13 +80,13 @@ class TransferRate:
     @property
     def bps(self) -> float | None:
         """Bits per second."""
-        burst_bps = self._burst_bps()
+        burst_bps = self._compute_burst_bps()
         if burst_bps is None or self._mean_bps is None:
             return self._mean_bps if burst_bps is None else burst_bps
         return self._mean_bps + self.WEIGHT * (burst_bps - self._mean_bps)
 
     def note(self, size_bytes: int, now_s: float) -> None:
-        """Some bytes have passed."""
+        """Note a transfer."""
         if self._last_s is None or now_s - self._last_s > self.GAP_S:
             self._mean_bps = self.bps
             self._first_s = now_s
@@ -95,7 +95,7 @@ class TransferRate:
             self._bytes += size_bytes
         self._last_s = now_s
 
-    def _burst_bps(self) -> float | None:
+    def _compute_burst_bps(self) -> float | None:
         if self._last_s is None or self._last_s - self._first_s < self.LEAST_S:
             return None
         return 8 * self._bytes / (self._last_s - self._first_s)

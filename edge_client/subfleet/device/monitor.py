@@ -1,4 +1,4 @@
-"""Live readings: what this process may really use, on the device where it runs."""
+"""Live readings of the resources that this process may use."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ _NETWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def load_psutil() -> ModuleType:
-    """The psutil package.
+    """Import psutil.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -41,7 +41,7 @@ def load_psutil() -> ModuleType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryHeadroom:
-    """What the tightest control group of this process allows.
+    """The limit and the free memory of the tightest control group.
 
     Attributes:
         limit_bytes: of that group.
@@ -75,7 +75,7 @@ class ControlGroups:
         self._marks = marks
 
     def lacks_memory_limits(self) -> bool:
-        """Whether this is a container whose memory the kernel cannot limit, whatever it was started with.
+        """Whether this is a container and the kernel cannot limit its memory, so that its limit is void.
 
         Raspberry Pi OS starts its kernel so, and container engines say it once, when they start the container.
         """
@@ -94,10 +94,12 @@ class ControlGroups:
 
     def headroom(self) -> MemoryHeadroom | None:
         """The tightest limit; None where there is none."""
-        found = [room for folder, version in self._folders() if (room := _headroom(folder, version)) is not None]
+        found = [
+            room for folder, version in self._list_folders() if (room := _read_headroom(folder, version)) is not None
+        ]
         return min(found, key=lambda room: room.free_bytes, default=None)
 
-    def _folders(self) -> list[tuple[Path, int]]:
+    def _list_folders(self) -> list[tuple[Path, int]]:
         try:
             lines = self._membership.read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -107,20 +109,20 @@ class ControlGroups:
             _, _, entry = line.partition(":")
             controllers, _, inner = entry.partition(":")
             if "memory" in controllers.split(","):
-                folders += [(folder, 1) for folder in _upwards(self._root / "memory", inner)]
+                folders += [(folder, 1) for folder in _list_parents(self._root / "memory", inner)]
             elif controllers == "":
-                folders += [(folder, 2) for folder in _upwards(self._root, inner)]
-                folders += [(folder, 2) for folder in _upwards(self._root / "unified", inner)]
+                folders += [(folder, 2) for folder in _list_parents(self._root, inner)]
+                folders += [(folder, 2) for folder in _list_parents(self._root / "unified", inner)]
         return folders
 
 
-def _upwards(root: Path, inner: str) -> list[Path]:
+def _list_parents(root: Path, inner: str) -> list[Path]:
     # Inside a container the path may be the host's, which is not mounted: then only the root is there to be read.
     parts = [part for part in inner.split("/") if part not in ("", ".", "..")]
     return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
 
-def _headroom(folder: Path, version: int) -> MemoryHeadroom | None:
+def _read_headroom(folder: Path, version: int) -> MemoryHeadroom | None:
     # Above memory.high the kernel takes a group's memory back and slows it down: nobody can train there, either.
     limit_names, usage_name, cache_name = (
         (("memory.max", "memory.high"), "memory.current", "inactive_file")
@@ -160,7 +162,7 @@ def _read_stat(path: Path, name: str) -> int:
 
 
 class LiveMeter:
-    """Reads this device. What the system does not let this process see (phones hide much) is unknown.
+    """Reads this device. What the system hides from this process (phones hide much) is unknown.
 
     Args:
         groups: the control groups that limit this process.
@@ -181,22 +183,22 @@ class LiveMeter:
     ) -> None:
         self._psutil = load_psutil()
         self._groups = groups or ControlGroups()
-        self._available_bytes = available_bytes or self._system_available_bytes
+        self._available_bytes = available_bytes or self._read_available_bytes
         self._held_bytes = held_bytes
         self._trains_in = trains_in
         self._rates: dict[Direction, TransferRate] = {"down": TransferRate(), "up": TransferRate()}
-        _known(self._cpu_load)  # the load is measured from here to the next call
+        _read_or_none(self._read_cpu_load)  # the load is measured from here to the next call
 
     def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
         """See `Meter.read`; the log's time means nothing to a live device."""
         del log_time_s
         headroom = self._groups.headroom()
         rooms_bytes = [
-            _known(self._available_bytes),
+            _read_or_none(self._available_bytes),
             None if headroom is None else headroom.free_bytes,
-            _known(lambda: process_room_bytes(self._psutil, self._trains_in())),
+            _read_or_none(lambda: process_room_bytes(self._psutil, self._trains_in())),
         ]
-        battery_fraction, charging = _known(self._battery) or (None, None)
+        battery_fraction, charging = _read_or_none(self._read_battery) or (None, None)
         return None, Reading(
             memory_free_bytes=min(
                 (room + self._held_bytes() for room in rooms_bytes if room is not None), default=None
@@ -204,11 +206,11 @@ class LiveMeter:
             cgroup_limit_bytes=None if headroom is None else headroom.limit_bytes,
             downlink_bps=self._rates["down"].bps,
             uplink_bps=self._rates["up"].bps,
-            cpu_load=_known(self._cpu_load),
-            temperature_c=_known(self._temperature_c),
+            cpu_load=_read_or_none(self._read_cpu_load),
+            temperature_c=_read_or_none(self._read_temperature),
             battery_fraction=battery_fraction,
             charging=charging,
-            network=_known(self._network),
+            network=_read_or_none(self._read_network),
         )
 
     def low(self, quantile: float) -> Reading | None:
@@ -225,29 +227,29 @@ class LiveMeter:
         return int(self._psutil.virtual_memory().total)
 
     def cores(self) -> int:
-        """Cores of the device, 1 where they cannot be counted."""
+        """Number of cores of the device, 1 if it is unknown."""
         return self._psutil.cpu_count() or 1
 
-    def _system_available_bytes(self) -> int:
+    def _read_available_bytes(self) -> int:
         return int(self._psutil.virtual_memory().available)
 
-    def _cpu_load(self) -> float:
+    def _read_cpu_load(self) -> float:
         return min(max(float(self._psutil.cpu_percent(interval=None)) / 100, 0.0), 1.0)
 
-    def _temperature_c(self) -> float | None:
+    def _read_temperature(self) -> float | None:
         read = getattr(self._psutil, "sensors_temperatures", None)  # not there on macOS and Windows
         sensors = read() if read is not None else {}
         found = [float(entry.current) for entries in sensors.values() for entry in entries]
         return max(filter(math.isfinite, found), default=None)
 
-    def _battery(self) -> tuple[float | None, bool | None]:
+    def _read_battery(self) -> tuple[float | None, bool | None]:
         read = getattr(self._psutil, "sensors_battery", None)
         battery = read() if read is not None else None
         if battery is None or not math.isfinite(battery.percent):
             return None, None
         return min(max(battery.percent / 100, 0.0), 1.0), battery.power_plugged
 
-    def _network(self) -> str | None:
+    def _read_network(self) -> str | None:
         up = [name for name, state in self._psutil.net_if_stats().items() if state.isup]
         for kind, prefixes in _NETWORKS.items():
             if any(name.startswith(prefixes) for name in up):
@@ -255,7 +257,7 @@ class LiveMeter:
         return None
 
 
-def _known(read: Callable[[], T]) -> T | None:
+def _read_or_none(read: Callable[[], T]) -> T | None:
     try:
         return read()
     # psutil lets through whatever a system's files and calls answer: OSError, RuntimeError, KeyError, ValueError ...

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["end_with_parent", "limited_growth", "offer_to_the_kernel", "process_room_bytes"]
+__all__ = ["end_with_parent", "limit_growth", "offer_to_the_kernel", "process_room_bytes"]
 
 _STATM = Path("/proc/self/statm")
 _DATA_PAGES = 5
@@ -18,7 +18,7 @@ _DEATH_SIGNAL = 1
 
 
 def process_room_bytes(psutil: ModuleType, process_id: int | None = None) -> int | None:
-    """The least of what the limits on address space and on data leave free; None where there is none.
+    """Compute the memory that the limits on address space and data leave free; None without limits.
 
     Args:
         psutil: the package, as `load_psutil` gives it.
@@ -38,8 +38,8 @@ def process_room_bytes(psutil: ModuleType, process_id: int | None = None) -> int
 
 
 @contextmanager
-def limited_growth(growth_bytes: int) -> Iterator[None]:
-    """A context in which the system refuses this process memory beyond what it has now and so much more.
+def limit_growth(growth_bytes: int) -> Iterator[None]:
+    """A context in which the system limits this process's memory to its current size plus a growth.
 
     The limit is `RLIMIT_DATA`, as a runtime maps gigabytes of address space that it never touches. It holds on Linux;
     elsewhere nothing is limited.
@@ -65,7 +65,7 @@ def limited_growth(growth_bytes: int) -> Iterator[None]:
 
 
 def offer_to_the_kernel() -> None:
-    """Where memory ends, let the kernel end this process rather than others of the same user. On Linux alone."""
+    """If memory runs out, let the kernel kill this process before others of the same user. Linux only."""
     try:
         _SCORE.write_text(_FIRST_TO_GO, encoding="utf-8")
     except OSError:
@@ -73,7 +73,7 @@ def offer_to_the_kernel() -> None:
 
 
 def end_with_parent(parent_id: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends, whatever this process does then.
+    """Have the kernel kill this process when the thread that started it ends.
 
     Args:
         parent_id: of the process that started this one; where that has ended already, this one ends here.

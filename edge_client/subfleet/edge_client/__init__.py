@@ -1,1 +1,1 @@
-"""The device's program: does what the agent decides, over a link and in a folder, until the server has it."""
+"""The device's program: performs the agent's actions over a transport, with a state folder and a worker."""

@@ -2,29 +2,29 @@
 
 import argparse
 import dataclasses
+import inspect
 import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-from subfleet.edge_client.failures import LOG_FORM, sentence_of
-from subfleet.edge_client.options import Command, parser_of
+from subfleet.edge_client.failures import LOG_FORM, explain_error
+from subfleet.edge_client.options import Command, make_parser
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
 from subfleet.protocol.logs import log_to_standard_error
-from subfleet.protocol.task_kinds import told_metrics
-from subfleet.protocol.text import escaped
-
-if TYPE_CHECKING:
-    from subfleet.transport.address import BrokerOptions
+from subfleet.protocol.task_kinds import format_metrics
+from subfleet.protocol.text import escape
 
 __all__ = ["run"]
 
 _LOG = logging.getLogger(__name__)
 _SHOWN_CLASSES = 10
+OptionsT = TypeVar("OptionsT")
+
 _STOPPED = "stopped; start the same command again to go on"
 
 
@@ -32,7 +32,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. Whatever goes wrong ends as one sentence on standard error."""
     with interruptible() as interrupted:
         try:
-            options = parser_of(_COMMANDS).parse_args(arguments)
+            options = make_parser(_COMMANDS).parse_args(arguments)
             level = logging.DEBUG if options.verbose else options.log_level
             log_to_standard_error(level, form=LOG_FORM)
             code: int = options.run(options)
@@ -40,12 +40,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return _complain(ExitCode.INTERRUPTED, _STOPPED)
         except Exception as error:  # noqa: BLE001 - the rim: nothing may reach the user as a traceback
             _LOG.debug("the command failed", exc_info=True)
-            return _complain(ExitCode.INTERRUPTED, _STOPPED) if interrupted() else _complain(*sentence_of(error))
+            return _complain(ExitCode.INTERRUPTED, _STOPPED) if interrupted() else _complain(*explain_error(error))
     return code
 
 
 def _complain(code: ExitCode, sentence: str) -> int:
-    sys.stderr.write(f"subfleet-edge: {escaped(' '.join(sentence.split()))}\n")
+    sys.stderr.write(f"subfleet-edge: {escape(' '.join(sentence.split()))}\n")
     return int(code)
 
 
@@ -53,41 +53,18 @@ def _complain(code: ExitCode, sentence: str) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
+    from subfleet.edge_client.device_options import DeviceOptions
     from subfleet.edge_client.joining import JoinOptions, join
+    from subfleet.transport.address import BrokerOptions
 
-    join(
-        JoinOptions(
-            broker=_broker_of(options),
-            data=options.data,
-            held_out=options.held_out,
-            client_id=options.id,
-            shared_user=options.shared_user,
-            profile=options.profile,
-            state=options.state,
-            replay=options.replay,
-            fleet=options.fleet,
-            memory_fraction=options.memory_fraction,
-            memory_limit=options.memory_limit,
-            disk_limit=options.disk_limit,
-            runtime=options.runtime,
-            threads=options.threads,
-            provider=options.provider,
-            architecture=options.architecture,
-            tells_statistics=not options.no_statistics,
-            leave_when_finished=options.leave_when_finished,
-            leave_with_stdin=options.leave_with_stdin,
-            wait=options.wait,
-        )
-    )
+    join(_select(JoinOptions, options, broker=_select(BrokerOptions, options), device=_select(DeviceOptions, options)))
     return int(ExitCode.OK)
 
 
-def _broker_of(options: argparse.Namespace) -> "BrokerOptions":
-    from subfleet.transport.address import BrokerOptions
-
-    return BrokerOptions(
-        url=options.url, ca=options.ca, cert=options.cert, key=options.key, password_file=options.password_file
-    )
+def _select(kind: Callable[..., OptionsT], options: argparse.Namespace, **others: object) -> OptionsT:
+    """Make a record of the options that are named as its fields."""
+    names = inspect.signature(kind).parameters.keys() - others.keys()
+    return kind(**{name: value for name, value in vars(options).items() if name in names}, **others)
 
 
 def _capture(options: argparse.Namespace) -> int:
@@ -105,21 +82,12 @@ def _capture(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from subfleet.edge_client.device_options import DeviceOptions
     from subfleet.edge_client.doctor import DoctorOptions, examine
+    from subfleet.transport.address import BrokerOptions
 
-    examination = examine(
-        DoctorOptions(
-            broker=None if options.url is None else _broker_of(options),
-            data=options.data,
-            profile=options.profile,
-            fleet=options.fleet,
-            client_id=options.id,
-            shared_user=options.shared_user,
-            state=options.state,
-            memory_fraction=options.memory_fraction,
-            memory_limit=options.memory_limit,
-        )
-    )
+    broker = None if options.url is None else _select(BrokerOptions, options)
+    examination = examine(DoctorOptions(broker=broker, data=options.data, device=_select(DeviceOptions, options)))
     if options.json:
         sys.stdout.write(json.dumps(dataclasses.asdict(examination), indent=2) + "\n")
     else:
@@ -133,9 +101,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from subfleet.device.runtimes import check_runtime, trainer_of_file
+    from subfleet.device.runtimes import check_runtime, find_trainer
 
-    trainer = trainer_of_file(options.model)
+    trainer = find_trainer(options.model)
     check_runtime(trainer.target)
     prediction = trainer.predict(options.model, options.data, options.threads)
     if options.json:
@@ -152,7 +120,7 @@ def _predict(options: argparse.Namespace) -> int:
     else:
         count = len(prediction.labels) or len(prediction.numbers)
         by_accuracy = prediction.headline == "accuracy"
-        told = told_metrics(
+        told = format_metrics(
             {name: prediction.metrics[name] for name in ["accuracy"] if by_accuracy} or prediction.metrics
         )
         what = "samples" if by_accuracy else "labels"

@@ -1,4 +1,4 @@
-"""`subfleet-edge doctor`: what this device has, what it lacks, how to mend it, and what fits."""
+"""`subfleet-edge doctor`: checks what this device has, what it lacks with remedies, and what fits."""
 
 import logging
 import os
@@ -6,24 +6,24 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from subfleet.device.describing import default_client_id, packing_width_of, profile_with
+from subfleet.device.describing import find_packing_width
 from subfleet.device.monitor import ControlGroups, LiveMeter
 from subfleet.device.runtimes import choose_trainer
-from subfleet.device.trying import Tried, try_package, try_runtime
-from subfleet.device_profiles import DeviceProfile, memory_budget_bytes
-from subfleet.edge_client.store import default_state_folder, read_saved
-from subfleet.protocol.errors import BrokenError, FileError, MissingExtraError, SubfleetError, install_command
+from subfleet.device.trials import TrialResult, try_package, try_runtime
+from subfleet.device_profiles import DeviceProfile, compute_memory_budget
+from subfleet.edge_client.device_options import DeviceOptions
+from subfleet.edge_client.store import read_saved
+from subfleet.protocol.errors import BrokenError, FileError, MissingExtraError, SubfleetError, make_install_command
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import decode_program
-from subfleet.protocol.topics import DEFAULT_FLEET, Topics
+from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 
-__all__ = ["DoctorOptions", "Examination", "Finding", "examine"]
+__all__ = ["DoctorOptions", "Examination", "Finding", "check_package", "examine"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _SHOWN_CLASSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         check: its name.
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """Everything that was found, and the growth that training may cause now."""
+    """All findings, and the current budget of training."""
 
     budget_bytes: int
     findings: tuple[Finding, ...]
@@ -70,55 +70,55 @@ class Examination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What the command line says; None leaves a check out."""
+    """The command line of `doctor`; a check is left out if its option is None."""
 
+    device: DeviceOptions = field(default_factory=DeviceOptions)
     broker: BrokerOptions | None = None
     data: str | None = None
-    profile: str = "generic"
-    fleet: str = DEFAULT_FLEET
-    client_id: str | None = None
-    shared_user: bool = False
-    state: Path | None = None
-    memory_fraction: float | None = None
-    memory_limit: str | None = None
 
 
 def examine(options: DoctorOptions) -> Examination:
-    """Look at everything; a check that fails does not keep the others from being made.
+    """Run all checks; a failing one does not prevent the others.
 
     Raises:
         ConfigError: the profile or the share cannot be used.
     """
-    profile = profile_with(options.profile, memory_fraction=options.memory_fraction, memory_limit=options.memory_limit)
+    profile = options.device.load_profile()
     tried = {name: try_runtime(name, profile.provider) for name in profile.runtimes}
     packages = {name: try_package(module, name) for name, module in _NEEDED.items()}
-    findings = [_python(), *(_package(*found) for found in packages.items()), *_runtimes(profile, tried)]
+    findings = [
+        _check_python(),
+        *(check_package(*found) for found in packages.items()),
+        *_check_runtimes(profile, tried),
+    ]
     broken = {name for name, found in packages.items() if found.broken}
     # Read before memory is measured: the samples are there while the device trains.
-    data = [] if options.data is None else [_data(profile, options.data, tried, broken)]
-    memory, budget_bytes = _memory(profile, sum(taken_bytes for _, taken_bytes in data), broken)
+    data = [] if options.data is None else [_check_data(profile, options.data, tried, broken)]
+    memory, budget_bytes = _check_memory(profile, sum(taken_bytes for _, taken_bytes in data), broken)
     findings += [memory, *(finding for finding, _ in data)]
     if options.broker is not None and packages["paho-mqtt"].works:
-        findings += _broker(options.broker, options)
+        findings += _check_broker(options.broker, options)
     elif options.broker is not None:
-        findings.append(_spared("broker", "paho-mqtt"))
-    findings.append(_attempt("fits", lambda: _fits(options, profile, budget_bytes)))
+        findings.append(_skip_check("broker", "paho-mqtt"))
+    findings.append(_run_check("fits", lambda: _check_fit(options, profile, budget_bytes)))
     return Examination(budget_bytes=budget_bytes, findings=tuple(findings))
 
 
-def _memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[str]) -> tuple[Finding, int]:
+def _check_memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[str]) -> tuple[Finding, int]:
     if "psutil" in broken:
-        return _spared("memory", "psutil"), 0
+        return _skip_check("memory", "psutil"), 0
     try:
         _, reading = LiveMeter().read(None)
     except MissingExtraError as error:
         return Finding(check="memory", code=error.exit_code, text="cannot be measured", remedy=str(error)), 0
     share, limit_bytes = profile.memory_fraction, profile.max_training_bytes
-    budget_bytes = memory_budget_bytes(reading, share, limit_bytes=limit_bytes, data_bytes=taken_bytes)
-    limit = "none" if reading.cgroup_limit_bytes is None else _megabytes(reading.cgroup_limit_bytes)
-    free = _megabytes(reading.memory_free_bytes or 0)
-    most = "" if limit_bytes is None else f" and at most {_megabytes(limit_bytes)}"
-    text = f"{free} free (control group limit: {limit}), share {share:g}{most}, budget {_megabytes(budget_bytes)}"
+    budget_bytes = compute_memory_budget(reading, share, limit_bytes=limit_bytes, data_bytes=taken_bytes)
+    limit = "none" if reading.cgroup_limit_bytes is None else _format_megabytes(reading.cgroup_limit_bytes)
+    free = _format_megabytes(reading.memory_free_bytes or 0)
+    most = "" if limit_bytes is None else f" and at most {_format_megabytes(limit_bytes)}"
+    text = (
+        f"{free} free (control group limit: {limit}), share {share:g}{most}, budget {_format_megabytes(budget_bytes)}"
+    )
     remedy = ""
     if ControlGroups().lacks_memory_limits():
         text += "; this kernel cannot limit a container's memory, so that whatever limit this one was given is void"
@@ -126,20 +126,20 @@ def _memory(profile: DeviceProfile, taken_bytes: int, broken: Collection[str]) -
     return Finding(check="memory", text=text, remedy=remedy), budget_bytes
 
 
-def _spared(check: str, package: str) -> Finding:
-    """What cannot be looked at in this process without its end."""
+def _skip_check(check: str, package: str) -> Finding:
+    """Report a check that would end this process."""
     return Finding(check=check, code=BrokenError.exit_code, text=f"not tried, as {package} does not work")
 
 
-def _attempt(check: str, look: Callable[[], str]) -> Finding:
+def _run_check(check: str, look: Callable[[], str]) -> Finding:
     try:
         return Finding(check=check, text=look())
     except Exception as error:  # noqa: BLE001 - see _failed
-        return _failed(check, error)
+        return _report_error(check, error)
 
 
-def _failed(check: str, error: Exception) -> Finding:
-    """Whatever a check ends with keeps no other one from being made."""
+def _report_error(check: str, error: Exception) -> Finding:
+    """Run a check; its error becomes a finding."""
     if isinstance(error, SubfleetError):  # these say what to do in their own sentence
         return Finding(check=check, code=error.exit_code, text="cannot be used", remedy=str(error))
     _LOG.debug("the check %s failed", check, exc_info=error)
@@ -147,20 +147,21 @@ def _failed(check: str, error: Exception) -> Finding:
     return Finding(check=check, code=ExitCode.INTERNAL, text=text, remedy="this is a defect; --verbose shows where")
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     text = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info[:2] >= _OLDEST_PYTHON:
         return Finding(check="python", text=text)
     return Finding(check="python", code=ExitCode.CONFIG, text=text, remedy="install Python 3.10 or newer")
 
 
-def _package(name: str, tried: Tried) -> Finding:
+def check_package(name: str, tried: TrialResult) -> Finding:
+    """Report whether a needed package works, and is new enough."""
     if not tried.installed:
-        return _unusable(name, tried, text="not installed")
+        return _explain_unusable(name, tried, text="not installed")
     if tried.works and _is_older(tried.text, _OLDEST.get(name, "0")):
-        text, remedy = f"{tried.text}, but {_OLDEST[name]} or newer is needed", install_command("edge", name)
+        text, remedy = f"{tried.text}, but {_OLDEST[name]} or newer is needed", make_install_command("edge", name)
         return Finding(check=name, code=ExitCode.MISSING_EXTRA, text=text, remedy=remedy)
-    return Finding(check=name, text=tried.text) if tried.works else _unusable(name, tried)
+    return Finding(check=name, text=tried.text) if tried.works else _explain_unusable(name, tried)
 
 
 def _is_older(found: str, oldest: str) -> bool:
@@ -168,8 +169,8 @@ def _is_older(found: str, oldest: str) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < tuple(map(int, oldest.split(".")))
 
 
-def _runtimes(profile: DeviceProfile, tried: Mapping[str, Tried]) -> list[Finding]:
-    """Which ones work, and each one that does not: a device pays for one, but what is installed is meant to work."""
+def _check_runtimes(profile: DeviceProfile, tried: Mapping[str, TrialResult]) -> list[Finding]:
+    """Report the working runtimes, and each installed one that does not work."""
     working = [f"{name} ({found.text})" for name, found in tried.items() if found.works]
     text = f"none of {list(tried)} can be used with the provider {profile.provider!r}"
     first = next((found for found in tried.values() if found.broken), next(iter(tried.values())))
@@ -180,27 +181,27 @@ def _runtimes(profile: DeviceProfile, tried: Mapping[str, Tried]) -> list[Findin
     ]
     for name, found in tried.items():
         if found.broken:
-            findings.append(_unusable(f"runtime {name}", found))
+            findings.append(_explain_unusable(f"runtime {name}", found))
         elif not found.works:
             findings.append(Finding(check=f"runtime {name}", text=f"not used, as {found.text}"))
     return findings
 
 
-def _unusable(check: str, tried: Tried, text: str = "") -> Finding:
+def _explain_unusable(check: str, tried: TrialResult, text: str = "") -> Finding:
     return Finding(check=check, code=tried.code, text=text or tried.text, remedy=tried.remedy)
 
 
-def _data(
-    profile: DeviceProfile, data: str, tried: Mapping[str, Tried], broken: Collection[str]
+def _check_data(
+    profile: DeviceProfile, data: str, tried: Mapping[str, TrialResult], broken: Collection[str]
 ) -> tuple[Finding, int]:
-    """What was found, and the bytes that the samples take while the device trains."""
+    """Report on the data, and return the memory of the samples during training."""
     for package in _READS_DATA & set(broken):
-        return _spared("data", package), 0
+        return _skip_check("data", package), 0
     names = [name for name, found in tried.items() if not found.broken] or list(tried)
     try:
         trainer, summary = choose_trainer(names, data, profile.provider, attempt=lambda name, _: tried[name])
     except Exception as error:  # noqa: BLE001 - see _failed
-        return _failed("data", error), 0
+        return _report_error("data", error), 0
     shape = "x".join(map(str, summary.input_shape))
     classes = f"in {len(summary.class_counts)} classes" if summary.class_counts else "with numbers as labels"
     if summary.class_names:
@@ -210,21 +211,21 @@ def _data(
     return Finding(check="data", text=text), summary.data_bytes
 
 
-def _broker(broker: BrokerOptions, options: DoctorOptions) -> list[Finding]:
+def _check_broker(broker: BrokerOptions, options: DoctorOptions) -> list[Finding]:
     from subfleet.transport.broker_check import examine_broker
 
-    name = _client_id(options)
-    doctor = mqtt_client_id(options.fleet, "doctor", name)  # not the id of an agent that may be at work
+    name = _find_client_id(options)
+    doctor = mqtt_client_id(options.device.fleet, "doctor", name)  # not the id of an agent that may be at work
     try:
         report = examine_broker(
             broker.address(os.environ),
-            Topics(options.fleet),
+            Topics(options.device.fleet),
             name=name,
             client_id=doctor,
             open_timeout_s=_OPEN_TIMEOUT_S,
         )
     except Exception as error:  # noqa: BLE001 - see _failed
-        return [_failed("broker", error)]
+        return [_report_error("broker", error)]
     return [
         Finding(
             check=finding.check,
@@ -236,14 +237,14 @@ def _broker(broker: BrokerOptions, options: DoctorOptions) -> list[Finding]:
     ]
 
 
-def _client_id(options: DoctorOptions) -> str:
+def _find_client_id(options: DoctorOptions) -> str:
     user = None if options.broker is None else parse_url(options.broker.url).username
-    return default_client_id(options.client_id, None if options.shared_user else user)
+    return options.device.choose_client_id(user)
 
 
-def _fits(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> str:
-    folder = options.state or default_state_folder(options.fleet, _client_id(options))
-    verdicts, width = [], packing_width_of(profile)
+def _check_fit(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> str:
+    folder = options.device.find_state_folder(_find_client_id(options))
+    verdicts, width = [], find_packing_width(profile)
     # An agent may be at work in the folder: it is only read.
     for digest in read_saved(folder).programs:
         try:
@@ -255,10 +256,10 @@ def _fits(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int) -> 
         manifest = decode_program(content).manifest
         planned_bytes = planned_for(manifest.planned_peak_bytes, manifest.memory.packings, width)
         verdict = "fits" if planned_bytes <= budget_bytes else "does not fit"
-        verdicts.append(f"{manifest.program_id[:12]} of {_megabytes(planned_bytes)} {verdict}")
+        verdicts.append(f"{manifest.program_id[:12]} of {_format_megabytes(planned_bytes)} {verdict}")
     cached = f"cached: {', '.join(verdicts)}" if verdicts else "none is cached yet, they come with the first round"
-    return f"programs of up to {_megabytes(budget_bytes)} planned; {cached}"
+    return f"programs of up to {_format_megabytes(budget_bytes)} planned; {cached}"
 
 
-def _megabytes(size_bytes: int) -> str:
+def _format_megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.1f} MB"

@@ -1,20 +1,20 @@
-"""What the user of a device sees of its two processes: an error as one sentence and an exit code, and lines of logs."""
+"""Explains errors to the user of a device, as one sentence and an exit code; and the format of its logs."""
 
 from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.plugins import raised_by_plugin
+from subfleet.protocol.plugins import explain_plugin_error
 
-__all__ = ["LOG_FORM", "sentence_of"]
+__all__ = ["LOG_FORM", "explain_error"]
 
 LOG_FORM = "%(asctime)s %(levelname)s %(message)s"
 """As `logging.Formatter` takes it."""
 
 
-def sentence_of(error: Exception) -> tuple[ExitCode, str]:
-    """The exit code and the sentence for an error that ends a command, or the process that does its tasks."""
+def explain_error(error: Exception) -> tuple[ExitCode, str]:
+    """Return the exit code and the sentence for an error that ends a command or the worker process."""
     if isinstance(error, SubfleetError):
         return error.exit_code, str(error)
-    if sentence := raised_by_plugin(error):
+    if sentence := explain_plugin_error(error):
         return ExitCode.CONFIG, sentence
     if isinstance(error, ModuleNotFoundError):
         missing = MissingExtraError((error.name or "").partition(".")[0], "edge")

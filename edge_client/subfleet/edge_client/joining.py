@@ -1,4 +1,4 @@
-"""`subfleet-edge join`: from options to a session that runs until it is stopped or its run is over."""
+"""`subfleet-edge join`: starts a session that runs until it is stopped or its run is over."""
 
 import logging
 import os
@@ -7,27 +7,27 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 
 from subfleet.agent.states import AgentSettings
-from subfleet.device.describing import default_client_id, description, profile_with, with_declaration
+from subfleet.device.describing import describe_device
 from subfleet.device.meters import Meter, ReplayMeter
 from subfleet.device.monitor import LiveMeter
 from subfleet.device_profiles import DeviceProfile, ReplayedLog, load_log
-from subfleet.edge_client.session import Device, Session
-from subfleet.edge_client.store import AgentStore, default_state_folder
+from subfleet.edge_client.device_options import DeviceOptions
+from subfleet.edge_client.session import Device, EdgeSession
+from subfleet.edge_client.store import AgentStore
+from subfleet.edge_client.worker_messages import Opened, Workplace
 from subfleet.edge_client.worker_process import WorkerProcess
-from subfleet.edge_client.workplace import Opened, Workplace
 from subfleet.protocol.errors import DataError
-from subfleet.protocol.input_statistics import scale_problem
+from subfleet.protocol.input_statistics import find_scale_problem
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.messages import Profile
-from subfleet.protocol.topics import DEFAULT_FLEET, Topics
+from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id
 from subfleet.transport.base import Transport
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
-from subfleet.transport.claiming import ClaimingTransport, device_place
+from subfleet.transport.locking import LockingTransport, make_device_lock
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 from subfleet.transport.waiting import WaitingTransport
@@ -39,46 +39,25 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
-    """What the command line says; None is "not said".
+    """The command line of `join`; None means "not given".
 
     Attributes:
-        broker: where it is, and how it is spoken to.
-        data: what to train on.
-        held_out: what to evaluate on, and never to train on.
-        client_id: of the device; else the user name in the address, else the host's name.
-        shared_user: the address's user is not the device's own, as many sign in with it.
-        profile: name or file of the device profile.
-        state: the agent's folder.
-        replay: name or file of a resource log that takes the place of live readings.
-        fleet: name of the fleet.
-        memory_fraction: in place of the profile's.
-        memory_limit: in place of the profile's, a size such as "300M", as is disk_limit.
-        runtime: in place of the profile's runtimes.
-        threads: in place of the profile's.
-        provider: in place of the profile's.
-        architecture: in place of the profile's: a submodel or a network of its own as JSON, or the path of a file.
-        tells_statistics: the server hears what the inputs are like, in four numbers.
+        broker: address and credentials.
+        device: who and what the device is.
+        data: the data to train on.
+        held_out: the data to evaluate on, which are never trained on.
+        replay: name or file of a resource log that replaces live readings.
+        tells_statistics: the server is told the statistics of the inputs, four numbers.
         leave_when_finished: end when the run is over.
-        leave_with_stdin: stop when standard input ends, as it does when whoever started the agent is gone.
+        leave_with_stdin: stop when standard input ends, as it does when the parent process is gone.
         wait: for a broker that is not there at the start.
     """
 
     broker: BrokerOptions
+    device: DeviceOptions
     data: str
     held_out: str | None = None
-    client_id: str | None = None
-    shared_user: bool = False
-    profile: str = "generic"
-    state: Path | None = None
     replay: str | None = None
-    fleet: str = DEFAULT_FLEET
-    memory_fraction: float | None = None
-    memory_limit: str | None = None
-    disk_limit: str | None = None
-    runtime: str | None = None
-    threads: int | None = None
-    provider: str | None = None
-    architecture: str | None = None
     tells_statistics: bool = True
     leave_when_finished: bool = False
     leave_with_stdin: bool = False
@@ -94,42 +73,32 @@ def join(options: JoinOptions) -> None:
     Raises:
         SubfleetError: a setting, a file, the data or the broker cannot be used.
     """
-    address = options.broker.address(os.environ)
-    client_id = default_client_id(options.client_id, None if options.shared_user else address.username)
-    topics = Topics(options.fleet)
-    profile = profile_with(
-        options.profile,
-        memory_fraction=options.memory_fraction,
-        memory_limit=options.memory_limit,
-        disk_limit=options.disk_limit,
-        threads=options.threads,
-    )
-    if options.architecture is not None:
-        profile = with_declaration(profile, options.architecture)
+    address, device_options = options.broker.address(os.environ), options.device
+    client_id = device_options.choose_client_id(address.username)
+    topics = Topics(device_options.fleet)
+    profile = device_options.load_profile()
     stop = _StopRequest()
-    broker: Transport = MqttTransport(address, mqtt_client_id(options.fleet, "device", client_id))
+    broker: Transport = MqttTransport(address, mqtt_client_id(device_options.fleet, "device", client_id))
     if options.wait:
         broker = WaitingTransport(broker, lambda: stop.made)
-    broker = ClaimingTransport(broker, device_place(topics, client_id))
+    broker = LockingTransport(broker, make_device_lock(topics, client_id))
     log = None if options.replay is None else ReplayedLog(load_log(options.replay))
     with (
-        AgentStore.held(
-            options.state or default_state_folder(options.fleet, client_id), profile.disk_limit_bytes
-        ) as store,
-        WorkerProcess(_workplace(options, profile, store)) as worker,
+        AgentStore.held(device_options.find_state_folder(client_id), profile.disk_limit_bytes) as store,
+        WorkerProcess(_make_workplace(options, profile, store)) as worker,
     ):
         opened = worker.opened
         _check_held_out(opened, options)
-        transport, meter = _link(log, broker, worker)
-        summary = _told(opened.data, options)
-        told = description(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
-        settings = _settings(told, [one for one in (opened.data, opened.held_out) if one is not None], options)
+        transport, meter = _open_link(log, broker, worker)
+        summary = _summarise(opened.data, options)
+        told = describe_device(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
+        settings = _make_settings(told, [one for one in (opened.data, opened.held_out) if one is not None], options)
         known = KnownBroker(store.folder / KNOWN_BROKERS, address.where)
         device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.remembered(known))
-        session = Session(settings, transport, topics, device)
+        session = EdgeSession(settings, transport, topics, device)
         _LOG.info(
             "%s (%s) joins fleet %s with %s, %d samples, %d held out, state in %s",
-            client_id, profile.name, options.fleet, opened.target, opened.data.sample_count,
+            client_id, profile.name, device_options.fleet, opened.target, opened.data.sample_count,
             settings.profile.held_out_count, store.folder,
         )  # fmt: skip
         _stop_on_signal(stop)
@@ -139,10 +108,10 @@ def join(options: JoinOptions) -> None:
         _LOG.info("the run is over" if session.left else "stopped; start the same command again to go on")
 
 
-def _workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) -> Workplace:
+def _make_workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) -> Workplace:
     return Workplace(
-        runtimes=(options.runtime,) if options.runtime else tuple(profile.runtimes),
-        provider=options.provider or profile.provider,
+        runtimes=profile.runtimes,
+        provider=profile.provider,
         data=options.data,
         held_out=options.held_out,
         threads=profile.threads,
@@ -152,8 +121,8 @@ def _workplace(options: JoinOptions, profile: DeviceProfile, store: AgentStore) 
     )
 
 
-def _settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
-    """What the agent goes by: what it tells, and what its data take."""
+def _make_settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
+    """Make the agent's settings from its profile and its data."""
     return AgentSettings(
         profile=told,
         data_bytes=max(one.data_bytes for one in data),
@@ -162,13 +131,13 @@ def _settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) 
     )
 
 
-def _told(summary: DataSummary, options: JoinOptions) -> DataSummary:
-    """What the server hears of the data."""
+def _summarise(summary: DataSummary, options: JoinOptions) -> DataSummary:
+    """Drop the statistics from the summary unless the server may be told."""
     return summary if options.tells_statistics else replace(summary, inputs=None)
 
 
 def _check_held_out(opened: Opened, options: JoinOptions) -> None:
-    """Held-out data must be of the kind that is trained on.
+    """Check that held-out data are of the same kind as the training data.
 
     Raises:
         DataError: they are not.
@@ -180,7 +149,7 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
     if bool(held_out.class_counts) != bool(trained.class_counts):
         problem = "classes on one side and numbers on the other as labels"
     elif held_out.inputs is not None and trained.inputs is not None:
-        problem = scale_problem(held_out.inputs, trained.inputs)
+        problem = find_scale_problem(held_out.inputs, trained.inputs)
     if problem:
         raise DataError(
             f"the held-out data {options.held_out!r} do not go together with the data {options.data!r}: {problem}; "
@@ -188,7 +157,7 @@ def _check_held_out(opened: Opened, options: JoinOptions) -> None:
         )
 
 
-def _link(log: ReplayedLog | None, broker: Transport, worker: WorkerProcess) -> tuple[Transport, Meter]:
+def _open_link(log: ReplayedLog | None, broker: Transport, worker: WorkerProcess) -> tuple[Transport, Meter]:
     if log is None:
         return broker, LiveMeter(held_bytes=lambda: worker.held_bytes, trains_in=lambda: worker.process_id)
     paced = PacedTransport(broker)

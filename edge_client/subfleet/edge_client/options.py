@@ -1,4 +1,4 @@
-"""What the command line of `subfleet-edge` takes: commands, options, and how the text of each is read."""
+"""The command line of `subfleet-edge`: commands, options and their parsers."""
 
 import argparse
 import logging
@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.memory_size import bytes_of
+from subfleet.protocol.memory_size import parse_bytes
 
-__all__ = ["Command", "parser_of"]
+__all__ = ["Command", "make_parser"]
 
 Command = Callable[[argparse.Namespace], int]
 """Runs a command from its parsed options; returns the exit code."""
@@ -28,14 +28,14 @@ _EXAMPLES: Mapping[str, str] = MappingProxyType(
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong with an option, without the usage in front of it."""
+    """Reports a wrong option in one sentence, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(int(ExitCode.USAGE), f"{self.prog}: {message}; see {self.prog} --help for an example\n")
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the release and ends; it is looked up only where it is asked for."""
+    """Prints the version and exits; it is looked up only on demand."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -44,8 +44,8 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
-def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """The parser of the whole command line; `commands` says what runs each command, by its name."""
+def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """Make the parser of the whole command line; `commands` maps each name to its function."""
     parser = _Parser(
         prog="subfleet-edge",
         description="The device side of Subfleet.",
@@ -86,7 +86,10 @@ def _add_broker_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--id", metavar="NAME", help="the device's id (default: the address's user, or the host's name)"
+        "--id",
+        dest="client_id",
+        metavar="NAME",
+        help="the device's id (default: the address's user, or the host's name)",
     )
     parser.add_argument(
         "--profile", metavar="NAME|FILE", default="generic", help="device profile, by name or .toml file (%(default)s)"
@@ -94,10 +97,13 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", metavar="NAME", default="main", help="name of the fleet (%(default)s)")
     parser.add_argument("--state", metavar="DIR", type=Path, help="folder for what outlives the process")
     parser.add_argument(
-        "--memory-fraction", metavar="F", type=_share, help="fraction of free memory for training, above 0, at most 1"
+        "--memory-fraction",
+        metavar="F",
+        type=_parse_fraction,
+        help="fraction of free memory for training, above 0, at most 1",
     )
     parser.add_argument(
-        "--memory-limit", metavar="SIZE", type=_size, help="most memory for training, such as 300M or 1.5Gi"
+        "--memory-limit", metavar="SIZE", type=_parse_size, help="most memory for training, such as 300M or 1.5Gi"
     )
 
 
@@ -117,12 +123,12 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disk-limit",
         metavar="SIZE",
-        type=_size,
+        type=_parse_size,
         help="most disk for programs, updates and models, such as 500M (the profile's)",
     )
     parser.add_argument("--replay", metavar="LOG", help="read resources and link from this log, not from the device")
     parser.add_argument("--runtime", metavar="NAME", help="what trains, such as onnx or executorch (the profile's)")
-    parser.add_argument("--threads", metavar="N", type=_count, help="threads of the runtime (the profile's)")
+    parser.add_argument("--threads", metavar="N", type=_parse_count, help="threads of the runtime (the profile's)")
     parser.add_argument(
         "--provider", metavar="NAME", help="what computes: cpu, or cuda with a build of the runtime that has it"
     )
@@ -134,7 +140,8 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--no-statistics",
-        action="store_true",
+        dest="tells_statistics",
+        action="store_false",
         help="do not tell the server minimum, maximum, mean and deviation of the inputs",
     )
     parser.add_argument("--wait", action="store_true", help="wait for a broker that is not there yet")
@@ -146,8 +153,12 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
 
 def _add_capture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("resources.csv"), help="(%(default)s)")
-    parser.add_argument("--seconds", metavar="N", type=_positive, help="how long (until Ctrl-C, which ends with 0)")
-    parser.add_argument("--every", metavar="S", type=_positive, default=5.0, help="seconds between rows (%(default)s)")
+    parser.add_argument(
+        "--seconds", metavar="N", type=_parse_positive, help="how long (until Ctrl-C, which ends with 0)"
+    )
+    parser.add_argument(
+        "--every", metavar="S", type=_parse_positive, default=5.0, help="seconds between rows (%(default)s)"
+    )
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -166,39 +177,41 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="folder of images by class, .npz, part of a known data set such as digits:train, or module:function",
     )
-    parser.add_argument("--threads", metavar="N", type=_count, default=1, help="threads of the runtime (%(default)s)")
+    parser.add_argument(
+        "--threads", metavar="N", type=_parse_count, default=1, help="threads of the runtime (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="for scripts")
 
 
-def _share(text: str) -> float:
-    share = _number(text)
+def _parse_fraction(text: str) -> float:
+    share = _parse_number(text)
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"is {text}, but must be above 0 and at most 1")
     return share
 
 
-def _size(text: str) -> str:
+def _parse_size(text: str) -> str:
     try:
-        bytes_of(text)
+        parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 
-def _positive(text: str) -> float:
-    number = _number(text)
+def _parse_positive(text: str) -> float:
+    number = _parse_number(text)
     if not 0 < number <= _LONGEST_S:
         raise argparse.ArgumentTypeError(f"is {text}, but must be above 0 and at most {_LONGEST_S:g}")
     return number
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"is {text!r}, but must be a whole number of 1 or more")
     return int(text)
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

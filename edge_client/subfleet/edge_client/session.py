@@ -1,4 +1,4 @@
-"""The agent's only loop: turns what happens into events, and does what the agent decides."""
+"""The agent's only loop: turns messages and results into events, and performs the agent's actions."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from subfleet.agent.actions import (
     MeasureForRound,
     MeasureForTask,
     MeasureRegularly,
-    Place,
+    PlaceModels,
     Prune,
     Publish,
     Save,
@@ -26,7 +26,7 @@ from subfleet.agent.actions import (
     StopWork,
     Weigh,
 )
-from subfleet.agent.composing import presence
+from subfleet.agent.composing import compose_presence
 from subfleet.agent.events import (
     BlobArrived,
     BlobFailed,
@@ -34,21 +34,20 @@ from subfleet.agent.events import (
     LinkDown,
     LinkUp,
     Measured,
-    Placed,
+    ModelsPlaced,
     Received,
     Stopping,
-    Tick,
-    Trained,
+    TimePassed,
+    TrainingEnded,
     WorkFailed,
 )
 from subfleet.agent.states import AgentSettings
 from subfleet.agent.stepping import start, step
 from subfleet.device.meters import Meter
-from subfleet.device_profiles.profiles import memory_budget_bytes
-from subfleet.edge_client.answer_log import log_answer
-from subfleet.edge_client.received_log import ReceivedLog
+from subfleet.device_profiles.profiles import compute_memory_budget
+from subfleet.edge_client.message_log import ReceivedLog, log_answer
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.work import Finished, Outcome, Worker
+from subfleet.edge_client.task_work import Outcome, TaskWorker, TrainingOutput
 from subfleet.protocol.blobs import decode_chunk
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.exhaustive import never
@@ -61,7 +60,7 @@ from subfleet.transport.complaints import Complaints
 from subfleet.transport.exchange import BlobExchange, Fetched
 from subfleet.transport.outbox import Outbox, Outgoing
 
-__all__ = ["Device", "Session"]
+__all__ = ["Device", "EdgeSession"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ _FETCH_REASONS: Mapping[str, RefusalReason] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a session works with on its device.
+    """The parts of a device that a session works with.
 
     Attributes:
         store: the agent's folder, held by the caller.
@@ -85,13 +84,13 @@ class Device:
     """
 
     store: AgentStore
-    worker: Worker
+    worker: TaskWorker
     meter: Meter
     sizes: ChunkSizes = field(default_factory=ChunkSizes)
 
 
-class Session:
-    """One start of the agent.
+class EdgeSession:
+    """One session of the agent, from start to end of the process.
 
     Args:
         settings: of the agent.
@@ -165,12 +164,12 @@ class Session:
             TransportError: the broker cannot be reached.
         """
         client_id = self._settings.client_id
-        gone = presence(self._settings, self._clock(), online=False)
+        gone = compose_presence(self._settings, self._clock(), online=False)
         will = Will(topic=self._topics.up(client_id, gone.KIND), payload=encode(gone))
         self._transport.open((self._topics.all("+"), self._topics.down(client_id, "+")), will)
 
     def turn(self, poll_s: float) -> None:
-        """Handle what came, wait at most `poll_s` seconds for more, and send what is due."""
+        """Handle all arrived events, wait at most `poll_s` seconds for one, and send due messages."""
         event = self._transport.poll(poll_s)
         left = _MAX_DELIVERIES_A_TURN
         while event is not None:
@@ -179,12 +178,12 @@ class Session:
             event = self._transport.poll(0) if left else None
         self._collect_outcome()
         self._collect_blobs()
-        self._handle(Tick())
+        self._handle(TimePassed())
         self._send_due()
         self._complaints.tick()
 
     def close(self) -> None:
-        """Say goodbye and stop the worker; a task in hand is taken up by the next start."""
+        """Disconnect and stop the worker; the next start repeats an unfinished task."""
         try:
             # What ended by itself says so, even where the system killed it and has this process stopped for that.
             self._collect_outcome()
@@ -196,8 +195,8 @@ class Session:
         if self._connected:
             reason = "the run is over" if self._left else "it was stopped"
             # A server of an earlier release does not know reasons, and takes the first.
-            self._send(Publish(message=presence(self._settings, self._clock(), online=False), retain=True))
-            self._send(Publish(message=presence(self._settings, self._clock(), online=False, reason=reason)))
+            self._send(Publish(message=compose_presence(self._settings, self._clock(), online=False), retain=True))
+            self._send(Publish(message=compose_presence(self._settings, self._clock(), online=False, reason=reason)))
         self._transport.close()
         self._worker.join(timeout_s=5.0)
 
@@ -239,11 +238,11 @@ class Session:
     def _collect_outcome(self) -> None:
         outcome = self._worker.outcome()
         if outcome is not None:
-            self._handle(self._stored(outcome))
+            self._handle(self._store_output(outcome))
 
-    def _stored(self, outcome: Outcome) -> Event:
-        """Put a training's output among the blobs, before the agent is told of it."""
-        if not isinstance(outcome, Finished):
+    def _store_output(self, outcome: Outcome) -> Event:
+        """Store a training's output as a blob, before the agent handles the event."""
+        if not isinstance(outcome, TrainingOutput):
             return outcome
         try:
             blob = self._store.blobs.add_file(outcome.output_path)
@@ -253,7 +252,7 @@ class Session:
             return WorkFailed(task_id=outcome.task_id, reason="failed", detail=str(error))
         finally:
             outcome.output_path.unlink(missing_ok=True)
-        return Trained(task_id=outcome.task_id, result=outcome.result, blob=blob)
+        return TrainingEnded(task_id=outcome.task_id, result=outcome.result, blob=blob)
 
     def _collect_blobs(self) -> None:
         for result in self._exchange.finished():
@@ -299,7 +298,7 @@ class Session:
             case _:
                 self._do_on_disk(action)
 
-    def _do_on_disk(self, action: Save | Prune | Weigh | Place) -> None:
+    def _do_on_disk(self, action: Save | Prune | Weigh | PlaceModels) -> None:
         match action:
             case Save():
                 self._store.save(action.saved)
@@ -307,7 +306,7 @@ class Session:
                 self._prune(action)
             case Weigh():
                 self._weigh(action)
-            case Place():
+            case PlaceModels():
                 self._place(action)
             case _:
                 never(action)
@@ -361,7 +360,7 @@ class Session:
 
     def _memory_budget_bytes(self, reading: Reading) -> int:
         profile = self._settings.profile
-        return memory_budget_bytes(
+        return compute_memory_budget(
             reading,
             profile.memory_fraction,
             limit_bytes=profile.max_training_bytes,
@@ -375,10 +374,10 @@ class Session:
             _LOG.warning("what may be written cannot be told: %s", error)
             return None
 
-    def _place(self, action: Place) -> None:
+    def _place(self, action: PlaceModels) -> None:
         task_id = action.task.task_id
         try:
-            self._events.append(Placed(task_id=task_id, files=self._store.place_models(action.task)))
+            self._events.append(ModelsPlaced(task_id=task_id, files=self._store.place_models(action.task)))
         except FileError as error:
             self._events.append(WorkFailed(task_id=task_id, reason="disk", detail=str(error)))
         except ProtocolError as error:

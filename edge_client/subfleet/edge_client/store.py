@@ -1,4 +1,4 @@
-"""The agent's folder: what must outlive the process, written as a whole or not at all.
+"""The agent's folder: the state that outlives the process, written atomically.
 
 <state>/agent.json          the answers without an ack, the task in hand, what was done
 <state>/blobs/              programs, weights and updates, by content
@@ -11,9 +11,7 @@ All of it together has a limit. Programs that were not used for long go first; w
 without an ack and placed models stay, and a task that would not fit beside them is not begun.
 """
 
-import hashlib
 import logging
-import os
 import re
 import shutil
 import sys
@@ -29,21 +27,20 @@ from subfleet.agent.events import Weighed
 from subfleet.agent.states import Saved
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.disks import lock, sync_folder
+from subfleet.protocol.disks import hash_file, lock, write_atomically
 from subfleet.protocol.errors import FileError, ProtocolError
-from subfleet.protocol.homes import state_folder
+from subfleet.protocol.homes import find_state_root
 from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["AgentStore", "default_state_folder", "read_saved"]
+__all__ = ["AgentStore", "find_state_folder", "read_saved"]
 
 _LOG = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 3
 MAX_STATE_BYTES = 64 * 2**20
 _STATE_FILE = "agent.json"
-_BLOCK_BYTES = 2**20
 FREE_FRACTION = 0.5
 """Of the free disk, that blobs may take at most."""
 STATE_BYTES = 8192
@@ -55,7 +52,7 @@ _RUN_FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 
 class AgentStore:
-    """One agent's folder. An agent at work takes it with `held`.
+    """One agent's folder. A running agent opens it with `held`, which locks it.
 
     Args:
         folder: made where it is missing; nobody else works in it.
@@ -84,25 +81,25 @@ class AgentStore:
     @classmethod
     @contextmanager
     def held(cls, folder: Path, disk_limit_bytes: int | None = None) -> Iterator["AgentStore"]:
-        """Hold a folder for this process; the lock ends with the process, however it ends.
+        """Open and lock a folder for this process; the lock ends with the process.
 
         Nothing in the folder is touched before it is held: another agent may be at work there.
 
         Raises:
             FileError: another agent holds it, or it cannot be made or written.
         """
-        with _locked(folder):
+        with _hold_lock(folder):
             store = cls(folder, disk_limit_bytes)
             # What a killed training left half written: its task is trained anew.
             shutil.rmtree(store.work_folder, ignore_errors=True)
             try:
                 store.work_folder.mkdir(exist_ok=True)
             except OSError as error:
-                raise _unusable(folder, error) from error
+                raise _make_error(folder, error) from error
             yield store
 
     def load(self) -> Saved:
-        """What an earlier process saved; nothing where there was none.
+        """Load what an earlier process saved, or an empty state.
 
         A file that cannot be understood is set aside, so that a device in the field goes on. An update whose blob was
         lost is not offered again: its task may be trained anew.
@@ -118,7 +115,7 @@ class AgentStore:
             try:
                 self._path.replace(aside)
             except OSError as failure:
-                raise _unusable(self.folder, failure) from failure
+                raise _make_error(self.folder, failure) from failure
             return Saved()
         lost = {update.task_id for update in saved.updates if not self.blobs.has(update.blob)}
         return replace(
@@ -128,7 +125,7 @@ class AgentStore:
         )
 
     def weigh(self, action: Weigh) -> Weighed:
-        """What a task would take of the disk; room is made for it where it fits.
+        """Compute the disk space that a task would take, and make room for it if it fits.
 
         Raises:
             FileError: the disk cannot be read.
@@ -139,11 +136,11 @@ class AgentStore:
         room_bytes = self.blobs.room_bytes
         wanted_bytes = needed_bytes(task, lacking)
         if wanted_bytes <= room_bytes:
-            self.blobs.make_room(wanted_bytes - self.blobs.begun_bytes(lacking))
+            self.blobs.make_room(wanted_bytes - self.blobs.count_begun_bytes(lacking))
         return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
     def disk_budget_bytes(self, pinned: Set[str]) -> int:
-        """What a task may take of the disk, beside blobs that stay.
+        """Compute the disk space for a task, next to pinned blobs.
 
         Raises:
             FileError: the disk cannot be read.
@@ -156,13 +153,13 @@ class AgentStore:
             inside = (path for path in self.folder.rglob("*") if self.blob_folder not in path.parents)
             others_bytes = sum(path.stat().st_size for path in inside if path.is_file())
         except OSError as error:
-            raise _unusable(self.folder, error) from error
+            raise _make_error(self.folder, error) from error
         ours_bytes = self.blobs.allocated_bytes + int(FREE_FRACTION * free_bytes)
         limit_bytes = sys.maxsize if self._disk_limit_bytes is None else self._disk_limit_bytes
         return max(0, min(limit_bytes - others_bytes, ours_bytes))
 
     def drop_damaged(self, blob: BlobRef) -> None:
-        """Remove a blob that is not what it was when it came, so that it is fetched anew: flash memory wears out.
+        """Remove a damaged blob, so that it is fetched again: flash memory wears out.
 
         Raises:
             FileError: it is damaged and cannot be removed.
@@ -170,8 +167,9 @@ class AgentStore:
         if not self.blobs.has(blob):
             return
         path = self.blobs.path(blob)
-        if _sha256(path) == blob.sha256:
-            return
+        with suppress(OSError):
+            if hash_file(path) == blob.sha256:
+                return
         _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
         try:
             path.unlink(missing_ok=True)
@@ -181,13 +179,13 @@ class AgentStore:
             ) from error
 
     def save(self, saved: Saved) -> None:
-        """Write what must outlive the process, and return when it is on the disk.
+        """Write the state, and return when it is on the disk.
 
         Raises:
             FileError: it cannot be written.
         """
         try:
-            _write_atomically(self._path, canonical_json({"schema": SCHEMA_VERSION, **to_plain(saved)}))
+            write_atomically(self._path, [canonical_json({"schema": SCHEMA_VERSION, **to_plain(saved)})])
         except OSError as error:
             raise FileError(
                 f"the state file {str(self._path)!r} cannot be written ({error.strerror}); free some space or mend it"
@@ -217,7 +215,7 @@ class AgentStore:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.blobs.make_room(program.blob.size_bytes)
-                _write_atomically(path, source.read_bytes())
+                write_atomically(path, [source.read_bytes()])
             except OSError as error:
                 raise FileError(
                     f"the model {str(path)!r} cannot be written ({error.strerror}); free some space or mend it"
@@ -226,7 +224,7 @@ class AgentStore:
         return tuple(files)
 
     def _prune_models(self, placed: Path) -> None:
-        """Remove the models of all runs but the last ones, and leave room among them for the one that is placed now.
+        """Remove the models of all but the last runs, including the one that is placed now.
 
         A folder has the time of the last file that was renamed in it, which is when its models were placed.
         """
@@ -241,13 +239,13 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def default_state_folder(fleet: str, client_id: str) -> Path:
-    """Where the agent keeps what must outlive it: see `state_folder`, which says what it raises."""
-    return state_folder() / "subfleet" / fleet / client_id
+def find_state_folder(fleet: str, client_id: str) -> Path:
+    """Find the agent's default folder; see `find_state_root` for the errors."""
+    return find_state_root() / "subfleet" / fleet / client_id
 
 
 def read_saved(folder: Path) -> Saved:
-    """What an agent saved in a folder; nothing where there was none. Changes nothing there.
+    """Read what an agent saved in a folder, or an empty state. Changes nothing there.
 
     Raises:
         FileError: the file cannot be read.
@@ -270,7 +268,7 @@ def read_saved(folder: Path) -> Saved:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _hold_lock(folder: Path) -> Iterator[None]:
     with _open_lock(folder) as file:
         try:
             if not lock(file, wait=False):
@@ -281,7 +279,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 "with --state and another --id"
             ) from None
         except OSError as error:
-            raise _unusable(folder, error) from error
+            raise _make_error(folder, error) from error
         yield
 
 
@@ -290,38 +288,10 @@ def _open_lock(folder: Path) -> TextIO:
         folder.mkdir(parents=True, exist_ok=True)
         return (folder / "lock").open("w")
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise _make_error(folder, error) from error
 
 
-def _unusable(folder: Path, error: OSError) -> FileError:
+def _make_error(folder: Path, error: OSError) -> FileError:
     return FileError(
         f"the state folder {str(folder)!r} cannot be used ({error.strerror}); mend it, or choose another with --state"
     )
-
-
-def _sha256(path: Path) -> str | None:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-    except OSError:
-        return None
-    return digest.hexdigest()
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".part")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        # On a full disk what was written so far would keep it full.
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-    # The rename itself must survive a power cut, and that is the folder's business.
-    sync_folder(path.parent)

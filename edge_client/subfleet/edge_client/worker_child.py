@@ -1,7 +1,7 @@
-"""The process in which an agent's tasks are done: it loads the runtime, reads the data, and does one task at a time.
+"""The worker process of an agent: it loads the runtime, reads the data, and does one task at a time.
 
-It reads lines from its agent and answers with lines (`workplace`). It ends when its agent does, in the middle of a step
-too, and leaves signals that stop an agent to that one.
+It reads lines from its agent and answers with lines (`worker_messages`). It ends with its agent, even in the middle of
+a step, and ignores the signals that stop an agent.
 """
 
 import logging
@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from subfleet.agent.events import WorkFailed
-from subfleet.device.process_limits import end_with_parent, limited_growth, offer_to_the_kernel
+from subfleet.device.process_limits import end_with_parent, limit_growth, offer_to_the_kernel
 from subfleet.device.runtimes import CPU, choose_trainer
-from subfleet.edge_client.failures import LOG_FORM, sentence_of
-from subfleet.edge_client.work import TaskWork, discard
-from subfleet.edge_client.workplace import (
-    Ended,
+from subfleet.edge_client.failures import LOG_FORM, explain_error
+from subfleet.edge_client.task_work import TaskWork, discard
+from subfleet.edge_client.worker_messages import (
     Opened,
     Order,
-    Problem,
     Report,
+    StartFailed,
+    TaskEnded,
     Workplace,
-    line_of,
-    order_of,
-    report_of,
+    decode_order,
+    decode_report,
+    encode_line,
 )
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     os.dup2(2, 1)
 
     def tell(report: Report) -> None:
-        line = line_of(report)
+        line = encode_line(report)
         while line:
             line = line[os.write(channel, line) :]
 
@@ -73,15 +73,15 @@ def main(arguments: Sequence[str]) -> None:
         work, opened = _open(place)
     except Exception as error:  # noqa: BLE001 - the rim: whatever it is, the agent says it
         _LOG.debug("no task can be done", exc_info=True)
-        code, text = sentence_of(error)
-        tell(Problem(code=int(code), text=text))
+        code, text = explain_error(error)
+        tell(StartFailed(code=int(code), text=text))
         return
     tell(opened)
     while True:
         order = orders.next()
-        with _limited(place, order):
+        with _limit_memory(place, order):
             outcome = work.do(order.task, order.memory_limit_bytes, orders.stopped(order))
-        tell(_checked(Ended(outcome=outcome, held_bytes=work.held_bytes), place.work_folder))
+        tell(_check_report(TaskEnded(outcome=outcome, held_bytes=work.held_bytes), place.work_folder))
 
 
 def _open(place: Workplace) -> tuple[TaskWork, Opened]:
@@ -89,7 +89,7 @@ def _open(place: Workplace) -> tuple[TaskWork, Opened]:
     held_out = None if place.held_out is None else trainer.describe(place.held_out)
     work = TaskWork(
         trainers={trainer.target: trainer},
-        blob_path=partial(_blob_path, place.blobs),
+        blob_path=partial(_find_blob, place.blobs),
         work_folder=place.work_folder,
         data=place.data,
         held_out=place.held_out,
@@ -98,20 +98,20 @@ def _open(place: Workplace) -> tuple[TaskWork, Opened]:
     return work, Opened(target=trainer.target, data=summary, held_out=held_out)
 
 
-def _checked(report: Ended, work_folder: Path) -> Ended:
-    """A report that can be read: a trainer is a plug-in, and its result may be anything."""
+def _check_report(report: TaskEnded, work_folder: Path) -> TaskEnded:
+    """Replace an invalid report: a trainer is a plug-in, and may return anything."""
     try:
-        report_of(line_of(report), work_folder)
+        decode_report(encode_line(report), work_folder)
     except (TypeError, ValueError, ProtocolError) as error:
         discard(work_folder, report.outcome.task_id)
         detail = f"the trainer's result is no valid one: {error}"
         failed = WorkFailed(task_id=report.outcome.task_id, reason="failed", detail=detail)
-        return Ended(outcome=failed, held_bytes=0)
+        return TaskEnded(outcome=failed, held_bytes=0)
     return report
 
 
-def _blob_path(folder: Path, blob: BlobRef) -> Path:
-    """The file of a blob that the agent has fetched: the agent alone writes that folder."""
+def _find_blob(folder: Path, blob: BlobRef) -> Path:
+    """Find the file of a fetched blob; only the agent writes that folder."""
     path = folder / blob.sha256
     try:
         if path.stat().st_size == blob.size_bytes:
@@ -121,8 +121,8 @@ def _blob_path(folder: Path, blob: BlobRef) -> Path:
     raise FileError(f"blob {blob.sha256[:12]} is not in {str(folder)!r}; fetch it first")
 
 
-def _limited(place: Workplace, order: Order) -> AbstractContextManager[None]:
-    """The system's own limit while a task is done: watched memory is looked at between two steps alone.
+def _limit_memory(place: Workplace, order: Order) -> AbstractContextManager[None]:
+    """Limit memory by the system during a task: the watch checks it only between steps.
 
     A graphics processor's driver maps memory that takes none, so that nothing is limited beside one.
     """
@@ -130,11 +130,11 @@ def _limited(place: Workplace, order: Order) -> AbstractContextManager[None]:
         return nullcontext()
     # Samples are read, and transformed into others, beside what is planned.
     beside_bytes = 2 * order.data_bytes + _SPARE_BYTES + place.threads * _STACK_BYTES
-    return limited_growth(order.memory_limit_bytes + beside_bytes)
+    return limit_growth(order.memory_limit_bytes + beside_bytes)
 
 
 class _Orders:
-    """What the agent wants, read in a thread of its own, as a task may be stopped while it is done.
+    """The agent's orders, read in a thread of their own, as a task may be stopped while it runs.
 
     Args:
         source: the agent's lines; where they end, the agent is gone.
@@ -156,7 +156,7 @@ class _Orders:
 
     def _read(self) -> None:
         for line in self._source:
-            order = order_of(line)
+            order = decode_order(line)
             if isinstance(order, Order):
                 self._stops.discard(order.task.task_id)  # it may be done anew after it was stopped
                 self._orders.put(order)

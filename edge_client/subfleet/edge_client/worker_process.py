@@ -1,4 +1,4 @@
-"""A worker in a process of its own: what a program does there, a step without an end too, it does to that process.
+"""A worker in a process of its own, which a crashing or hanging program cannot leave.
 
 The process lasts from task to task, so that a runtime is loaded once. One that has died or hung is ended and another
 one is started; the task in hand has failed, and the agent goes on.
@@ -16,19 +16,19 @@ from contextlib import suppress
 from types import TracebackType
 
 from subfleet.agent.events import WorkFailed
-from subfleet.edge_client.work import Outcome, discard
-from subfleet.edge_client.workplace import (
+from subfleet.edge_client.task_work import Outcome, discard
+from subfleet.edge_client.worker_messages import (
     MAX_LINE_BYTES,
-    Ended,
     Opened,
     Order,
-    Problem,
+    StartFailed,
     Stop,
+    TaskEnded,
     Workplace,
-    line_of,
-    report_of,
+    decode_report,
+    encode_line,
 )
-from subfleet.protocol.children import child_command
+from subfleet.protocol.children import make_child_command
 from subfleet.protocol.errors import BrokenError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.messages import RefusalReason, Task
@@ -45,7 +45,7 @@ _END = b""
 
 
 class WorkerProcess:
-    """Does tasks in a child process; a context, which ends it.
+    """Does tasks in a child process; a context manager that ends it.
 
     Args:
         place: what tasks are done with.
@@ -67,7 +67,7 @@ class WorkerProcess:
         self._memory_limit_bytes = 0
         self._kill_at_s: float | None = None
         self._ready: Outcome | None = None
-        self._problem: Problem | None = None
+        self._problem: StartFailed | None = None
         self._child = _Child(place)
         try:
             self.opened = self._open()
@@ -99,61 +99,61 @@ class WorkerProcess:
             self._renew()
         self._task, self._memory_limit_bytes = task, memory_limit_bytes
         self._kill_at_s = None
-        self._child.send(line_of(Order(task=task, memory_limit_bytes=memory_limit_bytes, data_bytes=data_bytes)))
+        self._child.send(encode_line(Order(task=task, memory_limit_bytes=memory_limit_bytes, data_bytes=data_bytes)))
 
     def stop(self) -> None:
         """See `Worker.stop`; where that helps nothing, the process is ended."""
         if self._task is not None and self._kill_at_s is None:
             self._kill_at_s = self._clock() + self._stop_s
-            self._child.send(line_of(Stop(task_id=self._task.task_id)))
+            self._child.send(encode_line(Stop(task_id=self._task.task_id)))
 
     def join(self, timeout_s: float) -> None:
         """See `Worker.join`."""
         until_s = self._clock() + timeout_s
         while self._task is not None and (left_s := until_s - self._clock()) > 0:
-            self._ready = self._looked(min(left_s, 0.1))
+            self._ready = self._poll(min(left_s, 0.1))
 
     def outcome(self) -> Outcome | None:
         """See `Worker.outcome`."""
         if self._ready is not None:
             ready, self._ready = self._ready, None
             return ready
-        return self._looked(0.0)
+        return self._poll(0.0)
 
     # --- what the process says ---
 
     def _open(self) -> Opened:
-        """Wait for the process to be ready; that takes as long as runtimes and data take."""
+        """Wait until the process is ready, as long as runtimes and data take to load."""
         line = self._child.line(None)
-        report = None if line in (None, _END) else report_of(line, self._place.work_folder)
+        report = None if line in (None, _END) else decode_report(line, self._place.work_folder)
         if isinstance(report, Opened):
             return report
-        if isinstance(report, Problem):
+        if isinstance(report, StartFailed):
             raise report.error()
         raise BrokenError(
             f"the process that does this device's tasks {self._child.end()} before it was ready; --verbose shows more"
         )
 
-    def _looked(self, timeout_s: float) -> Outcome | None:
-        """The end of the task, where there is one: by what the process says, by its own end, or by ours."""
+    def _poll(self, timeout_s: float) -> Outcome | None:
+        """Return the outcome, if any: from a report, from the end of the process, or after killing it."""
         line = self._child.line(timeout_s)
         if line is None:
             if self._kill_at_s is None or self._clock() < self._kill_at_s:
                 return None
-            return self._died(f"did not stop within {self._stop_s:g} s and was ended", "failed")
+            return self._fail_task(f"did not stop within {self._stop_s:g} s and was ended", "failed")
         if line == _END:
-            return self._ended()
+            return self._handle_exit()
         try:
-            report = report_of(line, self._place.work_folder)
+            report = decode_report(line, self._place.work_folder)
         except ProtocolError as error:
             # The task's end may be lost with this line, so that the process must end with it.
-            return self._died(f"said what cannot be read ({error})", "failed")
-        if isinstance(report, Ended):
-            return self._heard(report)
-        self._problem = report if isinstance(report, Problem) else None
+            return self._fail_task(f"said what cannot be read ({error})", "failed")
+        if isinstance(report, TaskEnded):
+            return self._accept(report)
+        self._problem = report if isinstance(report, StartFailed) else None
         return None
 
-    def _heard(self, report: Ended) -> Outcome | None:
+    def _accept(self, report: TaskEnded) -> Outcome | None:
         self._held_bytes = report.held_bytes
         if self._task is None or report.outcome.task_id != self._task.task_id:
             _LOG.warning("ignored the result of a task that is not in progress")
@@ -161,14 +161,14 @@ class WorkerProcess:
         self._task, self._kill_at_s = None, None
         return report.outcome
 
-    def _ended(self) -> Outcome | None:
-        """The process has ended by itself; the kernel's SIGKILL comes where memory ends."""
+    def _handle_exit(self) -> Outcome | None:
+        """Handle the end of the process; a SIGKILL by the kernel means a lack of memory."""
         if self._problem is not None:
             reason: RefusalReason = "data" if self._problem.code == ExitCode.DATA else "runtime"
-            return self._died(f"ended: {self._problem.text}", reason)
-        return self._died(self._child.end(), "memory" if self._child.was_killed() else "failed")
+            return self._fail_task(f"ended: {self._problem.text}", reason)
+        return self._fail_task(self._child.end(), "memory" if self._child.was_killed() else "failed")
 
-    def _died(self, how: str, reason: RefusalReason) -> Outcome | None:
+    def _fail_task(self, how: str, reason: RefusalReason) -> Outcome | None:
         task, self._task, self._kill_at_s = self._task, None, None
         if task is None:
             _LOG.warning("the process that does tasks %s; the next task starts another one", how)
@@ -194,12 +194,12 @@ class WorkerProcess:
 
 
 class _Child:
-    """One run of the process, with its pipes. Its logs go where this process's go."""
+    """One run of the worker process, with its pipes. It shares this process's standard error."""
 
     def __init__(self, place: Workplace) -> None:
         # A session of its own: Ctrl-C at the terminal is for the agent.
         self._popen = subprocess.Popen(
-            child_command(_CHILD, str(os.getpid())),
+            make_child_command(_CHILD, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -214,14 +214,14 @@ class _Child:
         return self._popen.pid
 
     def send(self, line: bytes) -> None:
-        """Write a line; nothing happens where the process has ended, which `line` tells."""
+        """Write a line; does nothing if the process has ended, which `line` reports."""
         with suppress(OSError, ValueError):
             if self._popen.stdin is not None:
                 self._popen.stdin.write(line)
                 self._popen.stdin.flush()
 
     def line(self, timeout_s: float | None) -> bytes | None:
-        """The next line, an empty one at the end of the process; None where there is none in time."""
+        """Return the next line, an empty one at the end of the process, or None after the timeout."""
         try:
             return self._lines.get(timeout=timeout_s) if timeout_s != 0 else self._lines.get_nowait()
         except queue.Empty:
@@ -231,11 +231,11 @@ class _Child:
         return self._popen.poll() is not None
 
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended it; waits for its end."""
+        """Whether SIGKILL ended the process; waits for its end."""
         return self._popen.wait() == -signal.SIGKILL
 
     def end(self) -> str:
-        """How it ended, in words; waits for its end."""
+        """Describe how the process ended; waits for its end."""
         code = self._popen.wait()
         if code >= 0:
             return f"ended with exit code {code}"
@@ -245,7 +245,7 @@ class _Child:
             return f"was ended by signal {-code}"
 
     def close(self) -> None:
-        """End the process, whatever it is at: nothing that it holds is worth waiting for."""
+        """Kill the process at once: nothing in it is worth waiting for."""
         self._popen.kill()
         self._popen.wait()
         # A process that a data set's own code has forked may keep the other end of the pipe.

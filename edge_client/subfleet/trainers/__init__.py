@@ -1,1 +1,1 @@
-"""What trains on a device: one module for each runtime, loaded by entry-point name (group `subfleet.trainers`)."""
+"""Trainers, one module for each runtime, loaded by entry-point name (group `subfleet.trainers`)."""

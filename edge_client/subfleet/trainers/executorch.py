@@ -4,7 +4,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from subfleet.protocol.errors import MissingExtraError
-from subfleet.protocol.loading import unloadable
+from subfleet.protocol.loading import explain_load_error
 from subfleet.trainers.runtime import Runtime, RuntimeKind
 from subfleet.trainers.trainer import RuntimeTrainer
 
@@ -18,7 +18,7 @@ _REMEDY = (
 
 
 def load_executorch(provider: str = "cpu") -> Runtime:
-    """The native binding where it is installed, else ExecuTorch's own bindings.
+    """Load the native binding if it is installed, else ExecuTorch's own bindings.
 
     Raises:
         MissingExtraError: neither is installed.
@@ -36,7 +36,7 @@ def load_executorch(provider: str = "cpu") -> Runtime:
     except ModuleNotFoundError as error:
         raise MissingExtraError("subfleet_executorch", "edge", remedy=_REMEDY) from error
     except Exception as error:
-        raise unloadable("executorch", error) from error
+        raise explain_load_error("executorch", error) from error
 
 
 EXECUTORCH = RuntimeKind(target="executorch", suffix=".pte", providers=("cpu",), load=load_executorch, reloads=True)

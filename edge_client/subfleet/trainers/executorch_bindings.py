@@ -15,7 +15,7 @@ except ImportError:  # ExecuTorch before 1.5
 
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import Program
-from subfleet.trainers.executorch_methods import KERNELS, METHOD, MethodShapes, check_manifest, check_note, model_of
+from subfleet.trainers.executorch_methods import KERNELS, METHOD, MethodShapes, check_manifest, check_note, make_model
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.prediction import Model
 from subfleet.trainers.runtime import Array, CopiedPrograms, RunArrays
@@ -51,13 +51,13 @@ class BindingsRuntime:
         program = _LoadedProgram(body)
 
         def infer(samples: Array) -> Array:
-            return np.array(program.execute([_tensor(samples)])[0].numpy())
+            return np.array(program.execute([_make_tensor(samples)])[0].numpy())
 
-        return model_of(path, program.shapes(METHOD), note=program.note, infer=infer)
+        return make_model(path, program.shapes(METHOD), note=program.note, infer=infer)
 
 
 class _LoadedProgram:
-    """A program and those of its methods that were asked for.
+    """A program and its loaded methods.
 
     Only the whole may be held on to: methods read the program's memory, and the program that of its file, but neither
     keeps the other alive.
@@ -65,7 +65,7 @@ class _LoadedProgram:
 
     def __init__(self, body: bytes) -> None:
         self._body = body
-        self._program = _guarded(
+        self._program = _call_guarded(
             lambda: bindings._load_program_from_buffer(  # noqa: SLF001 - as with every name that the bindings give
                 body, program_verification=bindings.Verification.InternalConsistency
             )
@@ -77,20 +77,20 @@ class _LoadedProgram:
         self._method(METHOD)
 
     def shapes(self, method: str) -> MethodShapes:
-        """What a method takes and gives."""
-        shapes: MethodShapes = _guarded(lambda: _shapes(self._program.method_meta(method)))
+        """Read the inputs and outputs of a method."""
+        shapes: MethodShapes = _call_guarded(lambda: _read_shapes(self._program.method_meta(method)))
         return shapes
 
     def execute(self, given: Sequence[torch.Tensor], name: str = METHOD) -> Sequence[torch.Tensor]:
-        """Run once; results are the runtime's own memory, where the next run writes, or copies of what was given."""
+        """Run once; results are memory that the next run overwrites, or copies of inputs."""
         method = self._method(name)
         # By default it would hold every result twice: where the kernels wrote it, and as a copy of that.
-        results: Sequence[torch.Tensor] = _guarded(lambda: method(given, clone_outputs=False))
+        results: Sequence[torch.Tensor] = _call_guarded(lambda: method(given, clone_outputs=False))
         handed = {tensor.data_ptr() for tensor in given}
         return [result.clone() if result.data_ptr() in handed else result for result in results]
 
     def note(self, name: str) -> str:
-        """The text that a method of this name gives, a tensor of bytes; empty where there is no such method.
+        """Read the text that a method returns as a tensor of bytes; empty if there is no such method.
 
         Raises:
             TrainingError: the runtime failed, or the method gives something else.
@@ -103,11 +103,11 @@ class _LoadedProgram:
 
     def _method(self, name: str) -> Any:
         if name not in self._methods:
-            self._methods[name] = _guarded(lambda: self._program.load_method(name))
+            self._methods[name] = _call_guarded(lambda: self._program.load_method(name))
         return self._methods[name]
 
 
-def _shapes(meta: Any) -> MethodShapes:
+def _read_shapes(meta: Any) -> MethodShapes:
     def of(info: Any) -> tuple[str, tuple[int, ...]]:
         return _DTYPES.get(info.dtype(), str(info.dtype())), tuple(info.sizes())
 
@@ -125,7 +125,7 @@ def _load(program: Program, threads: int) -> RunArrays:
     outputs = [value.name for value in program.manifest.outputs]
 
     def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
-        results = loaded.execute([_tensor(values[name]) for name in inputs])
+        results = loaded.execute([_make_tensor(values[name]) for name in inputs])
         return {name: result.numpy() for name, result in zip(outputs, results, strict=True)}
 
     return run
@@ -139,11 +139,11 @@ def _set_threads(threads: int) -> None:
         bindings._unsafe_reset_threadpool(threads)  # noqa: SLF001 - as the line above says
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def _make_tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _guarded(call: Callable[[], Any]) -> Any:
+def _call_guarded(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except MemoryError:

@@ -14,10 +14,10 @@ from pathlib import Path
 from subfleet.protocol.class_names import MAX_NAMES_BYTES
 from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ProgramManifest
-from subfleet.trainers.prediction import Model, model_form
+from subfleet.trainers.prediction import Model, read_form
 from subfleet.trainers.runtime import Array
 
-__all__ = ["KERNELS", "MAX_NOTE_BYTES", "METHOD", "MethodShapes", "check_manifest", "check_note", "model_of"]
+__all__ = ["KERNELS", "MAX_NOTE_BYTES", "METHOD", "MethodShapes", "check_manifest", "check_note", "make_model"]
 
 # Most programs run in XNNPACK. Measured on the small CNN: 72 MB resident with all kernels mapped, 65 MB without.
 KERNELS = "kernels"
@@ -38,8 +38,10 @@ class MethodShapes:
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def model_of(path: Path, shapes: MethodShapes, *, note: Callable[[str], str], infer: Callable[[Array], Array]) -> Model:
-    """An inference model.
+def make_model(
+    path: Path, shapes: MethodShapes, *, note: Callable[[str], str], infer: Callable[[Array], Array]
+) -> Model:
+    """Make an inference model.
 
     Args:
         path: of its file, for messages.
@@ -54,12 +56,12 @@ def model_of(path: Path, shapes: MethodShapes, *, note: Callable[[str], str], in
     if len(inputs) != 1 or len(inputs[0][1]) < 2 or not shapes.outputs:
         raise TrainingError(f"model {str(path)!r} must have one input of shape (batch, *sample shape)")
     dtype, (batch_size, *sample_shape) = inputs[0]
-    form = model_form(path, note, sample_shape=tuple(sample_shape), dtype=dtype)
+    form = read_form(path, note, sample_shape=tuple(sample_shape), dtype=dtype)
     return Model(form=form, batch_size=batch_size, infer=infer)
 
 
 def check_note(name: str, shapes: MethodShapes) -> None:
-    """Look at what a method that gives a text takes and gives, before anything is held for it.
+    """Check the inputs and outputs of a method that returns a text, before memory is allocated for it.
 
     Raises:
         TrainingError: it takes something, or gives something else than a text of limited length.
@@ -72,7 +74,7 @@ def check_note(name: str, shapes: MethodShapes) -> None:
 
 
 def check_manifest(manifest: ProgramManifest, shapes: MethodShapes) -> None:
-    """Compare what a program's method takes and gives with its manifest.
+    """Compare the inputs and outputs of a program's method with its manifest.
 
     Raises:
         TrainingError: they differ; names the first value that does.

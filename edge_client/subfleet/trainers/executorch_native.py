@@ -21,11 +21,11 @@ from subfleet.trainers.executorch_methods import (
     MethodShapes,
     check_manifest,
     check_note,
-    model_of,
+    make_model,
 )
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.prediction import Model
-from subfleet.trainers.runtime import Array, Operands, RunProgram, buffer, unpack
+from subfleet.trainers.runtime import Array, Operands, RunProgram, make_buffer, unpack
 from subfleet_executorch import Arena, ExecutorchError, Method
 
 __all__ = ["NativeRuntime"]
@@ -55,10 +55,10 @@ class NativeRuntime:
         outputs: list[Array] = [np.empty(info.shape, info.dtype) for info in method.outputs]
 
         def infer(samples: Array) -> Array:
-            _guarded(lambda: method.execute([np.require(samples, requirements="C")], outputs))
+            _call_guarded(lambda: method.execute([np.require(samples, requirements="C")], outputs))
             return np.array(outputs[0])
 
-        return model_of(path, _shapes(method), note=lambda name: _note(program, name), infer=infer)
+        return make_model(path, _read_shapes(method), note=lambda name: _read_note(program, name), infer=infer)
 
 
 class _NativePrograms:
@@ -79,7 +79,7 @@ class _NativePrograms:
 
     def twin(self, value: Array) -> Array:
         """See `Programs.twin`."""
-        return buffer(value.shape, value.dtype)
+        return make_buffer(value.shape, value.dtype)
 
     def array(self, value: Array) -> Array:
         """See `Programs.array`."""
@@ -98,9 +98,11 @@ class _NativePrograms:
 
         def run(operands: Operands, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
             values, spare = {**operands.values, **fed}, operands.spare
-            given = {name: spare[name] if name in spare else buffer(shape, dtype) for name, shape, dtype in outputs}
+            given = {
+                name: spare[name] if name in spare else make_buffer(shape, dtype) for name, shape, dtype in outputs
+            }
             arrays = [values[name] if values[name].flags.c_contiguous else values[name].copy() for name in inputs]
-            _guarded(lambda: method.execute(arrays, list(given.values())))
+            _call_guarded(lambda: method.execute(arrays, list(given.values())))
             if last and arena is not None:
                 arena.release()
             return given
@@ -108,17 +110,17 @@ class _NativePrograms:
         return run
 
 
-def _note(program: subfleet_executorch.Program, name: str) -> str:
+def _read_note(program: subfleet_executorch.Program, name: str) -> str:
     if name not in program.method_names:
         return ""
-    method = _guarded(lambda: program.load_method(name, memory_limit_bytes=MAX_NOTE_BYTES))
-    check_note(name, _shapes(method))
+    method = _call_guarded(lambda: program.load_method(name, memory_limit_bytes=MAX_NOTE_BYTES))
+    check_note(name, _read_shapes(method))
     text = np.empty(method.outputs[0].shape, np.uint8)
-    _guarded(lambda: method.execute([], [text]))
+    _call_guarded(lambda: method.execute([], [text]))
     return text.tobytes().decode(errors="replace")
 
 
-def _shapes(method: Method) -> MethodShapes:
+def _read_shapes(method: Method) -> MethodShapes:
     return MethodShapes(
         inputs=tuple((info.dtype, info.shape) for info in method.inputs),
         outputs=tuple((info.dtype, info.shape) for info in method.outputs),
@@ -130,7 +132,7 @@ def _load_step(program: Program, threads: int, arena: Arena | None) -> Method:
     what = f"{_NAME} refused the program{f' that {writers} wrote' if writers else ''}"
     # The agent compared what was planned with what is free; the buffers may take no more than the manifest says.
     _, method = _load(program.body, threads, program.manifest.planned_peak_bytes, what, arena)
-    check_manifest(program.manifest, _shapes(method))
+    check_manifest(program.manifest, _read_shapes(method))
     return method
 
 
@@ -143,10 +145,10 @@ def _load(
         program = subfleet_executorch.Program(body)
         return program, program.load_method(METHOD, memory_limit_bytes=memory_limit_bytes, arena=arena)
 
-    return _guarded(load, what)
+    return _call_guarded(load, what)
 
 
-def _guarded(call: Callable[[], _Result], what: str = "ExecuTorch refused the program") -> _Result:
+def _call_guarded(call: Callable[[], _Result], what: str = "ExecuTorch refused the program") -> _Result:
     try:
         return call()
     except ExecutorchError as error:

@@ -1,5 +1,6 @@
-"""What a training program is fed: everything that follows from the data and the settings, not from earlier steps."""
+"""The inputs of a training program that depend on data and settings, and the sums of its outputs."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -7,26 +8,27 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.protocol.errors import DataError, ProtocolError
-from subfleet.protocol.jobs import Job
+from subfleet.protocol.errors import DataError, DivergedError, ProtocolError, TrainingError
+from subfleet.protocol.jobs import Job, TrainResult
+from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.task import Calibrate, Score, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.tasks import Dataset, StepOrigin, draw_round_part, iter_batches, split_batch, step_random
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
+from subfleet.trainers.layouts import COEFFICIENTS, StepLayout
 from subfleet.trainers.runtime import Array
-from subfleet.trainers.step_layout import COEFFICIENTS, StepLayout
+
+__all__ = ["ProgramCall", "Tally", "check_settings", "compute_constants", "make_calls", "make_scoring_batches"]
 
 _Indices = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.float32]
 _Look = Callable[[_Indices, _Mask], Array]
 """Indices of a part's samples and its mask to their inputs, as they are fed."""
 
-__all__ = ["Call", "batches_to_score", "calls_of", "check_settings", "constant_values"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ProgramCall:
     """One run of the program: a batch, or a part of one.
 
     Attributes:
@@ -69,10 +71,10 @@ def check_settings(settings: TrainingSettings, layout: StepLayout) -> None:
             raise ProtocolError(f"the task's {name} is {getattr(settings, name)}, but its program has no such term")
 
 
-def constant_values(
+def compute_constants(
     settings: TrainingSettings, layout: StepLayout, dataset: Dataset, weights: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """What is fed alike with every step, by input name.
+    """Compute the inputs that are the same in every step, by name.
 
     Args:
         settings: learning rate and coefficients.
@@ -91,15 +93,15 @@ def constant_values(
     return values
 
 
-def calls_of(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset) -> Iterator[Call]:
-    """Every run of the program that a job asks for, in order."""
+def make_calls(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset) -> Iterator[ProgramCall]:
+    """Yield all runs of the program for a job, in order."""
     settings = job.work.settings
     if isinstance(job.work, Train):
-        dataset = _of_the_round(job, dataset)
+        dataset = _take_round_part(job, dataset)
     left = settings.step_count(len(dataset))
     epoch = 0
     while left:
-        look = _look_in(job, dataset, epoch)
+        look = _make_look(job, dataset, epoch)
         batches = iter_batches(
             len(dataset),
             settings.batch_size,
@@ -114,12 +116,14 @@ def calls_of(job: Job[Train | Calibrate], layout: StepLayout, dataset: Dataset) 
                 seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch, step=step
             )
             parts = split_batch(indices, mask, layout.batch_size)
-            yield from _calls_of_batch(layout, dataset.labels, look, parts, origin, last=not left)
+            yield from _make_batch_calls(layout, dataset.labels, look, parts, origin, last=not left)
         epoch += 1
 
 
-def batches_to_score(job: Job[Score], layout: StepLayout, dataset: Dataset) -> Iterator[Sequence[Mapping[str, Array]]]:
-    """What is fed for the gradient of each batch of a score: its parts, none of which lets the optimiser take a step.
+def make_scoring_batches(
+    job: Job[Score], layout: StepLayout, dataset: Dataset
+) -> Iterator[Sequence[Mapping[str, Array]]]:
+    """Yield the inputs of each scored batch, in parts; no part lets the optimiser take a step.
 
     The batches are the first ones of the client's epoch 0 in round 0. All are whole and no two share a sample: where
     there are too few samples for that, they are smaller. Images are as they are.
@@ -140,12 +144,12 @@ def batches_to_score(job: Job[Score], layout: StepLayout, dataset: Dataset) -> I
     for step, (indices, mask) in enumerate(islice(batches, batch_count)):
         origin = StepOrigin(seed=seed, round_number=0, client_id=job.client_id, epoch=0, step=step)
         parts = split_batch(indices, mask, layout.batch_size)
-        calls = _calls_of_batch(layout, dataset.labels, _plain_look(dataset), parts, origin, last=False)
+        calls = _make_batch_calls(layout, dataset.labels, _make_plain_look(dataset), parts, origin, last=False)
         yield [{**call.fed, **stay} for call in calls]
 
 
-def _of_the_round(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
-    """The samples that a round of training goes over."""
+def _take_round_part(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
+    """Select the samples of a round of training."""
     kept = job.work.settings.round_count(len(dataset))
     if kept == len(dataset):
         return dataset
@@ -155,14 +159,14 @@ def _of_the_round(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
     return dataset.take(part)
 
 
-def _look_in(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look:
-    """What samples look like in an epoch: changed at random where the task says so, and padding as it is.
+def _make_look(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look:
+    """Make the function that reads samples in an epoch, with random augmentation if the task asks for it.
 
     Where norms are measured instead of training, all are as they are: so are the samples that are predicted later.
     """
     settings = job.work.settings
     if settings.augmentation.name == "none" or not isinstance(job.work, Train):
-        return _plain_look(dataset)
+        return _make_plain_look(dataset)
     draws = draw_augmentation(
         len(dataset), seed=settings.seed, round_number=job.round, client_id=job.client_id, epoch=epoch
     )
@@ -176,11 +180,11 @@ def _look_in(job: Job[Train | Calibrate], dataset: Dataset, epoch: int) -> _Look
     return look
 
 
-def _plain_look(dataset: Dataset) -> _Look:
+def _make_plain_look(dataset: Dataset) -> _Look:
     return lambda part, _: dataset.inputs[part]
 
 
-def _calls_of_batch(
+def _make_batch_calls(
     layout: StepLayout,
     labels: Labels,
     look: _Look,
@@ -188,21 +192,21 @@ def _calls_of_batch(
     origin: StepOrigin,
     *,
     last: bool,
-) -> Iterator[Call]:
-    """The calls of a batch's parts; `last` says that no batch comes after it."""
+) -> Iterator[ProgramCall]:
+    """Yield the calls of a batch's parts; `last` marks the last batch."""
     parts = list(batch)
-    counts = [_count(labels[part], part_mask) for part, part_mask in parts]
+    counts = [_count_labels(labels[part], part_mask) for part, part_mask in parts]
     for place, (part, part_mask) in enumerate(parts):
         ends_batch = place == len(parts) - 1
         scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
         # Under no name here, so that it is free before the next call's is made.
-        yield Call(
+        yield ProgramCall(
             origin=origin,
             fed={
                 layout.input.name: look(part, part_mask),
                 layout.label.name: labels[part],
                 layout.sample_mask.name: part_mask,
-                **_randoms(layout, origin, place),
+                **_draw_random(layout, origin, place),
                 **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},
             },
             count=counts[place],
@@ -212,14 +216,78 @@ def _calls_of_batch(
         )
 
 
-def _count(labels: Labels, mask: npt.NDArray[np.float32]) -> float:
-    """How many labels count: those of real samples, without indices below 0."""
+def _count_labels(labels: Labels, mask: npt.NDArray[np.float32]) -> float:
+    """Count the labels of real samples, without indices below 0."""
     real = labels[mask > 0]
     return float(np.count_nonzero(real >= 0)) if real.dtype == np.int64 else float(real.size)
 
 
-def _randoms(layout: StepLayout, origin: StepOrigin, part: int) -> dict[str, Array]:
+def _draw_random(layout: StepLayout, origin: StepOrigin, part: int) -> dict[str, Array]:
     return {
         value.name: step_random(value.shape, origin, place=place, part=part)
         for place, value in enumerate(layout.random)
     }
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """The sums over the steps of one job; loss, correct, squares and count are those of the last epoch.
+
+    Attributes:
+        whole: whether they are those of all steps: where a job is told in steps, its last epoch may be a single batch.
+    """
+
+    whole: bool = False
+    step_count: int = 0
+    loss_sum: float = 0.0
+    correct_sum: float = 0.0
+    square_sum: float | None = None
+    count_sum: float = 0.0
+    train_seconds: float = 0.0
+    epoch: int = 0
+
+    def take(self, call: ProgramCall, read: Mapping[str, Array], layout: StepLayout) -> None:
+        """Add the outputs of a call.
+
+        Raises:
+            DivergedError: its loss is not finite.
+        """
+        if call.origin.epoch != self.epoch and not self.whole:
+            self.epoch = call.origin.epoch
+            self.loss_sum = self.correct_sum = self.count_sum = 0.0
+            self.square_sum = None
+        loss = float(read[layout.loss])
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss was {loss} in step {self.step_count + 1}; lower the learning rate")
+        self.step_count += call.ends_batch
+        count = float(read[layout.count]) if layout.count else call.count
+        self.loss_sum += loss * (call.batch_count if layout.accumulates else count)
+        self.correct_sum += float(read[layout.correct])
+        if layout.squares:
+            self.square_sum = (self.square_sum or 0.0) + float(read[layout.squares])
+        self.count_sum += count
+
+    def end(self, train_seconds: float) -> None:
+        """Set the time of the steps.
+
+        Raises:
+            TrainingError: the program counted no label in the last epoch.
+        """
+        self.train_seconds = train_seconds
+        if not self.count_sum > 0:
+            raise TrainingError(f"the program counted {self.count_sum:g} labels in all; it must be exported again")
+
+    def result(
+        self, *, sample_count: int, measured_peak_bytes: int, operator_examples: OperatorExamples = ()
+    ) -> TrainResult:
+        """Make the result of the job, after its time was set."""
+        return TrainResult(
+            sample_count=sample_count,
+            step_count=self.step_count,
+            loss=self.loss_sum / self.count_sum,
+            accuracy=self.correct_sum / self.count_sum,
+            measured_peak_bytes=measured_peak_bytes,
+            train_seconds=self.train_seconds,
+            square_loss=None if self.square_sum is None else self.square_sum / self.count_sum,
+            operator_examples=operator_examples,
+        )

@@ -1,27 +1,75 @@
-"""What every job works with: its data, its loaded package and the watch over its memory."""
+"""The context of a job: its data, its loaded package and the watch over its memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from subfleet.protocol.errors import TrainingError
+import numpy as np
+
+from subfleet.protocol.errors import DataError, FileError, TrainingError
 from subfleet.protocol.jobs import AnyJob
 from subfleet.protocol.task import Evaluate
-from subfleet.tasks import Dataset
-from subfleet.trainers.job_data import read_data
-from subfleet.trainers.job_files import file_sha256, read_program
+from subfleet.tasks import DataForm, Dataset, read_dataset
+from subfleet.trainers.job_files import hash_program, read_program
 from subfleet.trainers.kept import Host
+from subfleet.trainers.layouts import StepLayout
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.memory import Watch
-from subfleet.trainers.program_layout import read_layout
+from subfleet.trainers.memory_watch import GrowthWatch
+from subfleet.trainers.program_layout import AnyLayout, read_layout
 from subfleet.trainers.runtime import Runtime
 
-__all__ = ["JobContext", "job_context"]
+__all__ = ["JobContext", "open_context", "read_data"]
+
+
+def read_data(job: AnyJob, layout: AnyLayout) -> Dataset:
+    """Read the data set of a job in the form that its program takes, with the run's classes.
+
+    Args:
+        job: what to train, to score or to evaluate.
+        layout: of its program.
+
+    Raises:
+        DataError: the data cannot be read or used, or do not fit the program or the run's classes.
+    """
+    form = DataForm(
+        input_shape=layout.input.shape[1:],
+        class_count=_count_classes(layout) if layout.label.dtype == "I64" else 0,
+        classes=job.classes,
+        label_shape=layout.label.shape[1:],
+        targets=layout.label.dtype == "F32",
+        transform=job.transform,
+    )
+    try:
+        dataset = read_dataset(job.data, form)
+    except FileError as error:  # which says of the program, that can be had anew, where it is one of it
+        raise DataError(str(error)) from error
+    _check(dataset, layout, job.data)
+    return dataset
+
+
+def _check(dataset: Dataset, layout: AnyLayout, source: str) -> None:
+    for kind, array, value in (("samples", dataset.inputs, layout.input), ("labels", dataset.labels, layout.label)):
+        dtype = "F32" if array.dtype == np.float32 else "I64"
+        if array.shape[1:] != value.shape[1:] or dtype != value.dtype:
+            raise DataError(
+                f"{kind} of {source!r} are {dtype} of shape {array.shape[1:]}, but the program takes {value.dtype} of "
+                f"shape {value.shape[1:]}; use data of that kind"
+            )
+    if layout.input.limit and int(dataset.inputs.max()) >= layout.input.limit:
+        raise DataError(
+            f"samples of {source!r} go up to {int(dataset.inputs.max())}, but the program takes indices below "
+            f"{layout.input.limit}; use data of the model's vocabulary"
+        )
+
+
+def _count_classes(layout: AnyLayout) -> int:
+    named = layout.class_mask if isinstance(layout, StepLayout) else None
+    return layout.label.limit if named is None else named.shape[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
-    """What a job works with.
+    """The context of a job.
 
     Attributes:
         dataset: of the job, in the form that its program takes.
@@ -33,12 +81,12 @@ class JobContext:
 
     dataset: Dataset
     loaded: Loaded
-    watch: Watch
+    watch: GrowthWatch
     host: Host
     stopped: Callable[[], bool]
 
     def check_stopped(self, what: str) -> None:
-        """End a job that is stopped, between two steps.
+        """Raise an error if the job is stopped.
 
         Raises:
             TrainingError: it is stopped.
@@ -48,10 +96,10 @@ class JobContext:
 
 
 @contextmanager
-def job_context(
+def open_context(
     job: AnyJob, stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> Iterator[JobContext]:
-    """Read a job's data, find its package where it was kept, and give back the job's memory at the end.
+    """Read a job's data, find its kept package, and release the job's memory at the end.
 
     The data set is read before measuring begins, since it is there whatever submodel is trained; the program, the
     weights, the runtime's memory, the steps and the writing of results all count. So does a package that is kept from
@@ -73,7 +121,7 @@ def job_context(
     manifest = read_program(job.program_path, target).manifest
     layout = read_layout(manifest, evaluates=isinstance(job.work, Evaluate))
     dataset = read_data(job, layout.values)
-    sha256 = file_sha256(job.program_path)
+    sha256 = hash_program(job.program_path)
     kept = host.take(sha256, job.threads)
     before_bytes = 0 if kept is None else kept.loaded.planned_bytes
     watch = host.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)

@@ -1,43 +1,36 @@
-"""The files of a training job: the packed program and the weights that it reads, the change that it writes."""
+"""The files of a job: program, weights and output."""
 
 import errno
-import hashlib
-import os
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from subfleet.arrays import Arrays, array_parts, decode_arrays, numpy_dtype
-from subfleet.arrays.codecs import encode_changes, rounding_numbers
+from subfleet.arrays import Arrays, decode_arrays, numpy_dtype, split_arrays
+from subfleet.arrays.codecs import draw_rounding_numbers, encode_changes
+from subfleet.protocol.disks import hash_file, write_atomically
 from subfleet.protocol.errors import DivergedError, FileError, NoRoomError, ProtocolError
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import Program, ValueInfo, decode_program
 from subfleet.protocol.task import Train
 
-__all__ = ["file_sha256", "read_program", "read_weights", "write_arrays", "write_change"]
+__all__ = ["hash_program", "read_program", "read_weights", "write_arrays", "write_change"]
 
 
-_CHUNK_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def file_sha256(path: Path) -> str:
-    """What a file's content is known by; it is not held in memory.
+def hash_program(path: Path) -> str:
+    """Compute the SHA-256 of a packed program.
 
     Raises:
         FileError: the file cannot be read.
     """
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+        return hash_file(path)
     except OSError as error:
-        raise _unreadable(path, error) from error
-    return digest.hexdigest()
+        raise _make_error(path, error) from error
 
 
 def read_program(path: Path, target: str) -> Program:
@@ -78,7 +71,7 @@ def read_weights(path: Path, values: Iterable[ValueInfo]) -> Arrays:
 
 
 def write_change(job: Job[Train], changed: Arrays, *, exact: Collection[str] = ()) -> None:
-    """Write what training changed as a container, by the job's codec, whole or not at all.
+    """Write the change of a training as a container, encoded by the job's codec, atomically.
 
     Args:
         job: its output file is written.
@@ -97,29 +90,20 @@ def write_change(job: Job[Train], changed: Arrays, *, exact: Collection[str] = (
     for name, array in changed.items():
         if not np.isfinite(array).all():
             raise DivergedError(f"tensor {name!r:.80} is not finite after training; lower the learning rate")
-    uniform = partial(rounding_numbers, seed=work.settings.seed, round_number=job.round, client_id=job.client_id)
+    uniform = partial(draw_rounding_numbers, seed=work.settings.seed, round_number=job.round, client_id=job.client_id)
     write_arrays(job.output_path, encode_changes(work.update_codec, changed, exact=exact, uniform=uniform))
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write a container, whole or not at all.
+    """Write a container atomically.
 
     Raises:
         NoRoomError: the disk is full.
         FileError: the file cannot be written.
     """
-    parts = array_parts(arrays)
-    unfinished = path.with_name(f".{path.name}.partial")
     try:
-        with unfinished.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        write_atomically(path, split_arrays(arrays))
     except OSError as error:
-        # On a full disk what was written so far would keep it full.
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         kind = NoRoomError if error.errno in _FULL else FileError
         raise kind(
             f"the update {str(path)!r} cannot be written ({error.strerror}); check the folder and its free space"
@@ -130,8 +114,8 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _make_error(path, error) from error
 
 
-def _unreadable(path: Path, error: OSError) -> FileError:
+def _make_error(path: Path, error: OSError) -> FileError:
     return FileError(f"file {str(path)!r} cannot be read ({error.strerror}); it must be fetched again")

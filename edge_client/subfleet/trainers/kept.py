@@ -1,4 +1,4 @@
-"""The package that a trainer keeps loaded from one job to the next, and the memory that it holds meanwhile.
+"""The package that a trainer keeps loaded between jobs, and its memory.
 
 The next job's memory counts from the state without it: what it holds is part of the growth that is measured, and the
 agent counts it as free when it measures its budget, since whatever comes next either uses it or drops it first. A
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.memory import MemoryWatch, Watch, release_free_memory
+from subfleet.trainers.memory_watch import GrowthWatch, MemoryWatch, release_free_memory
 
 __all__ = ["Host", "Kept", "Slot"]
 
@@ -21,14 +21,14 @@ _LARGEST_FRACTION = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What is loaded, between two jobs, and the bytes of memory that it holds."""
+    """A package that is kept between two jobs, and its memory."""
 
     loaded: Loaded
     held_bytes: int
 
 
 class Host(Protocol):
-    """The process that trainings run in: what it keeps from one to the next, and how its memory is measured."""
+    """The process that jobs run in: the package that it keeps, and how its memory is measured."""
 
     @property
     def held_bytes(self) -> int:
@@ -37,32 +37,32 @@ class Host(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether several devices train in it: what one of them has no use for, another has."""
+        """Whether several devices train in it, so that one uses what another does not."""
         ...
 
     def take(self, sha256: str, threads: int) -> Kept | None:
-        """The kept package of this digest and these threads, if there is one; it is no longer kept."""
+        """Take the kept package of this digest and number of threads, if there is one."""
         ...
 
     def keep(self, loaded: Loaded, *, held_bytes: int, limit_bytes: int) -> None:
-        """Keep a package for a later job, where there is room for it."""
+        """Keep a package for a later job, if there is room for it."""
         ...
 
-    def watch(self, limit_bytes: int, *, held_bytes: int) -> Watch:
-        """Begin to measure a training's memory against its limit."""
+    def watch(self, limit_bytes: int, *, held_bytes: int) -> GrowthWatch:
+        """Start to measure a job's memory against its limit."""
         ...
 
     def release(self) -> None:
-        """Give freed memory back to the system, where that matters."""
+        """Return freed memory to the system."""
         ...
 
     def now_s(self) -> float:
-        """Seconds of a clock that measures how long steps take."""
+        """Read the clock that measures the time of steps, in seconds."""
         ...
 
 
 class Slot:
-    """A device's own process: room for one package, and the memory that really grows; see `Host`."""
+    """A device's own process, which keeps one package; see `Host`."""
 
     def __init__(self) -> None:
         self._kept: Kept | None = None
@@ -79,7 +79,7 @@ class Slot:
         return False
 
     def take(self, sha256: str, threads: int) -> Kept | None:
-        """The kept package, if it is of this digest and these threads; whichever it is, it is no longer kept."""
+        """Take the kept package if it has this digest and number of threads; otherwise it is dropped."""
         kept, self._kept = self._kept, None
         if kept is None or (kept.loaded.sha256, kept.loaded.threads) != (sha256, threads):
             return None
@@ -90,7 +90,7 @@ class Slot:
         if held_bytes <= _LARGEST_FRACTION * limit_bytes:
             self._kept = Kept(loaded=loaded, held_bytes=held_bytes)
 
-    def watch(self, limit_bytes: int, *, held_bytes: int) -> Watch:
+    def watch(self, limit_bytes: int, *, held_bytes: int) -> GrowthWatch:
         """See `Host.watch`."""
         return MemoryWatch(limit_bytes, held_bytes=held_bytes)
 

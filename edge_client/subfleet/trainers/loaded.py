@@ -1,4 +1,4 @@
-"""A package in a runtime: its programs are loaded where a job needs them, and kept from one job to the next."""
+"""A package in a runtime: its programs are loaded on demand, and kept from one job to the next."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from subfleet.protocol.chains import Link
 from subfleet.protocol.errors import LoadError, MemoryLimitError, TrainingError
 from subfleet.protocol.jobs import AnyJob
 from subfleet.trainers.job_files import read_program
-from subfleet.trainers.program_layout import ProgramLayout, places_of
+from subfleet.trainers.program_layout import ProgramLayout, list_stages
 from subfleet.trainers.runtime import Programs, RunProgram
 
 __all__ = ["Loaded"]
@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Loaded:
-    """What is loaded of a package.
+    """The loaded programs of a package.
 
     Attributes:
         sha256: of the packed program.
@@ -40,12 +40,12 @@ class Loaded:
 
     @property
     def planned_bytes(self) -> int:
-        """What the runtime is planned to take for what is loaded, where that differs from job to job; else 0."""
+        """Planned memory of the loaded pieces of a chain; 0 for a plain program."""
         loaded = {name.rpartition("/")[0] for name in self.runs}
         return sum(size_bytes for piece, size_bytes in self.layout.chain.runtime_bytes if piece in loaded)
 
     def load_within(self, links: Sequence[Link], job: AnyJob, *, drops: bool) -> tuple[tuple[Link, ...], int]:
-        """Load the operators that have room within a job's memory limit; all others go where `drops` says so.
+        """Load the operators that fit a job's memory limit; with `drops`, unload all others.
 
         Returns:
             The links with the operators that have room and that the runtime does not refuse; and the bytes that the
@@ -70,7 +70,7 @@ class Loaded:
         return drawable, left_bytes
 
     def load(self, links: Sequence[Link], job: AnyJob, *, drops: bool) -> tuple[Link, ...]:
-        """Load the programs of some operators where they are not loaded; all others go where `drops` says so.
+        """Load the missing programs of some operators; with `drops`, unload all others.
 
         Returns:
             The links without operators that the runtime refuses.
@@ -80,7 +80,9 @@ class Loaded:
             FileError: the packed program cannot be read.
             ProtocolError: it is not what its manifest says.
         """
-        needed = {place.operator.piece: self.layout.steps(place) for place in places_of(links) if place.operator.piece}
+        needed = {
+            stage.operator.piece: self.layout.steps(stage) for stage in list_stages(links) if stage.operator.piece
+        }
         names = {name for own in needed.values() for name in own}
         self.runs = {name: run for name, run in self.runs.items() if name in names or not drops}
         lacking = {
@@ -90,7 +92,7 @@ class Loaded:
         }
         if lacking:
             self._open(lacking, job)
-        return tuple(self._without_refused(link) for link in links)
+        return tuple(self._drop_refused(link) for link in links)
 
     def _open(self, lacking: Mapping[str, tuple[str, ...]], job: AnyJob) -> None:
         try:
@@ -103,7 +105,7 @@ class Loaded:
             except TrainingError as error:
                 self.refused[piece] = str(error)
 
-    def _without_refused(self, link: Link) -> Link:
+    def _drop_refused(self, link: Link) -> Link:
         left = tuple(one for one in link.operators if one.piece not in self.refused)
         for one in link.operators:
             if one.piece in self.refused:

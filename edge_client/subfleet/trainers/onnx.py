@@ -21,13 +21,13 @@ import numpy as np
 
 from subfleet.arrays import numpy_dtype
 from subfleet.protocol.errors import ConfigError, MissingExtraError, TrainingError
-from subfleet.protocol.loading import unloadable
+from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.programs import Program
 from subfleet.protocol.silence import imported
 from subfleet.trainers.library_pages import map_library
-from subfleet.trainers.onnx_sessions import GIVE_BACK, PROVIDERS, check_values, guarded, open_session
-from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, model_form
-from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value, buffer, unpack
+from subfleet.trainers.onnx_sessions import GIVE_BACK, PROVIDERS, call_guarded, check_values, open_session
+from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, read_form
+from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value, make_buffer, unpack
 from subfleet.trainers.trainer import RuntimeTrainer
 
 __all__ = ["ONNX", "OnnxRuntime", "OnnxTrainer", "load_onnx"]
@@ -76,7 +76,7 @@ class OnnxRuntime:
         batch, *sample_shape = inputs[0].shape
         output = session.get_outputs()[0].name
         notes = session.get_modelmeta().custom_metadata_map
-        form = model_form(
+        form = read_form(
             path,
             lambda name: notes.get(name, ""),
             sample_shape=tuple(sample_shape),
@@ -84,7 +84,7 @@ class OnnxRuntime:
         )
 
         def infer(samples: Array) -> Array:
-            return np.asarray(guarded(lambda: session.run([output], {name: samples}))[0])
+            return np.asarray(call_guarded(lambda: session.run([output], {name: samples}))[0])
 
         return Model(form=form, batch_size=batch if isinstance(batch, int) else FREE_BATCH_SIZE, infer=infer)
 
@@ -123,7 +123,7 @@ class _OnnxPrograms:
 
     def twin(self, value: _Held) -> _Held:
         """See `Programs.twin`."""
-        return self.hold(buffer(value.shape, value.dtype))
+        return self.hold(make_buffer(value.shape, value.dtype))
 
     def array(self, value: Value) -> Array:
         """See `Programs.array`."""
@@ -151,7 +151,7 @@ class _OnnxPrograms:
             binding, given = operands.prepared
             for name, array in fed.items():
                 binding.bind_cpu_input(name, array if array.flags.c_contiguous else array.copy(order="C"))
-            guarded(lambda: session.run_with_iobinding(binding, last_run if last else None))
+            call_guarded(lambda: session.run_with_iobinding(binding, last_run if last else None))
             for name, array in fed.items():
                 binding.bind_cpu_input(name, np.empty(0, array.dtype))  # it would hold the array until the next run
             outputs: Mapping[str, Value] = given
@@ -189,7 +189,7 @@ def _share_arena(module: ModuleType) -> None:
 
 
 def load_onnx(provider: str) -> OnnxRuntime:
-    """Import ONNX Runtime and make it load what it loads only once, so that no single training is charged with it.
+    """Import ONNX Runtime and trigger its lazy loading, so that no single training is charged with it.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -201,7 +201,7 @@ def load_onnx(provider: str) -> OnnxRuntime:
     except ModuleNotFoundError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
     except Exception as error:  # a build for another NumPy raises whatever it comes upon
-        raise unloadable("onnxruntime", error) from error
+        raise explain_load_error("onnxruntime", error) from error
     needed = PROVIDERS[provider]
     available = module.get_available_providers()
     if needed in available:

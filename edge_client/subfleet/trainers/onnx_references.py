@@ -63,7 +63,7 @@ def check_self_contained(program: bytes | memoryview) -> None:
     if bytes(content[4:8]) == _ORT_FORMAT:
         raise TrainingError("the program is in ONNX Runtime's own format, but must be an ONNX model; export it again")
     # A stack of half-read messages, never a list of those to come: millions of empty ones fit into a few megabytes.
-    reading = [("ModelProto", _fields(content))]
+    reading = [("ModelProto", _read_fields(content))]
     budget, body = _MOST_FIELDS, b""
     while reading:
         kind, fields = reading[-1]
@@ -73,14 +73,14 @@ def check_self_contained(program: bytes | memoryview) -> None:
             continue
         budget -= 1
         if budget < 0:
-            raise _malformed(f"it has more than {_MOST_FIELDS} fields")
+            raise _make_error(f"it has more than {_MOST_FIELDS} fields")
         _check_field(kind, number, value)
-        if (operator := _operator(kind, number, value)) in _WITH_BODIES:
+        if (operator := _read_operator(kind, number, value)) in _WITH_BODIES:
             body = operator
         if number in _INNER[kind] and isinstance(value, memoryview):
-            reading.append((_INNER[kind][number], _fields(value)))
+            reading.append((_INNER[kind][number], _read_fields(value)))
             if len(reading) > _MOST_DEPTH:
-                raise _malformed(f"messages stand in one another more than {_MOST_DEPTH} deep")
+                raise _make_error(f"messages stand in one another more than {_MOST_DEPTH} deep")
     if body:
         raise TrainingError(
             f"a node of the program is {body.decode()!r}, whose body may run without an end, but a step must be a "
@@ -95,52 +95,52 @@ def _check_field(kind: str, number: int, value: int | memoryview) -> None:
             "a tensor of the program lies in another file (external data), but a program must hold all of its tensors; "
             "nothing was read, export it again as one file"
         )
-    if _operator(kind, number, value) == _COMPILED:
+    if _read_operator(kind, number, value) == _COMPILED:
         raise TrainingError(
             "a node of the program is an EPContext, which names a compiled file, but a program must hold all that it "
             "needs; nothing was read, export it again as an ONNX model"
         )
 
 
-def _operator(kind: str, number: int, value: int | memoryview) -> bytes:
-    """The operator of a node, where a field names it; else empty."""
+def _read_operator(kind: str, number: int, value: int | memoryview) -> bytes:
+    """Read the operator of a node, if the field names it; else empty."""
     return bytes(value) if (kind, number) == ("NodeProto", _OPERATOR) and isinstance(value, memoryview) else b""
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def _read_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """The fields of a message: numbers with a value, or with the bytes of what has no number for its value."""
     place = 0
     while place < len(message):
-        tag, place = _varint(message, place)
+        tag, place = _read_varint(message, place)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < tag < _END_OF_TAGS or number == 0:
-            raise _malformed(f"a field has the tag {tag}")
+            raise _make_error(f"a field has the tag {tag}")
         if wire_type == _VARINT:
-            value, place = _varint(message, place)
+            value, place = _read_varint(message, place)
             yield number, value
             continue
         if wire_type == _BYTES:
-            size, place = _varint(message, place)
+            size, place = _read_varint(message, place)
         elif wire_type in _FIXED_BYTES:
             size = _FIXED_BYTES[wire_type]
         else:
-            raise _malformed(f"a field has the wire type {wire_type}")
+            raise _make_error(f"a field has the wire type {wire_type}")
         if size > len(message) - place:
-            raise _malformed(f"a field of {size} bytes stands where {len(message) - place} are left")
+            raise _make_error(f"a field of {size} bytes stands where {len(message) - place} are left")
         yield number, message[place : place + size]
         place += size
 
 
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """A number of variable length, and the place behind it."""
+def _read_varint(message: memoryview, place: int) -> tuple[int, int]:
+    """Read a number of variable length; returns it with the position behind it."""
     number = 0
     for index in range(min(_MOST_VARINT_BYTES, len(message) - place)):
         byte = message[place + index]
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return number, place + index + 1
-    raise _malformed("a number has no end")
+    raise _make_error("a number has no end")
 
 
-def _malformed(what: str) -> TrainingError:
+def _make_error(what: str) -> TrainingError:
     return TrainingError(f"the program is no ONNX model ({what}); it must be fetched or exported again")

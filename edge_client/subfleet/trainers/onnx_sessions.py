@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: how they are opened, what their values must be, and what their errors mean."""
+"""Sessions of ONNX Runtime: opening them, checking their values, and explaining their errors."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.trainers.onnx_references import check_self_contained
 
-__all__ = ["GIVE_BACK", "PROVIDERS", "check_values", "guarded", "open_session"]
+__all__ = ["GIVE_BACK", "PROVIDERS", "call_guarded", "check_values", "open_session"]
 
 PROVIDERS: Mapping[str, str] = MappingProxyType({"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"})
 GIVE_BACK = "memory.enable_memory_arena_shrinkage"
@@ -38,7 +38,7 @@ def open_session(
     writers: str = "",
     shares_arena: bool = False,
 ) -> Any:
-    """A session for one program; with an arena of its own, its memory can be measured and goes with it.
+    """Open a session for one program; with an arena of its own its memory can be measured and is freed with it.
 
     Args:
         runtime: the package `onnxruntime`.
@@ -75,7 +75,7 @@ def open_session(
         options.add_session_config_entry("session.use_env_allocators", "1")
     what = f"ONNX Runtime {runtime.__version__} refused the program{f' that {writers} wrote' if writers else ''}"
     providers = [PROVIDERS[provider]]
-    return guarded(lambda: runtime.InferenceSession(bytes(model), options, providers=providers), what)
+    return call_guarded(lambda: runtime.InferenceSession(bytes(model), options, providers=providers), what)
 
 
 def check_values(kind: str, named: tuple[ValueInfo, ...], found: Any) -> None:
@@ -89,8 +89,8 @@ def check_values(kind: str, named: tuple[ValueInfo, ...], found: Any) -> None:
         )
 
 
-def guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the program") -> Any:
-    """Call the runtime.
+def call_guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the program") -> Any:
+    """Call the runtime, and translate its errors.
 
     Args:
         call: what to do.

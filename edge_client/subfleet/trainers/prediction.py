@@ -8,17 +8,17 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.protocol.class_names import CLASS_NAMES, class_names_of_text
+from subfleet.protocol.class_names import CLASS_NAMES, parse_class_names
 from subfleet.protocol.errors import DataError, FileError, ProtocolError, TrainingError
 from subfleet.protocol.jobs import Prediction
-from subfleet.protocol.model_notes import OBJECTIVE, objective_of_text
-from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metrics_of
-from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, transform_of_text
+from subfleet.protocol.model_notes import OBJECTIVE, parse_objective
+from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, compute_metrics
+from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, parse_transform
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.metrics import MetricTally
 
-__all__ = ["FREE_BATCH_SIZE", "Model", "ModelForm", "model_form", "predict_dataset", "read_model"]
+__all__ = ["FREE_BATCH_SIZE", "Model", "ModelForm", "predict_dataset", "read_form", "read_model"]
 
 _Array = npt.NDArray[np.generic]
 
@@ -40,7 +40,7 @@ def read_model(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelForm:
-    """What an inference model's file says of itself.
+    """The properties of an inference model.
 
     Attributes:
         sample_shape: what the model takes.
@@ -58,7 +58,7 @@ class ModelForm:
     transform: DataTransform | None = None
 
     def kind(self, labels: Labels) -> TaskKind:
-        """Of its task, on such labels."""
+        """Determine the kind of task for such labels."""
         if self.objective:
             return TASK_KINDS[self.objective]
         if labels.dtype == np.int64:
@@ -66,7 +66,7 @@ class ModelForm:
         return TASK_KINDS["binary_cross_entropy" if np.isin(labels, (0, 1)).all() else "mean_squared_error"]
 
     def data(self, source: str) -> Dataset:
-        """Read a data set as the model takes it.
+        """Read a data set in the form that the model takes.
 
         Raises:
             FileError: the data cannot be read.
@@ -104,10 +104,10 @@ class Model:
     infer: Callable[[_Array], _Array]
 
 
-def model_form(
+def read_form(
     path: Path, note: Callable[[str], str], *, sample_shape: tuple[int, ...], dtype: str | None = None
 ) -> ModelForm:
-    """What a model's file says of itself.
+    """Read the properties of a model from its file.
 
     Args:
         path: of the file, for the error's text.
@@ -121,11 +121,11 @@ def model_form(
     names, told, transform = note(CLASS_NAMES), note(OBJECTIVE), note(DATA_TRANSFORM)
     what = "names of classes"
     try:
-        classes = class_names_of_text(names) if names else ()
+        classes = parse_class_names(names) if names else ()
         what = "an objective"
-        objective: Objective | Literal[""] = objective_of_text(told) if told else ""
+        objective: Objective | Literal[""] = parse_objective(told) if told else ""
         what = "a transform of data"
-        done = transform_of_text(transform) if transform else None
+        done = parse_transform(transform) if transform else None
     except ProtocolError as error:
         raise TrainingError(
             f"model {str(path)!r} carries {what} that cannot be used: {error}; deploy it again"
@@ -134,7 +134,7 @@ def model_form(
 
 
 def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
-    """Run a model over a data set, batch by batch; the last batch is filled up with zeros, whose outputs are dropped.
+    """Run a model over a data set in batches; the last batch is padded with zeros, whose outputs are dropped.
 
     Args:
         model: to run.
@@ -153,12 +153,12 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
             f"labels are {dataset.labels.dtype}, but a model of objective {form.objective!r} predicts "
             f"{'classes; use class indices' if kind.over_classes else 'numbers; use targets'}"
         )
-    outputs = np.concatenate([_outputs(model, dataset, start) for start in range(0, len(dataset), batch_size)])
-    labels = _fitting(dataset, outputs, kind, form.classes)
+    outputs = np.concatenate([_run_batch(model, dataset, start) for start in range(0, len(dataset), batch_size)])
+    labels = _fit_labels(dataset, outputs, kind, form.classes)
     tally = MetricTally(kind, outputs.shape[-1], by_class=True)
     tally.add(outputs, labels)
-    metrics = metrics_of(kind, tally.totals(_loss(outputs, labels) if kind.over_classes else 0.0))
-    found = _predicted(kind, outputs)
+    metrics = compute_metrics(kind, tally.totals(_compute_loss(outputs, labels) if kind.over_classes else 0.0))
+    found = _predict(kind, outputs)
     numbers = kind.labels == "numbers"
     return Prediction(
         labels=() if numbers else tuple(int(label) for label in found.ravel()),
@@ -169,8 +169,8 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
     )
 
 
-def _outputs(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.float32]:
-    """Of one batch, without those of what it was filled up with."""
+def _run_batch(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.float32]:
+    """Run one batch; returns the outputs without padding."""
     batch_size = model.batch_size
     part = dataset.inputs[start : start + batch_size]
     missing = batch_size - len(part)
@@ -184,8 +184,8 @@ def _outputs(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.float
     return real if real.ndim > 1 else real[:, np.newaxis]
 
 
-def _fitting(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind, classes: tuple[str, ...]) -> Labels:
-    """The labels in the shape of what is predicted."""
+def _fit_labels(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind, classes: tuple[str, ...]) -> Labels:
+    """Bring the labels into the shape of the predictions."""
     labels, predicted = dataset.labels, outputs.shape[:-1] if kind.over_classes else outputs.shape
     if not kind.over_classes and predicted == (*labels.shape, 1):
         labels = labels[..., np.newaxis]
@@ -205,8 +205,8 @@ def _fitting(dataset: Dataset, outputs: npt.NDArray[np.float32], kind: TaskKind,
     return labels
 
 
-def _loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
-    """The sum of the cross-entropies of the labels that count, in nats."""
+def _compute_loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
+    """Sum the cross-entropies of the labels that count, in nats."""
     counted = labels >= 0
     wide = outputs[counted].astype(np.float64)
     wide -= wide.max(-1, keepdims=True)
@@ -214,8 +214,8 @@ def _loss(outputs: npt.NDArray[np.float32], labels: Labels) -> float:
     return float((np.log(np.exp(wide).sum(-1)) - chosen[:, 0]).sum())
 
 
-def _predicted(kind: TaskKind, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
-    """Classes, which outputs are 1, or the numbers themselves."""
+def _predict(kind: TaskKind, outputs: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+    """Predict classes, the outputs that are 1, or numbers."""
     if kind.over_classes:
         return np.asarray(np.argmax(outputs, -1))
     return outputs > 0 if kind.labels == "probabilities" else outputs

@@ -1,4 +1,4 @@
-"""How the programs of a package fit together: what each takes and gives, and whose tensors those are.
+"""The layout of a package: the inputs and outputs of its programs, and the tensors that they belong to.
 
 A plain program is a chain of one link with one operator: its piece's one program is its last link's, which for a
 training takes the optimiser's step as well.
@@ -10,13 +10,18 @@ from math import prod
 from types import MappingProxyType
 
 from subfleet.arrays import numpy_dtype
-from subfleet.protocol.chains import Chain, Link, LinkOperator, Step, program_name
+from subfleet.protocol.chains import Chain, Link, LinkOperator, Step, name_program
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, Role, ValueInfo
-from subfleet.trainers.evaluation_layout import EvaluationLayout, evaluation_layout
-from subfleet.trainers.step_layout import StepLayout, carried_values, step_layout
+from subfleet.trainers.layouts import (
+    EvaluationLayout,
+    StepLayout,
+    match_carried,
+    read_evaluation_layout,
+    read_step_layout,
+)
 
-__all__ = ["AnyLayout", "Key", "Path", "Place", "ProgramLayout", "ProgramValues", "places_of", "read_layout"]
+__all__ = ["AnyLayout", "Key", "Path", "ProgramLayout", "ProgramValues", "Stage", "list_stages", "read_layout"]
 
 AnyLayout = StepLayout | EvaluationLayout
 
@@ -33,8 +38,8 @@ Key = tuple[Role, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One way to go through one link: a part of a path.
+class Stage:
+    """One operator of a link, as a stage of a path.
 
     Attributes:
         link: its name.
@@ -47,17 +52,17 @@ class Place:
     last: bool = False
 
     def program(self, step: Step) -> str:
-        """The name of one of its programs."""
-        return program_name(self.operator.piece, step)
+        """Name one of its programs."""
+        return name_program(self.operator.piece, step)
 
 
-Path = Sequence[Place]
+Path = Sequence[Stage]
 """One way through each link, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramValues:
-    """The values of one program by where they come from and go to; each pair begins with the program's own name.
+    """The values of one program by source and destination; each pair begins with the program's own name.
 
     Attributes:
         held: inputs that are held of the operator.
@@ -78,7 +83,7 @@ class ProgramValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramLayout:
-    """The values of a package by what they are for.
+    """The values of a package by purpose.
 
     Attributes:
         values: of all pieces together, as if they were one program.
@@ -115,7 +120,7 @@ class ProgramLayout:
         return self.values
 
     def check_paths(self, *, named: bool) -> None:
-        """Make sure that a job names paths where the program is a chain, and only there.
+        """Check that a job names paths if and only if the program is a chain.
 
         Raises:
             ProtocolError: it does not.
@@ -130,37 +135,37 @@ class ProgramLayout:
         return self.chain.links if self.plain else self.chain.kept(choices)
 
     def weights(self, links: Sequence[Link]) -> tuple[ValueInfo, ...]:
-        """Parameters and buffers of a subspace, as inputs of the whole package; frozen ones, too."""
+        """List parameters, buffers and frozen weights of a subspace, as inputs of the whole package."""
         if self.plain:
             return self.values.weights
         owned = {
-            f"{place.operator.prefix}{tensor}"
-            for place in places_of(links)
-            for name in self.steps(place)
+            f"{stage.operator.prefix}{tensor}"
+            for stage in list_stages(links)
+            for name in self.steps(stage)
             for _, (role, tensor) in self.sources[name].held
             if role in _WEIGHTS
         }
         return tuple(value for value in self.values.weights if value.tensor in owned)
 
-    def steps(self, place: Place) -> tuple[str, ...]:
-        """The names of the programs that run where a batch goes through an operator, in that order."""
-        if not place.operator.piece:
+    def steps(self, stage: Stage) -> tuple[str, ...]:
+        """Name the programs that run when a batch passes an operator, in order."""
+        if not stage.operator.piece:
             return ()
         if isinstance(self.values, EvaluationLayout):
-            return (place.program("evaluate" if place.last else "forward"),)
-        forward = () if place.last else (place.program("forward"),)
-        return (*forward, place.program("backward"), *((place.program("update"),) if self.updates(place) else ()))
+            return (stage.program("evaluate" if stage.last else "forward"),)
+        forward = () if stage.last else (stage.program("forward"),)
+        return (*forward, stage.program("backward"), *((stage.program("update"),) if self.updates(stage) else ()))
 
-    def updates(self, place: Place) -> bool:
+    def updates(self, stage: Stage) -> bool:
         """Whether an operator has a program that takes the optimiser's step."""
-        return place.program("update") in self.programs
+        return stage.program("update") in self.programs
 
 
-def places_of(links: Sequence[Link]) -> Iterator[Place]:
-    """All ways through some links, link by link; the last link ends in the loss."""
+def list_stages(links: Sequence[Link]) -> Iterator[Stage]:
+    """Yield all stages of some links, link by link; the last link ends in the loss."""
     for link in links:
         for operator in link.operators:
-            yield Place(link=link.name, operator=operator, last=link is links[-1])
+            yield Stage(link=link.name, operator=operator, last=link is links[-1])
 
 
 def read_layout(manifest: ProgramManifest, *, evaluates: bool = False) -> ProgramLayout:
@@ -173,11 +178,11 @@ def read_layout(manifest: ProgramManifest, *, evaluates: bool = False) -> Progra
     Raises:
         ProtocolError: the program is for something else, or its values or programs do not fit together.
     """
-    values = evaluation_layout(manifest) if evaluates else step_layout(manifest)
+    values = read_evaluation_layout(manifest) if evaluates else read_step_layout(manifest)
     chain, pieces = manifest.chain, manifest.pieces
     if chain is None:
-        name = program_name(_WHOLE, "evaluate" if evaluates else "backward")
-        chain = _one_link(manifest)
+        name = name_program(_WHOLE, "evaluate" if evaluates else "backward")
+        chain = _make_link(manifest)
         pieces = (PieceProgram(name=name, inputs=manifest.inputs, outputs=manifest.outputs),)
     if len({program.name for program in pieces}) < len(pieces):
         raise ProtocolError("the chain has two programs of one name, but each must have a name of its own")
@@ -187,24 +192,24 @@ def read_layout(manifest: ProgramManifest, *, evaluates: bool = False) -> Progra
         chain=chain,
         plain=plain,
         programs=MappingProxyType({program.name: program for program in pieces}),
-        sources=MappingProxyType({program.name: _sources(program, manifest, plain=plain) for program in pieces}),
+        sources=MappingProxyType({program.name: _read_sources(program, manifest, plain=plain) for program in pieces}),
     )
     if not plain:
         _check_chain(layout, manifest)
     return layout
 
 
-def _one_link(manifest: ProgramManifest) -> Chain:
-    """The chain of a plain program; it takes its inputs' memory at least."""
+def _make_link(manifest: ProgramManifest) -> Chain:
+    """Make the chain of a plain program; it takes at least its inputs' memory."""
     least_bytes = sum(prod(value.shape) * numpy_dtype(value.dtype).itemsize for value in manifest.inputs)
     operator = LinkOperator(name="", piece=_WHOLE, prefix="", peak_bytes=least_bytes)
     return Chain(links=(Link(name=_WHOLE, operators=(operator,)),), fixed_bytes=0, runtime_bytes=((_WHOLE, 0),))
 
 
-def _sources(program: PieceProgram, manifest: ProgramManifest, *, plain: bool) -> ProgramValues:
+def _read_sources(program: PieceProgram, manifest: ProgramManifest, *, plain: bool) -> ProgramValues:
     whole = {value.role: value.name for value in manifest.inputs if value.role in _FED}
     takes_gradients = any(value.role == "gradient" for value in program.inputs)
-    states = {new: old for old, new in carried_values(program.inputs, program.outputs, ["optimiser_state"]).items()}
+    states = {new: old for old, new in match_carried(program.inputs, program.outputs, ["optimiser_state"]).items()}
     carried: list[tuple[str, Key]] = []
     summed: list[tuple[str, Key]] = []
     for value in program.outputs:
@@ -212,7 +217,7 @@ def _sources(program: PieceProgram, manifest: ProgramManifest, *, plain: bool) -
             to = carried if value.role != "gradient" or takes_gradients else summed
             to.append((value.name, (value.role, states.get(value.name, value.tensor))))
     return ProgramValues(
-        held=tuple((value.name, _key(value)) for value in program.inputs if value.role in _HELD),
+        held=tuple((value.name, _make_key(value)) for value in program.inputs if value.role in _HELD),
         fed=tuple(
             (value.name, value.name if plain else whole.get(value.role, ""))
             for value in program.inputs
@@ -225,8 +230,8 @@ def _sources(program: PieceProgram, manifest: ProgramManifest, *, plain: bool) -
     )
 
 
-def _key(value: ValueInfo) -> Key:
-    """What an input is held by; an optimiser may hold several states of one tensor."""
+def _make_key(value: ValueInfo) -> Key:
+    """Make the key of an input; an optimiser may hold several states of one tensor."""
     return value.role, value.name if value.role == "optimiser_state" else value.tensor
 
 
@@ -234,28 +239,28 @@ def _check_chain(layout: ProgramLayout, manifest: ProgramManifest) -> None:
     known = {(value.role, value.tensor): value for value in manifest.inputs if value.role in _WEIGHTS}
     shape: tuple[int, ...] | None = None
     for link in layout.chain.links:
-        places = [place for place in places_of(layout.chain.links) if place.link == link.name]
-        for place in places:
-            _check(layout, place, known)
-        shape = _passes(layout, places, shape)
+        stages = [stage for stage in list_stages(layout.chain.links) if stage.link == link.name]
+        for stage in stages:
+            _check(layout, stage, known)
+        shape = _check_shapes(layout, stages, shape)
 
 
-def _check(layout: ProgramLayout, place: Place, known: Mapping[tuple[Role, str], ValueInfo]) -> None:
-    """Make sure that an operator has its programs, and that they take nothing that nobody has."""
+def _check(layout: ProgramLayout, stage: Stage, known: Mapping[tuple[Role, str], ValueInfo]) -> None:
+    """Check that an operator has its programs, and that all their inputs are available."""
     gradients: list[tuple[str, tuple[int, ...]]] = []
-    for name in layout.steps(place):
+    for name in layout.steps(stage):
         program = layout.programs.get(name)
         if program is None:
-            raise ProtocolError(f"the chain has no program {name!r:.120}, which link {place.link!r:.80} runs")
+            raise ProtocolError(f"the chain has no program {name!r:.120}, which link {stage.link!r:.80} runs")
         _check_roles(program, program.inputs, (*_HELD, *_FED, *_PASSED))
         _check_roles(program, program.outputs, (*_HELD, *_PASSED, *_READ))
         for value in program.inputs:
-            whole = known.get((value.role, f"{place.operator.prefix}{value.tensor}"))
+            whole = known.get((value.role, f"{stage.operator.prefix}{value.tensor}"))
             fits = whole is not None and (whole.dtype, whole.shape) == (value.dtype, value.shape)
             if value.role in _WEIGHTS and not fits:
                 raise ProtocolError(
                     f"the chain's program {name!r:.120} takes {value.tensor!r:.120} of {value.dtype} and shape "
-                    f"{value.shape} as a tensor of link {place.link!r:.80}, but the chain has no such tensor"
+                    f"{value.shape} as a tensor of link {stage.link!r:.80}, but the chain has no such tensor"
                 )
         taken = [(value.tensor, value.shape) for value in program.inputs if value.role == "gradient"]
         if taken and sorted(taken) != sorted(gradients):
@@ -264,7 +269,7 @@ def _check(layout: ProgramLayout, place: Place, known: Mapping[tuple[Role, str],
             raise ProtocolError(f"the chain's program {name!r:.120} takes {odd!r:.80}, which the chain is not fed")
         gradients = [(value.tensor, value.shape) for value in program.outputs if value.role == "gradient"]
     if gradients:
-        raise ProtocolError(f"the chain has no program {place.program('update')!r:.120} for the gradients of its piece")
+        raise ProtocolError(f"the chain has no program {stage.program('update')!r:.120} for the gradients of its piece")
 
 
 def _check_roles(program: PieceProgram, values: Sequence[ValueInfo], roles: Collection[Role]) -> None:
@@ -276,22 +281,24 @@ def _check_roles(program: PieceProgram, values: Sequence[ValueInfo], roles: Coll
         )
 
 
-def _passes(layout: ProgramLayout, places: Sequence[Place], read: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The shape of what all operators of a link give, where they read features of a shape."""
-    given = {read if not place.operator.piece else _features(layout, place, read) for place in places}
+def _check_shapes(
+    layout: ProgramLayout, stages: Sequence[Stage], read: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """Check that all operators of a link return features of one shape; returns it."""
+    given = {read if not stage.operator.piece else _read_features(layout, stage, read) for stage in stages}
     if len(given) > 1:
-        raise ProtocolError(f"the operators of link {places[0].link!r:.80} give features of {len(given)} shapes, not 1")
+        raise ProtocolError(f"the operators of link {stages[0].link!r:.80} give features of {len(given)} shapes, not 1")
     return given.pop()
 
 
-def _features(layout: ProgramLayout, place: Place, read: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    program = layout.programs[layout.steps(place)[0]]
+def _read_features(layout: ProgramLayout, stage: Stage, read: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    program = layout.programs[layout.steps(stage)[0]]
     taken = [value.shape for value in program.inputs if value.role == "features"]
     if taken != ([] if read is None else [read]):
         raise ProtocolError(
-            f"link {place.link!r:.80} of the chain takes features of {taken}, but is given {read}; export it again"
+            f"link {stage.link!r:.80} of the chain takes features of {taken}, but is given {read}; export it again"
         )
     given = [value.shape for value in program.outputs if value.role == "features"]
-    if len(given) != (not place.last):
-        raise ProtocolError(f"link {place.link!r:.80} of the chain gives features {len(given)} times; export it again")
+    if len(given) != (not stage.last):
+        raise ProtocolError(f"link {stage.link!r:.80} of the chain gives features {len(given)} times; export it again")
     return given[0] if given else None

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from subfleet.arrays import numpy_dtype
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import Program, ValueInfo
 from subfleet.protocol.tensors import decode_container
 from subfleet.trainers.prediction import Model
@@ -27,10 +27,10 @@ __all__ = [
     "Runtime",
     "RuntimeKind",
     "Value",
-    "buffer",
-    "copied",
+    "copy_array",
+    "make_buffer",
+    "make_zeros",
     "unpack",
-    "zeros",
 ]
 
 Array = npt.NDArray[np.generic]
@@ -44,7 +44,7 @@ _READABLE_BEYOND = 128
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Operands:
-    """What a program runs with, apart from what it is fed.
+    """The inputs of a program that are not fed.
 
     Attributes:
         values: inputs by name.
@@ -96,7 +96,7 @@ class Programs(Protocol):
         ...
 
     def twin(self, value: Value) -> Value | None:
-        """Where a program may write the next state of a held value.
+        """Make memory where a program may write the next state of a held value.
 
         That is a second buffer, the value itself where outputs are copied, or None where outputs are new values.
         """
@@ -108,15 +108,15 @@ class Programs(Protocol):
 
 
 class Runtime(Protocol):
-    """What runs programs and models, once it is loaded."""
+    """A loaded runtime, which runs programs and models."""
 
     @property
     def name(self) -> str:
-        """Name and version, and what it computes with, for people."""
+        """Name, version and provider, for people."""
         ...
 
     def programs(self, threads: int) -> Programs:
-        """Room for the programs of one package, which run on a number of threads."""
+        """Make the container for the programs of one package, which run on a number of threads."""
         ...
 
     def open_model(self, path: Path, body: bytes, threads: int) -> Model:
@@ -157,7 +157,7 @@ class RuntimeKind:
 
 
 def unpack(package: Program) -> Callable[[str], Program]:
-    """The single programs of a package by name: those of a chain's body, or the plain program by any name.
+    """Return a function that gets the programs of a package by name; a plain program has any name.
 
     Each program of a chain is planned with what the largest of them takes.
 
@@ -198,7 +198,7 @@ class CopiedPrograms:
     def open(self, package: Program) -> Callable[[str], RunProgram]:
         """See `Programs.open`."""
         program = unpack(package)
-        return lambda name: self._copying(self._load(program(name), self._threads))
+        return lambda name: self._make_copying(self._load(program(name), self._threads))
 
     def hold(self, array: Array) -> Array:
         """See `Programs.hold`."""
@@ -212,7 +212,7 @@ class CopiedPrograms:
         """See `Programs.array`."""
         return value
 
-    def _copying(self, run: RunArrays) -> RunProgram:
+    def _make_copying(self, run: RunArrays) -> RunProgram:
         def copy(operands: Operands, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
             del last
             spare, outputs = operands.spare, run({**operands.values, **fed})
@@ -223,24 +223,24 @@ class CopiedPrograms:
         return copy
 
 
-def buffer(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """An array of any content, with some readable memory behind it."""
-    return _padded(np.empty, shape, np.dtype(dtype))
+def make_buffer(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Make an array of any content, followed by some readable memory."""
+    return _make_padded(np.empty, shape, np.dtype(dtype))
 
 
-def zeros(value: ValueInfo) -> Array:
-    """A `buffer` of zeros for a value; the system gives its memory only when it is first written."""
-    return _padded(np.zeros, value.shape, numpy_dtype(value.dtype))
+def make_zeros(value: ValueInfo) -> Array:
+    """Make a buffer of zeros for a value; the system allocates its memory only on the first write."""
+    return _make_padded(np.zeros, value.shape, numpy_dtype(value.dtype))
 
 
-def copied(array: Array) -> Array:
-    """A copy of an array in a `buffer`."""
-    own = buffer(array.shape, array.dtype)
+def copy_array(array: Array) -> Array:
+    """Copy an array to a new buffer."""
+    own = make_buffer(array.shape, array.dtype)
     own[...] = array
     return own
 
 
-def _padded(make: Callable[..., npt.NDArray[np.uint8]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _make_padded(make: Callable[..., npt.NDArray[np.uint8]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     size_bytes = prod(shape) * dtype.itemsize
     padded = make(size_bytes + _READABLE_BEYOND, np.uint8)
     return padded[:size_bytes].view(dtype).reshape(shape)

@@ -16,7 +16,7 @@ from subfleet.protocol.errors import (
     SubfleetError,
     TrainingError,
 )
-from subfleet.protocol.loading import unloadable
+from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.programs import Program
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, ModelForm
 from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value
@@ -70,7 +70,7 @@ class TorchRuntime:
 
         def infer(samples: Array) -> Array:
             with torch.no_grad():
-                logits = _guarded(lambda: module(_tensor(samples, self._provider)))
+                logits = _call_guarded(lambda: module(_make_tensor(samples, self._provider)))
             found: Array = logits.cpu().numpy()
             return found
 
@@ -103,7 +103,7 @@ class _TorchPrograms:
 
     def hold(self, array: Array) -> Value:
         """See `Programs.hold`."""
-        return _tensor(array, self._provider)
+        return _make_tensor(array, self._provider)
 
     def twin(self, value: Value) -> None:
         """See `Programs.twin`."""
@@ -122,11 +122,11 @@ class _TorchPrograms:
         torch.set_num_threads(self._threads)  # with every run, as it belongs to the thread that asks
         values = {**operands.values, **fed}
         arguments = [
-            value if isinstance(value, torch.Tensor) else _tensor(value, self._provider)
+            value if isinstance(value, torch.Tensor) else _make_tensor(value, self._provider)
             for value in (values[info.name] for info in step.inputs)
         ]
         with torch.device(self._provider):
-            results = _guarded(lambda: step.run(*arguments))
+            results = _call_guarded(lambda: step.run(*arguments))
         return {info.name: result for info, result in zip(step.outputs, results, strict=True)}
 
 
@@ -145,14 +145,14 @@ def _read(package: Program, read: Callable[[Program], _Read]) -> _Read:
         raise TrainingError(f"PyTorch's program cannot be used: {error}; it must be exported again") from error
 
 
-def _tensor(array: Array, provider: str) -> Any:
-    """An array as a tensor on a device; on the CPU it is the array's memory where that may be written."""
+def _make_tensor(array: Array, provider: str) -> Any:
+    """Make a tensor of an array; on the CPU it shares the array's memory if that is writable."""
     import torch
 
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(provider)
 
 
-def _guarded(call: Callable[[], Any]) -> Any:
+def _call_guarded(call: Callable[[], Any]) -> Any:
     """Call PyTorch.
 
     Raises:
@@ -172,7 +172,7 @@ def _guarded(call: Callable[[], Any]) -> Any:
 
 
 def load_torch(provider: str) -> TorchRuntime:
-    """Import PyTorch and make it load what it loads with its first step, which is there whatever is trained.
+    """Import PyTorch and trigger its lazy loading, so that no single training is charged with it.
 
     Raises:
         MissingExtraError: PyTorch is not installed.
@@ -186,7 +186,7 @@ def load_torch(provider: str) -> TorchRuntime:
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "export", remedy=_REMEDY) from error
     except Exception as error:
-        raise unloadable("torch", error) from error
+        raise explain_load_error("torch", error) from error
     if provider == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"the provider 'cuda' needs a CUDA device, but PyTorch {torch.__version__} finds none; install a build "

@@ -1,4 +1,4 @@
-"""The trainer that all runtimes share: it trains, scores, evaluates and predicts with whichever it is given."""
+"""The trainer of all runtimes: it trains, calibrates, scores, evaluates and predicts with one of them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +7,13 @@ from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.tasks import describe_source
-from subfleet.trainers.calibrating import calibrate_job
-from subfleet.trainers.evaluating import evaluate_job
+from subfleet.trainers.calibration_job import calibrate_job
+from subfleet.trainers.evaluation_job import evaluate_job
 from subfleet.trainers.kept import Host, Slot
 from subfleet.trainers.prediction import predict_dataset, read_model
 from subfleet.trainers.runtime import Runtime, RuntimeKind
-from subfleet.trainers.scoring import score_job
-from subfleet.trainers.training import train_job
+from subfleet.trainers.scoring_job import score_job
+from subfleet.trainers.training_job import train_job
 
 __all__ = ["RuntimeTrainer"]
 
@@ -56,32 +56,32 @@ class RuntimeTrainer:
 
     def describe_runtime(self) -> str:
         """See `Trainer.describe_runtime`."""
-        return self._loaded().name
+        return self._load().name
 
     def describe(self, data: str) -> DataSummary:
         """Summarise a data set; see `describe_source` for what it raises.
 
         The runtime is loaded here too, so that the memory that is free from now on is what training can really have.
         """
-        self._loaded()
+        self._load()
         return describe_source(data)
 
     def train(self, job: Job[Train], stopped: Callable[[], bool]) -> TrainResult:
         """Train; see `train_job` for what it does and raises."""
         # Before anything is measured: the library is there whatever submodel is trained.
-        return train_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
+        return train_job(job, stopped, target=self.target, runtime=self._load(), host=self._host)
 
     def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
         """Sum the inputs of norms; see `calibrate_job`."""
-        return calibrate_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
+        return calibrate_job(job, stopped, target=self.target, runtime=self._load(), host=self._host)
 
     def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
         """Score a candidate; see `score_job` for what it does and raises."""
-        return score_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
+        return score_job(job, stopped, target=self.target, runtime=self._load(), host=self._host)
 
     def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
         """Evaluate a model, or the paths of a population; see `evaluate_job` for what it does and raises."""
-        return evaluate_job(job, stopped, target=self.target, runtime=self._loaded(), host=self._host)
+        return evaluate_job(job, stopped, target=self.target, runtime=self._load(), host=self._host)
 
     def predict(self, model_path: Path, data: str, threads: int = 1) -> Prediction:
         """Run a model with one input, (batch, *sample shape), whose first output is the logits.
@@ -91,12 +91,12 @@ class RuntimeTrainer:
             DataError: the data do not fit the model.
             TrainingError: the runtime refuses the model.
         """
-        runtime = self._loaded()
+        runtime = self._load()
         self._host = self._given or Slot()  # what is kept may run on another number of threads
         model = runtime.open_model(model_path, read_model(model_path), threads)
         return predict_dataset(model, model.form.data(data))
 
-    def _loaded(self) -> Runtime:
+    def _load(self) -> Runtime:
         if self._runtime is None or self._kind.reloads:
             self._runtime = self._kind.load(self._provider)
         return self._runtime

@@ -15,7 +15,7 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, metrics_of
+from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, compute_metrics
 from subfleet.tasks.metrics import MetricTally
 
 __all__ = ["EvaluationResult", "evaluate", "evaluate_many"]
@@ -39,7 +39,7 @@ class EvaluationResult:
     @cached_property
     def metrics(self) -> Mapping[str, float]:
         """Those of the kind, the headline first."""
-        return metrics_of(self.kind, self.totals)
+        return compute_metrics(self.kind, self.totals)
 
     @property
     def accuracy(self) -> float:

@@ -81,7 +81,7 @@ def graft(network: Network, architecture: Architecture) -> Graft:
             pairs = _counterparts(network, block, origin)
             sources |= pairs
             index_sets |= {
-                axis: architecture.index_set(of)
+                axis: architecture.make_index_set(of)
                 for name in pairs
                 for axis, of in _renamed_axes(network, name, pairs[name])
             }

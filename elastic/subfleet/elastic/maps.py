@@ -83,7 +83,7 @@ def tensor_maps(network: Network, architecture: Architecture) -> dict[str, Tenso
     """
     names = network.shapes(architecture)
     sizes = {name: axis.size for name, axis in network.axes.items()}
-    kept = {name: kept_indices(architecture.index_set(name), size) for name, size in sizes.items()}
+    kept = {name: kept_indices(architecture.make_index_set(name), size) for name, size in sizes.items()}
     return {name: _gather_of(network.tensors[name], sizes, kept) for name in names}
 
 
@@ -116,8 +116,8 @@ def nested_maps(network: Network, outer: Architecture, inner: Architecture) -> d
 def _places(network: Network, outer: Architecture, inner: Architecture, axis: str) -> Sequence[int]:
     """Where the indices that one submodel keeps of an axis stand among those of another."""
     size = network.axes[axis].size
-    place_of = {index: place for place, index in enumerate(kept_indices(outer.index_set(axis), size))}
-    kept = kept_indices(inner.index_set(axis), size)
+    place_of = {index: place for place, index in enumerate(kept_indices(outer.make_index_set(axis), size))}
+    kept = kept_indices(inner.make_index_set(axis), size)
     missing = [index for index in kept if index not in place_of]
     if missing:
         raise ConfigError(

@@ -279,7 +279,9 @@ class Network:
         """
         self._check_held(architecture)
         for tied in self.tied_axes(architecture.blocks):
-            first, *others = (tuple(kept_indices(architecture.index_set(name), self.axes[name].size)) for name in tied)
+            first, *others = (
+                tuple(kept_indices(architecture.make_index_set(name), self.axes[name].size)) for name in tied
+            )
             differing = next((name for name, kept in zip(tied[1:], others, strict=True) if kept != first), None)
             if differing is not None:
                 raise ConfigError(

@@ -2,7 +2,7 @@
 
 Training lets the statistics of a batch norm lag behind its weights, and a submodel's differ from the full network's.
 HeteroFL's static batch norm (Diao et al. 2021, section 3.3) keeps none while it trains and measures them before each
-evaluation. Here sums are measured, by the server or by devices (`subfleet.trainers.calibrating`), which add up
+evaluation. Here sums are measured, by the server or by devices (`subfleet.trainers.calibration_job`), which add up
 over batches and over devices to the statistics of all their data; with one batch they are those of PyTorch's cumulative
 average.
 """

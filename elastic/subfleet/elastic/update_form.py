@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.arrays.codecs import Floats, decode_change, encoded_bytes
+from subfleet.arrays.codecs import Floats, count_encoded_bytes, decode_change
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.submodel import Architecture
@@ -50,7 +50,7 @@ class UpdateForm:
         """Of all its tensors, without the container's header; the same for every such update."""
         sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         return sum(
-            size * _FLOAT_BYTES if name in self.exact else encoded_bytes(self.codec, size)
+            size * _FLOAT_BYTES if name in self.exact else count_encoded_bytes(self.codec, size)
             for name, size in sizes.items()
         )
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from subfleet import tasks
 from subfleet.device_profiles import write_log
-from subfleet.device_profiles.profiles import profile_text
+from subfleet.device_profiles.profiles import format_profile
 from subfleet.emulation.gathered import GatheredRun
 
 __all__ = ["Files", "written"]
@@ -57,7 +57,7 @@ def written(gathered: GatheredRun, folder: Path) -> Files:
             tasks.write_npz(held_out[device.client_id], device.test)
         write_log(replayed[device.client_id], device.log)
         profile = replace(device.profile, architecture=None, network="")
-        described[device.client_id].write_text(profile_text(profile), encoding="utf-8")
+        described[device.client_id].write_text(format_profile(profile), encoding="utf-8")
     return Files(
         test=test,
         clients=MappingProxyType(clients),

@@ -7,7 +7,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.settings.attacks import Attack
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
-from subfleet.transport.memory import Faults
+from subfleet.transport.in_memory import Faults
 
 __all__ = ["EmulatedDevice", "GatheredRun"]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from subfleet.device_profiles import LogRow, ResourceLog, load_log, load_profile
-from subfleet.device_profiles.drawing import PopulationDevice, devices_of
+from subfleet.device_profiles.drawing import PopulationDevice, draw_devices
 from subfleet.device_profiles.populations import load_population
-from subfleet.device_profiles.replay import begun_at
+from subfleet.device_profiles.replay import rotate_log
 from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
 from subfleet.protocol.errors import ConfigError
@@ -49,7 +49,7 @@ def _taken(run: Run, settings: DeviceSettings) -> Sequence[PopulationDevice]:
     """Profile and log of each of the devices that some settings describe."""
     if settings.population:
         population, folder = load_population(settings.population), find_data_folders().given
-        found = devices_of(population, settings.count, seed=f"{run.seed}/{settings.id}", data=folder)
+        found = draw_devices(population, settings.count, seed=f"{run.seed}/{settings.id}", data=folder)
     else:
         profile = load_profile(settings.profile)
         log = _steady(settings.steady, profile.name) if settings.steady else load_log(settings.log)
@@ -153,4 +153,4 @@ def _held_out(data: Dataset, share: float, stream: str) -> tuple[Dataset, Datase
 
 def _spread(log: ResourceLog, count: int) -> list[ResourceLog]:
     """A log for each of several devices that are alike: each begins equal parts further on."""
-    return [begun_at(log, place * len(log.rows) // count) for place in range(count)]
+    return [rotate_log(log, place * len(log.rows) // count) for place in range(count)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
 from subfleet.aggregation.views import see_model
 from subfleet.arrays import encode_arrays
-from subfleet.arrays.codecs import encode_changes, rounding_numbers
+from subfleet.arrays.codecs import draw_rounding_numbers, encode_changes
 from subfleet.elastic.building import build_module, init_state
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
@@ -180,7 +180,7 @@ def store_update(context: RunContext, client: DrawnClient, blobs: BlobStore, rou
     """The state of a client whose update is stored."""
     change = {name: tensor.numpy() for name, tensor in draw_change(context, client, round_number).items()}
     exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
-    uniform = partial(rounding_numbers, seed=SEED, round_number=round_number, client_id=client.name)
+    uniform = partial(draw_rounding_numbers, seed=SEED, round_number=round_number, client_id=client.name)
     ref = blobs.add(encode_arrays(encode_changes(client.codec, change, exact=exact, uniform=uniform)))
     result = Update(
         task_id=f"{client.name}/{round_number}",

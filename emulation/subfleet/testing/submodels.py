@@ -33,7 +33,7 @@ def tie_axes(network: Network, architecture: Architecture) -> Architecture:
     axes = dict(architecture.axes)
     for tied in network.tied_axes(architecture.blocks):
         shortest = min(tied, key=lambda name: network.axes[name].size)
-        kept = Explicit(indices=tuple(kept_indices(architecture.index_set(shortest), network.axes[shortest].size)))
+        kept = Explicit(indices=tuple(kept_indices(architecture.make_index_set(shortest), network.axes[shortest].size)))
         axes |= dict.fromkeys(tied, kept)
     return replace(architecture, axes=tuple(sorted(axes.items())))
 
@@ -93,7 +93,7 @@ def _keeps_row(network: Network, architecture: Architecture, factors: tuple[str 
     for factor in reversed(factors):
         size = factor if isinstance(factor, int) else network.axes[factor].size
         index, place = divmod(index, size)
-        if isinstance(factor, str) and not _keeps(architecture.index_set(factor), place, size):
+        if isinstance(factor, str) and not _keeps(architecture.make_index_set(factor), place, size):
             return False
     return True
 

@@ -11,7 +11,7 @@ from subfleet.export.versions import tool_versions
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.limits import Positive
-from subfleet.protocol.model_notes import notes_of
+from subfleet.protocol.model_notes import list_notes
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, to_plain
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import Objective
@@ -200,7 +200,7 @@ class InferRequest:
     @property
     def notes(self) -> Mapping[str, str]:
         """What the model file says about itself, for its users."""
-        return notes_of(self.classes, self.objective, self.transform)
+        return list_notes(self.classes, self.objective, self.transform)
 
     @property
     def program_id(self) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.tensors import Tensor, container_parts, decode_container
 
-__all__ = ["Arrays", "array_parts", "change", "decode_arrays", "encode_arrays", "numpy_dtype"]
+__all__ = ["Arrays", "compute_change", "decode_arrays", "encode_arrays", "numpy_dtype", "split_arrays"]
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -31,7 +31,7 @@ _NAMES = MappingProxyType({np.dtype(code): name for name, code in _DTYPES.items(
 
 
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    """The NumPy type of a container type.
+    """Return the NumPy type of a container type.
 
     Raises:
         ProtocolError: NumPy has none (BF16).
@@ -43,11 +43,11 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
 
 def encode_arrays(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> bytes:
     """Write arrays as a tensor container."""
-    return b"".join(array_parts(arrays, metadata))
+    return b"".join(split_arrays(arrays, metadata))
 
 
-def array_parts(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> tuple[bytes | memoryview, ...]:
-    """The parts whose concatenation is `encode_arrays`; those of contiguous arrays share their memory."""
+def split_arrays(arrays: Arrays, metadata: Mapping[str, str] | None = None) -> tuple[bytes | memoryview, ...]:
+    """Split `encode_arrays` into parts; those of contiguous arrays share their memory."""
     tensors = []
     for name, array in arrays.items():
         contiguous = np.ascontiguousarray(array)
@@ -77,8 +77,8 @@ def decode_arrays(buffer: bytes | memoryview) -> dict[str, npt.NDArray[np.generi
     return arrays
 
 
-def change(new: Arrays, old: Arrays, *, in_place: bool = False) -> dict[str, npt.NDArray[np.generic]]:
-    """What training did, new minus old, tensor by tensor; exactly 0 where nothing changed.
+def compute_change(new: Arrays, old: Arrays, *, in_place: bool = False) -> dict[str, npt.NDArray[np.generic]]:
+    """Compute the change of each tensor, new minus old; exactly 0 for unchanged values.
 
     Args:
         new: the trained tensors.

@@ -1,4 +1,4 @@
-"""ZiCo: how well a network will learn, told by the gradients of a few batches before any training.
+"""ZiCo: predicts how well a network will learn from the gradients of a few batches before training.
 
 Li et al., "ZiCo: Zero-shot NAS via Inverse Coefficient of Variation on Gradients", ICLR 2023, equation 6. Plain
 arithmetic on arrays, so that a device can score a candidate on its own data.

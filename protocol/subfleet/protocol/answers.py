@@ -1,4 +1,4 @@
-"""What a device answers to a task, as messages: each ends its task, and is kept until its ack."""
+"""A device's answers to tasks, as messages: each ends its task, and is kept until its ack."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -7,7 +7,7 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
 from subfleet.protocol.evaluating import CLAIM_RULES, LabelCount
-from subfleet.protocol.identifiers import ClientId, new_message_id
+from subfleet.protocol.identifiers import ClientId, make_message_id
 from subfleet.protocol.limits import (
     MAX_LOSS,
     Amount,
@@ -31,7 +31,7 @@ __all__ = ["Answer", "Deployed", "Evaluated", "Refusal", "RefusalReason", "Score
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Refusal:
-    """A device does not do a task, and why.
+    """A device refuses a task, with the reason.
 
     Attributes:
         available_bytes: for "memory", the growth that it could bear now; for "disk", what may be written.
@@ -45,7 +45,7 @@ class Refusal:
     reason: RefusalReason
     detail: str
     available_bytes: int | None = None
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Update:
     measured_peak_bytes: int
     train_seconds: float
     seconds: float
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
     square_loss: Loss | None = field(default=None, metadata=ADDED_LATER)
     operator_examples: ReportedExamples = field(default=(), metadata=ADDED_LATER)
 
@@ -85,7 +85,7 @@ class Update:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Scores:
-    """What a device found for the candidates of a score task, in their order.
+    """The scores of the candidates of a score task, in order.
 
     Attributes:
         scores: 1 to 16.
@@ -99,7 +99,7 @@ class Scores:
     client_id: ClientId
     scores: Annotated[tuple[CandidateScore, ...], Length(least=1, most=MAX_CANDIDATES)]
     seconds: float
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +112,13 @@ class Deployed:
     run_id: RunId
     client_id: ClientId
     files: tuple[str, ...]
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(*CLAIM_RULES)
 class Evaluated:
-    """What a device found when it evaluated a model, as it was sent, on its held-out data.
+    """The result of evaluating a model, as it was sent, on the device's held-out data.
 
     Attributes:
         loss: mean of the plain objective over the labels that count, 0 or more.
@@ -149,7 +149,7 @@ class Evaluated:
     seconds: Amount
     class_counts: ClassCounts = ()
     class_correct: ClassCounts = ()
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
     scores: tuple[PathScore, ...] = field(default=(), metadata=ADDED_LATER)
     sums: MetricSums = field(default=MetricSums(), metadata=ADDED_LATER)
 

@@ -62,7 +62,7 @@ class BlobRef:
 
     @staticmethod
     def of(content: bytes | memoryview) -> "BlobRef":
-        """The reference of some content."""
+        """Make the reference of some content."""
         return BlobRef(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
 
 
@@ -77,7 +77,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some bytes of a blob and where they belong."""
+    """Some bytes of a blob and their offset."""
 
     sha256: str
     offset: int
@@ -85,7 +85,7 @@ class Chunk:
 
 
 def chunk_bytes_within(message_bytes: int) -> int:
-    """The largest chunk whose message stays within so many bytes; never less than LEAST_CHUNK_BYTES."""
+    """Compute the largest chunk that fits a message of a given size, at least LEAST_CHUNK_BYTES."""
     size = CHUNK_BYTES
     while size > LEAST_CHUNK_BYTES and size + _FRAME_BYTES > message_bytes:
         size //= 2
@@ -93,7 +93,7 @@ def chunk_bytes_within(message_bytes: int) -> int:
 
 
 def encode_chunk(chunk: Chunk) -> bytes:
-    """Magic, blob digest and offset, then the bytes: 44 bytes of overhead."""
+    """Encode a chunk: magic, blob digest and offset, then the bytes; 44 bytes of overhead."""
     return _CHUNK_HEADER.pack(_CHUNK_MAGIC, bytes.fromhex(chunk.sha256), chunk.offset) + bytes(chunk.data)
 
 
@@ -116,7 +116,7 @@ def decode_chunk(payload: bytes | memoryview) -> Chunk:
 
 
 class BlobFetch:
-    """The receiver's half of one transfer. Times are seconds of the caller's monotonic clock.
+    """The receiver's side of one transfer. Times are seconds of the caller's monotonic clock.
 
     It adapts to the link, as a chunk takes half a second at 1 Mbit/s and asking twice would only make that worse: it
     starts with two outstanding chunks, dares one more for each that comes and half as many when one is late, and calls
@@ -166,11 +166,11 @@ class BlobFetch:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk has come."""
+        """Whether every chunk was received."""
         return not self._lacking
 
     def requests(self, now_s: float, *, proven_bytes: int = 0) -> tuple[ByteRange, ...]:
-        """The ranges to ask for now: new ones while the window has room, and old ones that did not come.
+        """Return the ranges to request now: new ones within the window, and old ones that did not arrive.
 
         Args:
             now_s: the time.
@@ -194,7 +194,7 @@ class BlobFetch:
         return tuple(ByteRange(offset=offset, length=self._lacking[offset]) for offset in wanted)
 
     def accept(self, chunk: Chunk) -> bool:
-        """Take a chunk; False where it is not of this blob, no whole pieces of it, or was here before.
+        """Accept a chunk; False if it is not of this blob, not whole pieces, or was received before.
 
         It may be a part of a range that was asked for, or more than one: the sender may know more of the broker.
         """
@@ -216,7 +216,7 @@ class BlobFetch:
         return True
 
     def ask_again(self, most_bytes: int = CHUNK_BYTES) -> None:
-        """Forget what is outstanding: the link was lost, and with it every answer.
+        """Forget outstanding requests: the link was lost, and with it every answer.
 
         Args:
             most_bytes: to ask for at once from now on, as for `chunk_bytes`.
@@ -231,7 +231,7 @@ class BlobFetch:
             self._divide(())
 
     def restart(self) -> None:
-        """Fetch everything anew: the whole did not have the digest that was promised."""
+        """Fetch everything again: the digest of the whole was wrong."""
         self._lacking = {}
         self.ask_again()
         self._barren = 0
@@ -242,7 +242,7 @@ class BlobFetch:
         return min(self._full_window * CHUNK_BYTES // self.chunk_bytes, _MOST_WINDOW_CHUNKS)
 
     def _strike(self, at: int, begin: int, end: int) -> None:
-        """A range has come from `begin` to `end`: what is left of it stays asked for, if it was."""
+        """Note the received bytes from `begin` to `end`; the rest of a requested range stays outstanding."""
         length, asked_s = self._lacking.pop(at), self._asked_at.pop(at, None)
         first_asked_s = self._first_asked_s.pop(at, None)
         left = [(start, stop) for start, stop in ((at, begin), (end, at + length)) if start < stop]
@@ -273,9 +273,9 @@ class BlobFetch:
         self._divide(())
 
     def _divide(self, more: Iterable[tuple[int, int]]) -> None:
-        """Cut what lacks and is not outstanding, and more, into what is asked for at once."""
+        """Split the missing bytes that are not outstanding into ranges to request."""
         waiting = ((at, at + length) for at, length in self._lacking.items() if at not in self._asked_at)
-        spans = list(_joined(sorted((*waiting, *more))))
+        spans = list(_join_ranges(sorted((*waiting, *more))))
         self._lacking = {at: length for at, length in self._lacking.items() if at in self._asked_at}
         for begin, end in spans:
             for at in range(begin, end, self.chunk_bytes):
@@ -294,8 +294,8 @@ class BlobFetch:
         self._answered.clear()
 
 
-def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Spans in order, with touching ones joined."""
+def _join_ranges(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Sort spans and join touching ones."""
     begin = end = 0
     for start, stop in spans:
         if start != end:

@@ -1,4 +1,4 @@
-"""Bounds of a record's values: they stand in its annotations, and the record checks itself when it is made.
+"""Bounds of a record's values, in its annotations; the record checks itself when it is made.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     @checked(check_nesterov)
@@ -27,7 +27,7 @@ from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 from subfleet.protocol.errors import InvalidError, Problem, SubfleetError
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.suggestion import suggest
 
 __all__ = [
     "MOST_PROBLEMS",
@@ -58,10 +58,10 @@ MOST_PROBLEMS = 100
 
 
 class Bound(Protocol):
-    """Something that is asked of a value, as part of an annotation, `Annotated[type, bound]`."""
+    """A requirement for a value, as part of an annotation, `Annotated[type, bound]`."""
 
     def problem(self, value: Any) -> str:
-        """A clause that follows the name of the value, such as "is 0, but must be 1 or more"; "" where it is right."""
+        """Describe a problem, to follow the name of the value, such as "is 0, but must be 1 or more"; or ""."""
         ...
 
 
@@ -87,11 +87,11 @@ class Range:
         """See `Bound`."""
         if self.least <= value <= self.most and self.above < value < self.below:
             return ""
-        words = self.words or " and ".join(self._words())
+        words = self.words or " and ".join(self._describe())
         finite = "" if -math.inf < value < math.inf else "a finite number, "
         return f"is {value!r:.80}, but must be {finite}{words}"
 
-    def _words(self) -> Iterator[str]:
+    def _describe(self) -> Iterator[str]:
         if math.isfinite(self.least) and math.isfinite(self.most):
             yield f"from {_number(self.least)} to {_number(self.most)}"
             return
@@ -107,7 +107,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """How many characters a text may have, or items a tuple or a mapping."""
+    """The length of a text, tuple or mapping."""
 
     least: int = 0
     most: int | None = None
@@ -125,7 +125,7 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Texts in a tuple or a mapping.
+    """A requirement for the texts in a tuple or a mapping.
 
     Attributes:
         most: characters of each.
@@ -148,7 +148,7 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Anything else: `accepts` says whether a value is right, `words` what it must be."""
+    """Any other requirement: `accepts` tests a value, `words` describe what it must be."""
 
     accepts: Callable[[Any], bool]
     words: str
@@ -160,7 +160,7 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Each:
-    """Items that must differ; `key` gives what each is told apart by, which is the item itself where it is None."""
+    """Items that must differ, by `key` if it is given."""
 
     key: Callable[[Any], Any] | None = None
 
@@ -178,7 +178,7 @@ NAMED_ONCE = Each(key=itemgetter(0))
 
 
 def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
-    """A decorator, below that of the dataclass, by which records check themselves when they are made.
+    """A decorator, below that of the dataclass: records check themselves when they are made.
 
     They then raise `InvalidError` where values are out of their bounds, or break a rule; it names all of them.
 
@@ -190,7 +190,7 @@ def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
         if dataclasses.is_dataclass(kind):
             raise TypeError(f"{kind.__name__} is a dataclass already; write @checked below @dataclass")
         kind.__post_init__ = _check  # type: ignore[attr-defined]  # which dataclass looks for
-        kind.__rules__ = rules  # type: ignore[attr-defined]  # which `_checks` looks for
+        kind.__rules__ = rules  # type: ignore[attr-defined]  # which `_collect_checks` looks for
         return kind
 
     return decorate
@@ -198,30 +198,30 @@ def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
 
 def _check(record: object) -> None:
     kind: Any = type(record)
-    checks = _checks(kind)
+    checks = _collect_checks(kind)
     for name, test in checks.tests:
         value = getattr(record, name)
         if value is not None and test(value):
-            raise InvalidError(_problems(checks, {field: getattr(record, field) for field in checks.fields}))
+            raise InvalidError(_find_problems(checks, {field: getattr(record, field) for field in checks.fields}))
     for rule, names in checks.rules:
-        if problems := _broken(rule, [getattr(record, name) for name in names]):
-            raise InvalidError(_problems(checks, {field: getattr(record, field) for field in checks.fields}))
+        if problems := _apply_rule(rule, [getattr(record, name) for name in names]):
+            raise InvalidError(_find_problems(checks, {field: getattr(record, field) for field in checks.fields}))
     for rule in checks.last_rules:
-        if problems := _broken(rule, [record]):
+        if problems := _apply_rule(rule, [record]):
             raise InvalidError(problems)
 
 
 def problems_with_values(kind: type, values: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with some fields of a record, each of the right type, where the others are not known."""
-    return _problems(_checks(kind), values)
+    """Find the problems of some fields of a record, each of the right type; the others are unknown."""
+    return _find_problems(_collect_checks(kind), values)
 
 
 def choice_problem(members: Sequence[Any], value: Any) -> str:
-    """Why a value is none of some choices, with the one that may be meant; "" where it is one."""
+    """Explain why a value is not one of some choices, with a suggestion; "" if it is one."""
     if any(value == member and type(value) is type(member) for member in members):
         return ""
     names = [member for member in members if isinstance(member, str)]
-    meant = did_you_mean(value, names) if isinstance(value, str) else ""
+    meant = suggest(value, names) if isinstance(value, str) else ""
     return f"is {value!r:.80}, but must be one of {list(members)}{meant}"
 
 
@@ -237,7 +237,7 @@ _Test = Callable[[Any], _Found]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Checks:
-    """What is checked of a kind of record: fields by name, rules by the fields that they are about, and the whole."""
+    """Collect the checks of a kind of record: fields by name, rules by their fields, and the whole."""
 
     fields: tuple[str, ...]
     tests: tuple[tuple[str, _Test], ...]
@@ -246,10 +246,10 @@ class _Checks:
 
 
 @cache
-def _checks(kind: Any) -> _Checks:
+def _collect_checks(kind: Any) -> _Checks:
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = tuple(field.name for field in dataclasses.fields(kind))
-    tests = ((name, _test(hints[name])) for name in fields)
+    tests = ((name, _make_test(hints[name])) for name in fields)
     rules: Rules = getattr(kind, "__rules__", ())
     named = [(rule, tuple(inspect.signature(rule).parameters)) for rule in rules]
     return _Checks(
@@ -260,51 +260,51 @@ def _checks(kind: Any) -> _Checks:
     )
 
 
-def _problems(checks: _Checks, values: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with fields, and with those that go together where all of them are right."""
+def _find_problems(checks: _Checks, values: Mapping[str, Any]) -> list[Problem]:
+    """Find the problems of fields, and of rules whose fields are all right."""
     problems: list[Problem] = []
     right = set(values)
     for name, test in checks.tests:
         value = values.get(name)
         if value is not None and (found := test(value)):
-            problems += _under(name, found)
+            problems += _prefix(name, found)
             right.remove(name)
     for rule, names in checks.rules:
         if right.issuperset(names):
-            problems += _broken(rule, [values[name] for name in names])
+            problems += _apply_rule(rule, [values[name] for name in names])
     return problems
 
 
-def _broken(rule: Rule, values: Sequence[Any]) -> list[Problem]:
+def _apply_rule(rule: Rule, values: Sequence[Any]) -> list[Problem]:
     try:
         return [Problem(text=text, is_sentence=True) for text in rule(*values)]
     except (ValueError, OverflowError, SubfleetError) as error:  # of what a rule calls
         return [Problem(text=str(error), is_sentence=True)]
 
 
-def _under(key: str | int, found: _Found) -> list[Problem]:
+def _prefix(key: str | int, found: _Found) -> list[Problem]:
     problems = [Problem(text=found)] if isinstance(found, str) else found
     return [problem.under(key) for problem in problems]
 
 
-def _test(kind: Any) -> _Test | None:
-    """What checks values of an annotation; None where every value of the right type is right."""
+def _make_test(kind: Any) -> _Test | None:
+    """Make the test of an annotation; None if every value of the right type is right."""
     compose = _TESTS.get(typing.get_origin(kind))
     if compose is not None:
         return compose(kind)
     return _finite if kind is float else None
 
 
-def _bounded_test(kind: Any) -> _Test | None:
+def _make_bounded_test(kind: Any) -> _Test | None:
     bounds = [bound for bound in kind.__metadata__ if hasattr(bound, "problem")]
-    tests: list[_Test | None] = [_range_test(one) if isinstance(one, Range) else one.problem for one in bounds]
+    tests: list[_Test | None] = [_make_range_test(one) if isinstance(one, Range) else one.problem for one in bounds]
     if not any(isinstance(bound, Range) for bound in bounds):  # which says by itself what is not finite
-        tests.append(_test(kind.__origin__))
+        tests.append(_make_test(kind.__origin__))
     asked = tuple(test for test in tests if test is not None)
     return partial(_test_all, asked) if len(asked) > 1 else next(iter(asked), None)
 
 
-def _range_test(bound: Range) -> _Test:
+def _make_range_test(bound: Range) -> _Test:
     """The same as `Range.problem`, faster: records are made by thousands."""
     least, most, above, below = bound.least, bound.most, bound.above, bound.below
 
@@ -314,15 +314,15 @@ def _range_test(bound: Range) -> _Test:
     return test
 
 
-def _union_test(kind: Any) -> _Test | None:
+def _make_union_test(kind: Any) -> _Test | None:
     members = [member for member in typing.get_args(kind) if member is not type(None)]
-    test = _test(members[0]) if len(members) == 1 else None
+    test = _make_test(members[0]) if len(members) == 1 else None
     return None if test is None else partial(_test_optional, test)
 
 
-def _tuple_test(kind: Any) -> _Test | None:
+def _make_tuple_test(kind: Any) -> _Test | None:
     members = typing.get_args(kind)
-    tests = tuple(map(_test, members[:1] if ... in members else members))
+    tests = tuple(map(_make_test, members[:1] if ... in members else members))
     if ... not in members:
         return partial(_test_places, tests) if any(tests) else None
     if tests[0] is None:
@@ -332,20 +332,20 @@ def _tuple_test(kind: Any) -> _Test | None:
     return partial(_test_items, tests[0])
 
 
-def _mapping_test(kind: Any) -> _Test | None:
-    key, item = map(_test, typing.get_args(kind))
+def _make_mapping_test(kind: Any) -> _Test | None:
+    key, item = map(_make_test, typing.get_args(kind))
     return partial(_test_mapping, key, item) if key or item else None
 
 
 _TESTS: Mapping[Any, Callable[[Any], _Test | None]] = types.MappingProxyType(
     {
-        typing.Annotated: _bounded_test,
-        typing.Union: _union_test,
-        types.UnionType: _union_test,
+        typing.Annotated: _make_bounded_test,
+        typing.Union: _make_union_test,
+        types.UnionType: _make_union_test,
         typing.Literal: lambda kind: partial(choice_problem, typing.get_args(kind)),
-        tuple: _tuple_test,
-        dict: _mapping_test,
-        Mapping: _mapping_test,
+        tuple: _make_tuple_test,
+        dict: _make_mapping_test,
+        Mapping: _make_mapping_test,
     }
 )
 """By what an annotation is made with."""
@@ -363,28 +363,30 @@ def _test_optional(test: _Test, value: Any) -> _Found:
 
 
 def _test_numbers(test: _Test, value: Any) -> _Found:
-    """Whole numbers by the smallest and the largest of them, which all the others lie between."""
+    """Test whole numbers by the smallest and the largest one."""
     return _test_items(test, value) if value and (test(min(value)) or test(max(value))) else ""
 
 
 def _test_items(test: _Test, value: Any) -> list[Problem]:
-    return _named((place, test(item)) for place, item in enumerate(value))
+    return _name_problem((place, test(item)) for place, item in enumerate(value))
 
 
 def _test_places(tests: tuple[_Test | None, ...], value: Any) -> list[Problem]:
     pairs = enumerate(zip(tests, value, strict=True))
-    return _named((place, test(item)) for place, (test, item) in pairs if test is not None)
+    return _name_problem((place, test(item)) for place, (test, item) in pairs if test is not None)
 
 
 def _test_mapping(key_test: _Test | None, item_test: _Test | None, value: Any) -> list[Problem]:
     texts = (f"has the key {key!r:.80}, which {text}" for key in value if key_test and (text := key_test(key)))
     problems = [Problem(text=text) for text in islice(texts, MOST_PROBLEMS)]
-    return problems + ([] if item_test is None else _named((key, item_test(item)) for key, item in value.items()))
+    return problems + (
+        [] if item_test is None else _name_problem((key, item_test(item)) for key, item in value.items())
+    )
 
 
-def _named(found: Iterable[tuple[str | int, _Found]]) -> list[Problem]:
-    """What is wrong inside a value, by the keys at which it is."""
-    return list(islice((one for key, problems in found if problems for one in _under(key, problems)), MOST_PROBLEMS))
+def _name_problem(found: Iterable[tuple[str | int, _Found]]) -> list[Problem]:
+    """Find the problems inside a value, by their keys."""
+    return list(islice((one for key, problems in found if problems for one in _prefix(key, problems)), MOST_PROBLEMS))
 
 
 def _finite(value: float) -> str:

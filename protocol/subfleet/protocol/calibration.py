@@ -1,4 +1,4 @@
-"""What is asked of a device that measures the running statistics of norms on its own data, as plain data."""
+"""The norms that a device calibrates on its own data."""
 
 from dataclasses import dataclass
 from operator import attrgetter
@@ -7,7 +7,7 @@ from typing import Annotated
 from subfleet.protocol.bounds import Each, Length, Range, checked
 from subfleet.protocol.limits import PositiveAmount, PositiveFraction
 
-__all__ = ["Calibration", "NormLayer", "sum_names"]
+__all__ = ["Calibration", "NormLayer", "name_sums"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,6 @@ class Calibration:
     norms: Annotated[tuple[NormLayer, ...], Length(least=1), Each(key=attrgetter("name"))]
 
 
-def sum_names(norm: str) -> tuple[str, str, str]:
-    """Names of a norm's tensors in the answer: count, int64 (), sum and sum of squares, float64 (channels,)."""
+def name_sums(norm: str) -> tuple[str, str, str]:
+    """Name a norm's tensors in the answer: count, int64 (), sum and sum of squares, float64 (channels,)."""
     return f"{norm}.count", f"{norm}.sum", f"{norm}.square_sum"

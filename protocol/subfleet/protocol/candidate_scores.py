@@ -1,4 +1,4 @@
-"""How well candidates are expected to learn on a device's data, as the device reports it."""
+"""Scores of candidates, which predict how well they learn on a device's data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ def _check_reason(score: float | None, reason: str) -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_reason)
 class CandidateScore:
-    """How well a candidate is expected to learn.
+    """The score of a candidate.
 
     Attributes:
         score: the larger, the better; None where it could not be scored.

@@ -1,4 +1,4 @@
-"""Chains: training programs of supernets, in pieces that a device runs one behind another along the path that it draws.
+"""Chains: training programs of supernets in pieces, which a device runs one after another along a drawn path.
 
 A supernet is a row of links. Each link reads what the one before it gives; a link with several operators is a choice,
 and a batch goes through one of them (FedorAS, section 3.1). Places of equal shape share the pieces that compute them.
@@ -15,14 +15,14 @@ from subfleet.protocol.bounds import Each, Length, checked
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.limits import Count
 
-__all__ = ["Chain", "ChainRoom", "Link", "LinkOperator", "Step", "program_name"]
+__all__ = ["Chain", "ChainRoom", "Link", "LinkOperator", "Step", "name_program"]
 
 Step = str
 """What one program of a piece does: "forward", "backward" or "update"; the last link has "evaluate" for "forward"."""
 
 
-def program_name(piece: str, step: Step) -> str:
-    """The name of a piece's program in the body of its chain."""
+def name_program(piece: str, step: Step) -> str:
+    """Name a piece's program in the body of its chain."""
     return f"{piece}/{step}"
 
 
@@ -85,7 +85,7 @@ def _check_pieces(links: tuple[Link, ...], runtime_bytes: tuple[tuple[str, int],
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_pieces)
 class Chain:
-    """What a chain consists of and what that takes of a device's memory; its programs are told apart from it.
+    """The links of a chain and their memory; its programs are separate.
 
     Attributes:
         links: from the input to the loss.
@@ -98,12 +98,12 @@ class Chain:
     runtime_bytes: tuple[tuple[str, Count], ...]
 
     def kept(self, choices: Mapping[str, Collection[str]]) -> "tuple[Link, ...]":
-        """The links with what a subspace keeps of each choice; a choice that is not named keeps all.
+        """Restrict the links to a subspace's operators; a choice that is not named keeps all.
 
         Raises:
             ProtocolError: it names an operator that the chain lacks, or leaves a choice without any.
         """
-        found = tuple(_kept(link, choices) for link in self.links)
+        found = tuple(_restrict(link, choices) for link in self.links)
         lacking = sorted(choices.keys() - {link.name for link in self.links if link.open})
         empty = [link.name for link in found if not link.operators]
         if lacking or empty:
@@ -111,7 +111,7 @@ class Chain:
         return found
 
     def room(self, links: Sequence[Link]) -> "ChainRoom":
-        """What the links of a subspace take whatever path is drawn, and what paths take beside it."""
+        """Compute the memory that a subspace takes on every path, and that of the paths."""
         pieces = {one.piece for link in links for one in link.operators}
         held_bytes = self.fixed_bytes + sum(size_bytes for name, size_bytes in self.runtime_bytes if name in pieces)
         held_bytes += sum(one.weight_bytes + one.state_bytes for link in links for one in link.operators)
@@ -120,7 +120,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRoom:
-    """The memory of a subspace's paths: what all hold, what each of its links keeps, and its largest program.
+    """The memory of a subspace's paths: shared memory, what each link keeps, and the largest program.
 
     Attributes:
         links: of the subspace.
@@ -131,7 +131,7 @@ class ChainRoom:
     held_bytes: int
 
     def within(self, memory_bytes: int) -> "tuple[tuple[Link, ...], int]":
-        """The operators that may be drawn within some memory, and the bytes that those of a path may keep together.
+        """Select the operators that fit a memory limit, and compute the bytes that those of a path may keep together.
 
         Operators with the largest programs are left out first, until the leanest path of the others has room; so the
         most that any program of them takes is set aside once.
@@ -140,9 +140,9 @@ class ChainRoom:
             The links, and what is left; no links where not even the leanest path has room.
         """
         for peak_bytes in sorted({one.peak_bytes for link in self.links for one in link.operators}, reverse=True):
-            links = tuple(_lean(link, peak_bytes) for link in self.links)
+            links = tuple(_find_leanest(link, peak_bytes) for link in self.links)
             left_bytes = memory_bytes - self.held_bytes - peak_bytes
-            if all(link.operators for link in links) and _least_bytes(links) <= left_bytes:
+            if all(link.operators for link in links) and _sum_least_bytes(links) <= left_bytes:
                 return links, left_bytes
         return (), 0
 
@@ -152,24 +152,24 @@ class ChainRoom:
         peaks = sorted({one.peak_bytes for link in self.links for one in link.operators})
         found = []
         for peak_bytes in peaks:
-            links = tuple(_lean(link, peak_bytes) for link in self.links)
+            links = tuple(_find_leanest(link, peak_bytes) for link in self.links)
             if all(link.operators for link in links):
-                found.append(self.held_bytes + peak_bytes + _least_bytes(links))
+                found.append(self.held_bytes + peak_bytes + _sum_least_bytes(links))
         return min(found)
 
     @property
     def evaluation_peak_bytes(self) -> int:
-        """Planned peak of evaluating any path: each link is done with before the next one."""
+        """Planned peak of evaluating any path: each link is released before the next one."""
         return self.held_bytes + max(one.kept_bytes + one.peak_bytes for link in self.links for one in link.operators)
 
     @property
     def largest_peak_bytes(self) -> int:
-        """Planned peak where every link draws what keeps most, and one has the largest program."""
+        """Planned peak if every link draws the operator that keeps most, and one has the largest program."""
         kept_bytes = sum(max(one.kept_bytes for one in link.operators) for link in self.links)
         return self.held_bytes + kept_bytes + max(one.peak_bytes for link in self.links for one in link.operators)
 
 
-def _kept(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
+def _restrict(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
     if not link.open or link.name not in choices:
         return link
     wanted = choices[link.name]
@@ -181,9 +181,9 @@ def _kept(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
     return Link(name=link.name, operators=tuple(one for one in link.operators if one.name in wanted))
 
 
-def _lean(link: Link, peak_bytes: int) -> Link:
+def _find_leanest(link: Link, peak_bytes: int) -> Link:
     return Link(name=link.name, operators=tuple(one for one in link.operators if one.peak_bytes <= peak_bytes))
 
 
-def _least_bytes(links: Sequence[Link]) -> int:
+def _sum_least_bytes(links: Sequence[Link]) -> int:
     return sum(min(one.kept_bytes for one in link.operators) for link in links)

@@ -1,9 +1,9 @@
-"""How a process of ours starts another one: the same Python, which looks for packages in the same places."""
+"""Starts child processes with the same Python and the same module search path."""
 
 import json
 import sys
 
-__all__ = ["child_command"]
+__all__ = ["make_child_command"]
 
 _START = (
     "import json, sys; from importlib import import_module; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -11,8 +11,8 @@ _START = (
 )
 
 
-def child_command(module: str, *arguments: str) -> list[str]:
-    """The command that calls the function `main` of a module with some arguments, in a process of its own.
+def make_child_command(module: str, *arguments: str) -> list[str]:
+    """Make the command that calls a module's `main` with some arguments in a new process.
 
     Args:
         module: its full name.

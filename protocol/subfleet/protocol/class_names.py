@@ -1,4 +1,4 @@
-"""Names of classes: what they may be, the order that they have by themselves, and their places among a run's.
+"""Class names: their bounds, their natural order, and their indices in a run's list.
 
 A run names its classes in an order of its own, or none: then they are numbered from 0, and the number of a class is its
 name. Data that name their classes are mapped by these names, never by the order that they happen to have on a device.
@@ -17,10 +17,10 @@ __all__ = [
     "MAX_NAMES_BYTES",
     "ClassNames",
     "check_class_names",
-    "class_names_of_text",
-    "class_places",
-    "in_natural_order",
-    "text_of_class_names",
+    "find_class_indices",
+    "format_class_names",
+    "parse_class_names",
+    "sort_naturally",
 ]
 
 CLASS_NAMES = "class_names"
@@ -57,7 +57,7 @@ ClassNames = Annotated[tuple[str, ...], _NAMES]
 
 
 def check_class_names(names: Sequence[str]) -> None:
-    """Refuse names that cannot be shown, told apart or sent.
+    """Check that names can be shown, distinguished and sent.
 
     Raises:
         ValueError: a name is empty, too long, not printable or there twice; or all together are too long.
@@ -66,8 +66,8 @@ def check_class_names(names: Sequence[str]) -> None:
         raise ValueError(f"the list of class names {text}")
 
 
-def in_natural_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Names in the order that they have by themselves: by number where all are whole numbers, else by character.
+def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort names by number if all are whole numbers, else by character.
 
     Raises:
         ValueError: two names are the same number, such as "2" and "02".
@@ -83,8 +83,8 @@ def in_natural_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(by_number[number] for number in sorted(by_number))
 
 
-def class_places(names: Sequence[str], classes: Sequence[str], class_count: int) -> tuple[int, ...]:
-    """The place of each name among a run's classes.
+def find_class_indices(names: Sequence[str], classes: Sequence[str], class_count: int) -> tuple[int, ...]:
+    """Find the index of each name among a run's classes.
 
     Args:
         names: of some data's classes.
@@ -105,13 +105,13 @@ def class_places(names: Sequence[str], classes: Sequence[str], class_count: int)
     return tuple(places)
 
 
-def text_of_class_names(names: Sequence[str]) -> str:
-    """Names of classes as a model file carries them."""
+def format_class_names(names: Sequence[str]) -> str:
+    """Format class names for a model file."""
     return canonical_json(list(names)).decode()
 
 
-def class_names_of_text(text: str) -> tuple[str, ...]:
-    """Read what `text_of_class_names` wrote.
+def parse_class_names(text: str) -> tuple[str, ...]:
+    """Read what `format_class_names` wrote.
 
     Raises:
         ProtocolError: the text is no such list, or holds names that cannot be.
@@ -126,7 +126,7 @@ def class_names_of_text(text: str) -> tuple[str, ...]:
 
 
 def _number(name: str, class_count: int) -> int:
-    """The class that a number names; -1 where it is none, or written otherwise than numbers are."""
+    """Parse a class number; -1 if it is none, or not in canonical form."""
     if not _NUMBER.fullmatch(name) or str(int(name)) != name:
         return -1
     return int(name) if not class_count or int(name) < class_count else -1

@@ -1,22 +1,26 @@
-"""What file systems differ in: locks, and folders whose entries can be made to outlast a power cut.
+"""Files that survive a crash, and features that file systems may lack: locks, and entries that survive a power cut.
 
-Those of networks and of shared folders often have neither. A device or a server goes on there with what they have.
+Network file systems and shared folders often have neither. Devices and servers continue there without them.
 """
 
 import errno
+import hashlib
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from subfleet.protocol.errors import UnsupportedSystemError
 
-__all__ = ["lock", "sync_folder"]
+__all__ = ["hash_file", "lock", "sync_folder", "write_atomically"]
 
+_BLOCK_BYTES = 2**20
 _CANNOT = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
 def lock(file: IO[Any] | int, *, wait: bool) -> bool:
-    """Lock an open file or folder until it is closed, or this process ends; False where the file system has no locks.
+    """Lock an open file or folder until it is closed or this process ends; False if the file system has no locks.
 
     Args:
         file: open for writing, or the descriptor of an open folder.
@@ -40,8 +44,33 @@ def lock(file: IO[Any] | int, *, wait: bool) -> bool:
     return True
 
 
+def hash_file(path: Path) -> str:
+    """Compute the SHA-256 of a file, block by block; raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file, so that it is complete or unchanged even after a power cut; raises OSError."""
+    partial = path.with_name(f"{path.name}.part")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):  # on a full disk the partial file would keep it full
+            partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut, where the file system can."""
+    """Make a rename in a folder survive a power cut, if the file system can."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

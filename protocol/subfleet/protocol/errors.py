@@ -1,4 +1,4 @@
-"""The error tree: one branch for each decision that a caller can take.
+"""The error tree: one class for each decision of a caller.
 
 SubfleetError                 every error that we raise on purpose; carries the exit code of its process
 ├── ConfigError               the configuration is wrong: correct it
@@ -53,7 +53,7 @@ __all__ = [
     "TransportError",
     "UnreachableError",
     "UnsupportedSystemError",
-    "install_command",
+    "make_install_command",
 ]
 
 
@@ -71,7 +71,7 @@ class ConfigError(SubfleetError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that is wrong with a record.
+    """A problem of a record.
 
     Attributes:
         text: what is wrong.
@@ -84,11 +84,11 @@ class Problem:
     is_sentence: bool = False
 
     def under(self, key: str | int) -> "Problem":
-        """The same, seen from the record or the list that has this one at a key."""
+        """Move the problem below a key of the containing record or list."""
         return replace(self, keys=(key, *self.keys))
 
     def sentence(self, where: str = "") -> str:
-        """In words; `where` leads to the record that the keys begin at."""
+        """Describe the problem; `where` is the path of the record that the keys start at."""
         steps = (f"[{key}]" if isinstance(key, int) else f".{key:.80}" for key in self.keys)
         path = f"{where}{''.join(steps)}".removeprefix(".")
         if self.is_sentence:
@@ -98,7 +98,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Stands in plain data for a value that was refused before: a reader adds its problems to all others."""
+    """A value that was refused before, in plain data: a reader adds its problems to the others."""
 
     problems: tuple[Problem, ...]
 
@@ -128,13 +128,13 @@ class DataError(SubfleetError):
 
 
 class TransportError(SubfleetError):
-    """The broker cannot be reached, or refuses us."""
+    """The broker cannot be reached, or refuses the client."""
 
     exit_code = ExitCode.TRANSPORT
 
 
 class UnreachableError(TransportError):
-    """The broker is not there, or not yet: another attempt may find it."""
+    """The broker is not there, or not yet: another attempt may succeed."""
 
 
 class PortError(SubfleetError):
@@ -156,7 +156,7 @@ class ProtocolError(SubfleetError):
 
 
 class TooLargeError(ProtocolError):
-    """Something announced a size above its limit; nothing was allocated for it."""
+    """An announced size is above its limit; nothing was allocated for it."""
 
 
 class ExportError(SubfleetError):
@@ -172,11 +172,11 @@ class TrainingError(SubfleetError):
 
 
 class LoadError(TrainingError):
-    """A runtime refused to load a program, as it would again: an operator is missing, or the program is too new."""
+    """A runtime refuses to load a program permanently: an operator is missing, or the program is too new."""
 
 
 class DivergedError(TrainingError):
-    """Training left a loss or a weight that is no finite number, as it would again on the same data."""
+    """Training ended with a loss or weight that is not finite, as it would again on the same data."""
 
 
 class MemoryLimitError(TrainingError):
@@ -195,8 +195,8 @@ class MemoryLimitError(TrainingError):
         self.limit_bytes = limit_bytes
 
 
-def install_command(extra: str, package: str = "") -> str:
-    """What installs the packages of an extra, to be said where one is missing, or where the named one is."""
+def make_install_command(extra: str, package: str = "") -> str:
+    """Make the command that installs an extra, to be shown if one of its packages is missing."""
     # A board such as a Jetson brings a build of ONNX Runtime for its own GPU, which the extra "edge" would write over;
     # that was made for NumPy 1 or for NumPy 2, which nobody but the board knows.
     if extra == "edge" and package == "numpy":
@@ -220,7 +220,7 @@ class MissingExtraError(SubfleetError):
     exit_code = ExitCode.MISSING_EXTRA
 
     def __init__(self, package: str, extra: str, *, remedy: str = "") -> None:
-        super().__init__(f"the package {package!r} is not installed; {remedy or install_command(extra, package)}")
+        super().__init__(f"the package {package!r} is not installed; {remedy or make_install_command(extra, package)}")
 
 
 class BrokenError(SubfleetError):
@@ -230,7 +230,7 @@ class BrokenError(SubfleetError):
 
 
 class UnsupportedSystemError(SubfleetError):
-    """Windows, which lacks locks, limits and signals that we need."""
+    """Windows is unsupported: it lacks locks, limits and signals."""
 
     exit_code = ExitCode.SYSTEM
 

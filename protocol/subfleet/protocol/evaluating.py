@@ -1,4 +1,4 @@
-"""What is asked of a device that evaluates a model on its held-out data, and what it found, as plain data."""
+"""Settings and results of an evaluation on a device's held-out data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ __all__ = [
     "EvaluationResult",
     "EvaluationSettings",
     "LabelCount",
-    "totals_of",
+    "sum_totals",
 ]
 
 NO_HELD_OUT = "this device has no held-out data to evaluate on; name some with --held-out when it joins"
@@ -31,7 +31,7 @@ LabelCount = Annotated[int, Range(least=1, most=MAX_LABELS)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class EvaluationSettings:
-    """How a device evaluates: nothing is trained, and samples are taken in their order, as they are.
+    """Settings of an evaluation: samples are taken in order, without augmentation.
 
     Attributes:
         batch_size: samples that the program takes at once, 1 or more.
@@ -49,7 +49,7 @@ class EvaluationSettings:
 
 
 class Claims(Protocol):
-    """What is claimed of an evaluation, by a trainer or by a device."""
+    """The claimed result of an evaluation, by a trainer or a device."""
 
     @property
     def loss(self) -> float:
@@ -58,7 +58,7 @@ class Claims(Protocol):
 
     @property
     def accuracy(self) -> float:
-        """Share of them that were predicted rightly, 0 to 1."""
+        """Fraction of them that was predicted correctly, 0 to 1."""
         ...
 
     @property
@@ -73,17 +73,17 @@ class Claims(Protocol):
 
     @property
     def class_counts(self) -> tuple[int, ...]:
-        """Labels of each class; empty where they were not counted."""
+        """Labels of each class; empty if they were not counted."""
         ...
 
     @property
     def class_correct(self) -> tuple[int, ...]:
-        """Of these, those that were predicted rightly."""
+        """Labels of each class that were predicted correctly."""
         ...
 
     @property
     def sums(self) -> MetricSums:
-        """What further metrics follow from."""
+        """Sums for further metrics."""
         ...
 
     @property
@@ -105,8 +105,8 @@ CLAIM_RULES: Rules = (_check_classes, check_sums)
 """By which the numbers of `Claims` do not contradict each other."""
 
 
-def totals_of(claims: Claims) -> Totals:
-    """What is claimed, as sums over the labels."""
+def sum_totals(claims: Claims) -> Totals:
+    """Convert a claim to sums over the labels."""
     return Totals(
         label_count=claims.label_count,
         loss=claims.loss * claims.label_count,
@@ -120,7 +120,7 @@ def totals_of(claims: Claims) -> Totals:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(*CLAIM_RULES)
 class EvaluationResult:
-    """What came of an evaluation in a trainer; `subfleet.protocol.answers.Evaluated` says what the numbers are.
+    """The result of an evaluation in a trainer; see `subfleet.protocol.answers.Evaluated` for the numbers.
 
     Attributes:
         scores: of each path of a population, in its order; loss and accuracy are then their means.

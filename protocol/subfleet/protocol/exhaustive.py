@@ -6,7 +6,7 @@ __all__ = ["never"]
 
 
 def never(value: NoReturn) -> NoReturn:
-    """Stand in the last case of a match: a member of the union without a case of its own is an error of types.
+    """Mark the last case of a match: a union member without a case of its own becomes a type error.
 
     Raises:
         AssertionError: the case was reached after all.

@@ -9,7 +9,7 @@ __all__ = ["ExitCode"]
 
 
 class ExitCode(IntEnum):
-    """What a process says when it ends. Hundreds are not available in a shell, so tens group the causes."""
+    """Exit codes. Shells have no codes in the hundreds, so tens group the causes."""
 
     OK = 0
     INTERNAL = 1  # a defect of ours

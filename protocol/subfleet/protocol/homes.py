@@ -1,4 +1,4 @@
-"""Where a user's own files are, also for a user without a home, as in a container that is started with a bare number.
+"""Finds the folders of a user's own files, even without a home, as in a container with a numeric user.
 
 Such a user has a folder below the temporary one. It is nobody else's: what lies in it is trusted like a home's files.
 """
@@ -12,45 +12,45 @@ from pathlib import Path
 
 from subfleet.protocol.errors import FileError
 
-__all__ = ["cache_folder", "give_home", "home_folder", "state_folder"]
+__all__ = ["find_cache_folder", "find_home", "find_state_root", "set_home"]
 
 
-def cache_folder() -> Path:
-    """For what can be made again: $XDG_CACHE_HOME, or .cache in the home.
-
-    Raises:
-        FileError: as `home_folder`.
-    """
-    return _folder("XDG_CACHE_HOME", ".cache")
-
-
-def state_folder() -> Path:
-    """For what must stay: $XDG_STATE_HOME, or .local/state in the home.
+def find_cache_folder() -> Path:
+    """Find the cache folder: $XDG_CACHE_HOME, or .cache in the home.
 
     Raises:
-        FileError: as `home_folder`.
+        FileError: as `find_home`.
     """
-    return _folder("XDG_STATE_HOME", ".local/state")
+    return _find_folder("XDG_CACHE_HOME", ".cache")
 
 
-def home_folder() -> Path:
+def find_state_root() -> Path:
+    """Find the state folder: $XDG_STATE_HOME, or .local/state in the home.
+
+    Raises:
+        FileError: as `find_home`.
+    """
+    return _find_folder("XDG_STATE_HOME", ".local/state")
+
+
+def find_home() -> Path:
     """The home, or the folder that takes its place where there is none.
 
     Raises:
         FileError: there is no home, and nothing can take its place.
     """
-    home = _home()
-    return _stand_in() if home is None else home
+    home = _find_home()
+    return _make_substitute() if home is None else home
 
 
-def give_home(environment: MutableMapping[str, str]) -> None:
+def set_home(environment: MutableMapping[str, str]) -> None:
     """Name a home and a user to libraries, which look for both in their own ways, where the system names none.
 
     Where no folder can take the home's place it is left to whoever needs one: many commands need none.
     """
-    if _home() is None:
+    if _find_home() is None:
         with suppress(FileError):
-            environment["HOME"] = str(_stand_in())
+            environment["HOME"] = str(_make_substitute())
     if not _is_known(os.getuid()) and not any(environment.get(name) for name in _NAMES):
         environment["LOGNAME"] = f"uid{os.getuid()}"
 
@@ -59,16 +59,16 @@ _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 """Where `getpass.getuser` looks first."""
 
 
-def _folder(variable: str, usual: str) -> Path:
+def _find_folder(variable: str, usual: str) -> Path:
     named = os.environ.get(variable)
     if named:
         return Path(named)
-    folder = home_folder() / usual
+    folder = find_home() / usual
     # A home that can be read only, such as that of a system's own user, may have a writable cache, or none.
-    return folder if _can_be_made(folder) else _stand_in() / usual
+    return folder if _can_be_made(folder) else _make_substitute() / usual
 
 
-def _home() -> Path | None:
+def _find_home() -> Path | None:
     try:
         home = Path.home()
     except RuntimeError:  # no $HOME, and a number without a name
@@ -93,7 +93,7 @@ def _is_known(uid: int) -> bool:
     return True
 
 
-def _stand_in() -> Path:
+def _make_substitute() -> Path:
     ask = "set HOME to a folder that you can write"
     try:
         folder = Path(tempfile.gettempdir()) / f"subfleet-{os.getuid()}"

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from subfleet.protocol.bounds import Range, checked
 
-__all__ = ["InputStatistics", "scale_problem"]
+__all__ = ["InputStatistics", "find_scale_problem"]
 
 MAX_VALUE = 2.0**128
 """Inputs are single precision, or indices: all are smaller."""
@@ -77,7 +77,7 @@ class InputStatistics:
         return max(abs(self.minimum), abs(self.maximum))
 
 
-def scale_problem(one: InputStatistics, other: InputStatistics) -> str:
+def find_scale_problem(one: InputStatistics, other: InputStatistics) -> str:
     """Why two data sets are not on one scale; empty where nothing says so. It is the same either way round.
 
     Data that honestly differ are on one scale, whatever classes, brightness or number of samples they have. Where all
@@ -87,9 +87,9 @@ def scale_problem(one: InputStatistics, other: InputStatistics) -> str:
         return f"{one.kind} beside {other.kind}"
     if one.kind == "indices" or not (one.deviation and other.deviation):
         return ""
-    ratio = _larger(one.deviation, other.deviation)
+    ratio = _is_larger(one.deviation, other.deviation)
     # Both: a few outliers move the largest value alone, and honest noise the deviation alone.
-    if ratio > LARGEST_RATIO and _larger(one.size, other.size) > LARGEST_RATIO:
+    if ratio > LARGEST_RATIO and _is_larger(one.size, other.size) > LARGEST_RATIO:
         return f"a deviation {ratio:.0f} times as large"
     for unit, wide in ((one, other), (other, one)):
         if _spans_unit(unit) and (wide.minimum < _BELOW_UNIT or wide.maximum > _ABOVE_UNIT):
@@ -97,7 +97,7 @@ def scale_problem(one: InputStatistics, other: InputStatistics) -> str:
     return ""
 
 
-def _larger(one: float, other: float) -> float:
+def _is_larger(one: float, other: float) -> float:
     return max(one, other) / min(one, other)
 
 

@@ -5,21 +5,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 from subfleet.protocol.errors import BrokenError
 
-__all__ = ["cause_of", "unloadable"]
+__all__ = ["explain_load_error", "find_cause"]
 
 _NUMPY = re.compile(r"numpy|multiarray|_ARRAY_API", re.IGNORECASE)
 _NUMPY_TOO_OLD = re.compile(r"compiled against (ABI|API) version \S+ but this version of numpy")
 _MOST_CHARACTERS = 200
 
 
-def unloadable(package: str, error: BaseException) -> BrokenError:
+def explain_load_error(package: str, error: BaseException) -> BrokenError:
     """The error for a package that raised something while it was loaded or tried; "" where none is to be named."""
-    cause = cause_of(error)
+    cause = find_cause(error)
     what = f"the package {package!r} is there, but cannot be loaded" if package else "it raised an error"
-    return BrokenError(f"{what} ({cause}); {_remedy(package, cause)}")
+    return BrokenError(f"{what} ({cause}); {_find_remedy(package, cause)}")
 
 
-def cause_of(error: BaseException) -> str:
+def find_cause(error: BaseException) -> str:
     """The first words of what an error was raised from, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -27,19 +27,19 @@ def cause_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text:.{_MOST_CHARACTERS}}" if text else type(error).__name__
 
 
-def _remedy(package: str, cause: str) -> str:
+def _find_remedy(package: str, cause: str) -> str:
     if cause.startswith(MemoryError.__name__):
         return "free some memory, add swap, or raise the limit of the container"
     # Never "pip install" of the package itself: on a board that would write over a build for the board's own GPU.
     if package != "numpy" and _NUMPY.search(cause):
-        found = _version_of("numpy")
+        found = _read_version("numpy")
         if _NUMPY_TOO_OLD.search(cause) or not found.startswith("2"):
             return f"this build was made for a newer NumPy than {found or 'is here'}; run: pip install --upgrade numpy"
         return f"this build was made for NumPy 1, but NumPy {found} is here; run: pip install 'numpy>=1.26,<2'"
     return "install the libraries that this build of it needs, or another build"
 
 
-def _version_of(package: str) -> str:
+def _read_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

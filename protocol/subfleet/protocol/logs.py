@@ -4,15 +4,15 @@ import logging
 import sys
 from types import TracebackType
 
-from subfleet.protocol.text import escaped
+from subfleet.protocol.text import escape
 
-__all__ = ["PlainFormatter", "log_to_standard_error", "of_subfleet_or_warning"]
+__all__ = ["PlainFormatter", "is_shown", "log_to_standard_error"]
 
 _LINES = "\n\t"
 """What tracebacks are made of."""
 
 
-def of_subfleet_or_warning(record: logging.LogRecord) -> bool:
+def is_shown(record: logging.LogRecord) -> bool:
     """A filter of logs: libraries tell of every font and every instruction that they look at, which hides our own."""
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] in ("subfleet", "__main__")
 
@@ -22,18 +22,18 @@ class PlainFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         """The line, without a traceback."""
-        return escaped(super().formatMessage(record))
+        return escape(super().formatMessage(record))
 
     def formatException(  # noqa: N802 - logging's own name
         self,
         ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
     ) -> str:
         """The traceback, whose last lines are the text of an exception."""
-        return escaped(super().formatException(ei), keep=_LINES)
+        return escape(super().formatException(ei), keep=_LINES)
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's own name
         """The stack, where a record has one."""
-        return escaped(super().formatStack(stack_info), keep=_LINES)
+        return escape(super().formatStack(stack_info), keep=_LINES)
 
 
 def log_to_standard_error(level: int, *, form: str) -> None:
@@ -44,6 +44,6 @@ def log_to_standard_error(level: int, *, form: str) -> None:
         form: of a line, as `logging.Formatter` takes it.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(of_subfleet_or_warning)
+    handler.addFilter(is_shown)
     handler.setFormatter(PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from subfleet.protocol.bounds import Condition
 
-__all__ = ["MaybeSize", "Size", "bytes_of"]
+__all__ = ["MaybeSize", "Size", "parse_bytes"]
 
 _UNITS: Mapping[str, int] = MappingProxyType(
     {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -18,24 +18,24 @@ _LARGEST_BYTES = 2**60
 _FORM = "a size such as 300M: a number of bytes, or of K, M, G (powers of 1000), Ki, Mi or Gi (powers of 1024)"
 
 
-def _bytes(text: str) -> int | None:
+def _convert(text: str) -> int | None:
     found = _SIZE.fullmatch(text)
     size = Fraction(found[1]) * _UNITS[found[2]] if found else Fraction(0)
     return int(size) if 1 <= size <= _LARGEST_BYTES and size.denominator == 1 else None
 
 
-Size = Annotated[str, Condition(accepts=lambda text: _bytes(text) is not None, words=_FORM)]
-MaybeSize = Annotated[str, Condition(accepts=lambda text: not text or _bytes(text) is not None, words=_FORM)]
+Size = Annotated[str, Condition(accepts=lambda text: _convert(text) is not None, words=_FORM)]
+MaybeSize = Annotated[str, Condition(accepts=lambda text: not text or _convert(text) is not None, words=_FORM)]
 """A size, or empty."""
 
 
-def bytes_of(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """The bytes of a size: a number, and K, M or G for powers of 1000, Ki, Mi or Gi for powers of 1024.
 
     Raises:
         ValueError: it is no such size, no whole number of bytes, 0, or above 2**60.
     """
-    size_bytes = _bytes(text)
+    size_bytes = _convert(text)
     if size_bytes is None:
         raise ValueError(f"is {text!r:.40}, but must be {_FORM}")
     return size_bytes

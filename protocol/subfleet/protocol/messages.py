@@ -16,7 +16,7 @@ from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.identifiers import ClientId, Printable, Shown, check_client_id, new_message_id
+from subfleet.protocol.identifiers import ClientId, Printable, Shown, check_client_id, make_message_id
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.limits import (
     MAX_SAMPLES,
@@ -35,13 +35,13 @@ from subfleet.protocol.limits import (
     Shape,
     Shapes,
 )
-from subfleet.protocol.memory import PackingWidth
+from subfleet.protocol.memory_plan import PackingWidth
 from subfleet.protocol.readings import LogLow, Reading
 from subfleet.protocol.reasons import ArchitectureProblem, RefusalReason
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, Architecture
 from subfleet.protocol.task import Task
-from subfleet.protocol.text import checked_texts, may_act
+from subfleet.protocol.text import check_texts, may_act
 
 __all__ = [
     "MAX_SAMPLES",
@@ -67,7 +67,7 @@ __all__ = [
     "check_client_id",
     "decode",
     "encode",
-    "new_message_id",
+    "make_message_id",
     "text_bytes",
 ]
 
@@ -87,9 +87,9 @@ RoundCount = Annotated[int, Range(least=0, below=MAX_ROUNDS)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Presence:
-    """A device is there (retained), or is gone (its will). A lease renewed by heartbeats; the will is only a hint.
+    """A device is online (retained), or offline (its will). A lease renewed by heartbeats; the will is only a hint.
 
-    The server goes by those that come while it listens; what the broker has kept is for people who look at the broker.
+    The server uses only those that arrive while it listens; retained ones are for people who inspect the broker.
     `session_id` changes whenever the agent starts anew. `reason` stands in a goodbye, and says why the device goes; it
     is empty while it is there, and in a will, which the broker publishes in place of a device whose connection broke.
     """
@@ -98,7 +98,7 @@ class Presence:
     client_id: ClientId
     session_id: SessionId
     online: bool
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
     reason: Annotated[str, Length(most=128)] = field(default="", metadata=ADDED_LATER)
 
 
@@ -123,7 +123,7 @@ def _check_class_names(class_counts: tuple[int, ...], class_names: tuple[str, ..
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_network, _check_architecture, _check_class_names)
 class Profile:
-    """What a device is (retained): it changes only when the agent starts anew.
+    """The properties of a device (retained): they change only when the agent restarts.
 
     Attributes:
         device: name of its device profile, such as "raspberry_pi_4".
@@ -160,7 +160,7 @@ class Profile:
     memory_total_bytes: int
     memory_fraction: PositiveFraction
     software: Annotated[dict[str, str], Length(most=64), NAMES] = field(default_factory=dict)
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
     operators: Annotated[tuple[str, ...], Length(most=1024), SHOWN_NAMES] = field(default=(), metadata=ADDED_LATER)
     macs_per_s: PositiveAmount | None = field(default=None, metadata=ADDED_LATER)
     architecture: Architecture | None = field(default=None, metadata=ADDED_LATER)
@@ -177,7 +177,7 @@ class Profile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Telemetry:
-    """What a device has to give now. One is due for every round: it names the round and answers its announcement.
+    """The current resources of a device. One is due for every round, as the answer to its announcement.
 
     Attributes:
         run_id: the run whose round it answers; None outside rounds.
@@ -199,7 +199,7 @@ class Telemetry:
     log_time_s: float | None
     reading: Reading
     memory_budget_bytes: Count
-    message_id: MessageId = field(default_factory=new_message_id)
+    message_id: MessageId = field(default_factory=make_message_id)
     retry: int = field(default=0, metadata=ADDED_LATER)
     log_low: LogLow | None = field(default=None, metadata=ADDED_LATER)
     disk_budget_bytes: Count | None = field(default=None, metadata=ADDED_LATER)
@@ -228,7 +228,7 @@ class RoundInfo:
     phase: Literal["measure", "train", "finished"]
     log_time_s: float | None
     deadline_s: Seconds
-    message_id: Annotated[str, Length(most=256), Shown] = field(default_factory=new_message_id)
+    message_id: Annotated[str, Length(most=256), Shown] = field(default_factory=make_message_id)
     retry: RoundCount = field(default=0, metadata=ADDED_LATER)
     log_quantile: Annotated[float, Range(least=0, below=1)] | None = field(default=None, metadata=ADDED_LATER)
     sample_bytes: Annotated[int, Range(least=0, most=MAX_SAMPLE_BYTES)] = field(default=0, metadata=ADDED_LATER)
@@ -249,19 +249,19 @@ class Ack:
     of: Annotated[str, Length(most=512)]
     status: Literal["accepted", "duplicate", "refused"]
     reason: str = ""
-    message_id: Annotated[str, Length(most=640)] = field(default_factory=new_message_id)
+    message_id: Annotated[str, Length(most=640)] = field(default_factory=make_message_id)
     problem: ArchitectureProblem | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class ChunkRequest:
-    """Asks the other side for ranges of a blob. At most a window of them is outstanding."""
+    """Requests ranges of a blob. At most a window of them is outstanding."""
 
     KIND: ClassVar[str] = "request"
     blob: BlobRef
     ranges: Annotated[tuple[ByteRange, ...], Length(least=1, most=64)]
-    message_id: str = field(default_factory=new_message_id)
+    message_id: str = field(default_factory=make_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,13 +270,13 @@ class BlobMissing:
 
     KIND: ClassVar[str] = "missing"
     sha256: str
-    message_id: str = field(default_factory=new_message_id)
+    message_id: str = field(default_factory=make_message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Claim:
-    """Says who has a place that only one may have (retained, on the place's topic): a fleet's server, a device's id.
+    """Claims a lock (retained, on the lock's topic): that of a fleet's server, or of a device's id.
 
     Attributes:
         session_id: of this start of the process.
@@ -288,7 +288,7 @@ class Claim:
     session_id: str
     holder: ClientId
     since_s: Amount
-    message_id: str = field(default_factory=new_message_id)
+    message_id: str = field(default_factory=make_message_id)
 
 
 Message = Presence | Profile | Telemetry | RoundInfo | Task | Answer | Ack | ChunkRequest | BlobMissing | Claim
@@ -297,14 +297,14 @@ MESSAGES: Mapping[str, type[Message]] = MappingProxyType({kind.KIND: kind for ki
 
 
 def encode(message: Message) -> bytes:
-    """Write a message as canonical JSON with its kind and schema version; a long one compressed, behind a mark."""
+    """Encode a message as canonical JSON with its kind and schema version; a long one is compressed."""
     plain: dict[str, Any] = to_plain(message)
     text = canonical_json({"schema": SCHEMA_VERSION, "kind": message.KIND, **plain})
     return text if len(text) <= _PLAIN_BYTES else gzip.compress(text, mtime=0)
 
 
 def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Message:
-    """Read a message. Characters on which terminals act become spaces in texts for people, and are no part of a name.
+    """Decode a message. Terminal control characters become spaces in texts for people, and are refused in names.
 
     Args:
         payload: what was received.
@@ -313,7 +313,7 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
     Raises:
         ProtocolError: the payload is not a valid message of that kind.
     """
-    text = _inflated(payload)
+    text = _inflate(payload)
     plain = parse_json(text, max_bytes=MAX_CONTROL_BYTES)
     if not isinstance(plain, dict):
         raise ProtocolError("a control message must be a JSON object")
@@ -322,25 +322,25 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
         raise ProtocolError(f"schema version is {schema!r:.80}, but must be {SCHEMA_VERSION}; update the older side")
     if not isinstance(kind, str) or kind not in MESSAGES or (expected is not None and kind != expected):
         raise ProtocolError(f"message kind is {kind!r:.80}, but must be {expected or sorted(MESSAGES)}")
-    return from_plain(MESSAGES[kind], _shown(kind, plain) if may_act(text) else plain)
+    return from_plain(MESSAGES[kind], _clean_texts(kind, plain) if may_act(text) else plain)
 
 
-def _shown(kind: str, plain: dict[str, Any]) -> Any:
-    """What was received without characters on which terminals act: both sides write others' texts into their logs."""
+def _clean_texts(kind: str, plain: dict[str, Any]) -> Any:
+    """Remove terminal control characters: both sides write each other's texts into their logs."""
     try:
-        return checked_texts(plain, kind)
+        return check_texts(plain, kind)
     except RecursionError as error:
         raise ProtocolError("a control message is too deep") from error
 
 
 def text_bytes(payload: bytes | memoryview) -> int:
-    """How long a message is as JSON, at most what any may be; a compressed one says so at its end, or is damaged."""
+    """Compute a message's length as JSON, at most the limit; a compressed one has it in its last bytes."""
     if bytes(payload[: len(_GZIP)]) != _GZIP:
         return len(payload)
     return min(max(len(payload), int.from_bytes(payload[-4:], "little")), MAX_CONTROL_BYTES)
 
 
-def _inflated(payload: bytes | memoryview) -> bytes | memoryview:
+def _inflate(payload: bytes | memoryview) -> bytes | memoryview:
     if bytes(payload[: len(_GZIP)]) != _GZIP:
         return payload
     inflating = zlib.decompressobj(_GZIP_WINDOW)

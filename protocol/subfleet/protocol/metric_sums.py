@@ -1,4 +1,4 @@
-"""What an evaluation adds up to, as plain numbers: the sums of several data sets add up to those of all of them."""
+"""The sums of an evaluation; those of several data sets add up."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSums:
-    """Sums over labels beside their loss, and what is counted by class; empty where a task has no use for them.
+    """Sums over labels for further metrics; empty if a task does not need them.
 
     Attributes:
         class_predicted: labels that were taken for each class; of several outputs those that each took for 1.
@@ -46,14 +46,12 @@ class MetricSums:
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
         """Of both data sets together."""
-        return MetricSums(
-            **{one.name: _added(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)}
-        )
+        return MetricSums(**{one.name: _add(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Everything that an evaluation adds up to.
+    """All sums of an evaluation.
 
     Attributes:
         label_count: labels that counted.
@@ -77,8 +75,8 @@ class Totals:
             label_count=self.label_count + other.label_count,
             loss=self.loss + other.loss,
             correct=self.correct + other.correct,
-            class_counts=_added(self.class_counts, other.class_counts),
-            class_correct=_added(self.class_correct, other.class_correct),
+            class_counts=_add(self.class_counts, other.class_counts),
+            class_correct=_add(self.class_correct, other.class_correct),
             sums=self.sums + other.sums,
         )
 
@@ -101,7 +99,7 @@ class Totals:
 
 
 def check_sums(sums: MetricSums) -> Iterator[str]:
-    """Why sums may stand in no message; those of a model that has diverged are no numbers, and are sent to nobody."""
+    """Find the problems of sums in a message; a diverged model has no finite sums."""
     for name, most in (
         ("class_predicted", MAX_COUNTED_CLASSES),
         ("positives", MAX_SCORED_OUTPUTS * SCORE_BINS),
@@ -122,6 +120,6 @@ def check_sums(sums: MetricSums) -> Iterator[str]:
         yield "sums of targets must be numbers"
 
 
-def _added(one: tuple[_Number, ...], other: tuple[_Number, ...]) -> tuple[_Number, ...]:
+def _add(one: tuple[_Number, ...], other: tuple[_Number, ...]) -> tuple[_Number, ...]:
     """Place by place; of what one of both does not tell, nothing is known of both together."""
     return tuple(map(sum, zip(one, other, strict=True))) if one and other else ()

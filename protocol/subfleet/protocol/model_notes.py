@@ -1,20 +1,22 @@
-"""What an inference model says of itself, as texts by name: its classes, what it was trained for, and its data.
+"""Notes in an inference model, as texts by name: its classes, its objective, and its transform.
 
 ONNX models carry them as metadata, ExecuTorch's as methods that give their texts in bytes.
 """
 
-from subfleet.protocol.class_names import CLASS_NAMES, text_of_class_names
+from subfleet.protocol.class_names import CLASS_NAMES, format_class_names
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective
-from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, text_of_transform
+from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, format_transform
 
-__all__ = ["OBJECTIVE", "notes_of", "objective_of_text"]
+__all__ = ["OBJECTIVE", "list_notes", "parse_objective"]
 
 OBJECTIVE = "objective"
 """Under which a model file carries the objective's name."""
 
 
-def notes_of(classes: tuple[str, ...], objective: Objective, transform: DataTransform | None = None) -> dict[str, str]:
+def list_notes(
+    classes: tuple[str, ...], objective: Objective, transform: DataTransform | None = None
+) -> dict[str, str]:
     """The notes of a model; none of classes without names, of the usual objective (a class of each sample), of nothing.
 
     Args:
@@ -22,13 +24,13 @@ def notes_of(classes: tuple[str, ...], objective: Objective, transform: DataTran
         objective: that it was trained by.
         transform: what was done to the samples that it was trained on.
     """
-    named = {CLASS_NAMES: text_of_class_names(classes)} if classes else {}
+    named = {CLASS_NAMES: format_class_names(classes)} if classes else {}
     meant = {} if objective == "cross_entropy" else {OBJECTIVE: objective}
-    return named | meant | ({} if transform is None else {DATA_TRANSFORM: text_of_transform(transform)})
+    return named | meant | ({} if transform is None else {DATA_TRANSFORM: format_transform(transform)})
 
 
-def objective_of_text(text: str) -> Objective:
-    """The objective that a model file's note names.
+def parse_objective(text: str) -> Objective:
+    """Parse the objective from a model file's note.
 
     Raises:
         ProtocolError: there is no such objective.

@@ -1,4 +1,4 @@
-"""How a device draws the paths of a supernet that it trains, and what it tells of them. Plain data."""
+"""How a device draws paths of a supernet, and what it reports about them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ ReportedExamples = Annotated[
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class PathSettings:
-    """What a device goes by when it draws a path for each batch.
+    """Settings for drawing a path for each batch.
 
     Attributes:
         sampler: how.
@@ -38,7 +38,7 @@ class PathSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class PathScore:
-    """How good one path of a population is on a device's held-out data.
+    """The score of one path of a population on a device's held-out data.
 
     Attributes:
         loss: mean over the labels that counted, 0 or more.

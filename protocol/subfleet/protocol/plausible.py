@@ -1,4 +1,4 @@
-"""What numbers a device may claim: a range for each field, in one table, to which a server brings whatever it reads.
+"""Plausible ranges of the numbers that a device claims, in one table; a server clips what it reads.
 
 A number outside its range is no reason to do without a device, as its clock or its sensors may be broken. But what
 follows from such a number, such as the time that a training takes, has to stay a number.
@@ -45,7 +45,7 @@ _Record = TypeVar("_Record")
 
 
 def plausible(record: _Record) -> _Record:
-    """A record with every number of the table within its range; the same object where all are."""
+    """Clip every number of the table to its range; returns the same object if all are within."""
     changes = {}
     for field in fields(record):  # type: ignore[arg-type]  # messages, and records that they consist of
         before = getattr(record, field.name)

@@ -1,4 +1,4 @@
-"""Whose exception it is: ours, or that of a package that registers a plug-in."""
+"""Attributes exceptions to Subfleet or to the package of a plug-in."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -6,7 +6,7 @@ from types import MappingProxyType, TracebackType
 
 from subfleet.protocol.registry import package_of
 
-__all__ = ["raised_by_plugin"]
+__all__ = ["explain_plugin_error"]
 
 _OURS = "subfleet"
 _KINDS: Mapping[str, str] = MappingProxyType(
@@ -21,14 +21,14 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def raised_by_plugin(error: BaseException) -> str:
-    """A sentence that says which plug-in raised an exception; empty where none did.
+def explain_plugin_error(error: BaseException) -> str:
+    """Explain which plug-in raised an exception; empty if none did.
 
     It is a plug-in's where a plug-in's code stands in the traceback: what our code, or another library's, was called
     with by a plug-in is the plug-in's matter. A context of a plug-in that the exception only went through does not
     count.
     """
-    modules = list(_modules(error.__traceback__))
+    modules = list(_list_modules(error.__traceback__))
     if all(_is_ours(module) for module in modules):
         return ""
     entries = [
@@ -39,14 +39,14 @@ def raised_by_plugin(error: BaseException) -> str:
         if not _is_ours(entry.module)
     ]
     for module in reversed(modules):
-        if (found := _owner(module, entries)) is not None:
+        if (found := _find_owner(module, entries)) is not None:
             what = f"the {_KINDS.get(found.group, 'plug-in')} {found.name!r:.80} of {package_of(found)}"
             return f"{what} raised {type(error).__name__}: {error}; mend or uninstall that package"
     return ""
 
 
-def _modules(trace: TracebackType | None) -> Iterator[str]:
-    """Names of the modules that an exception came through, the outermost first."""
+def _list_modules(trace: TracebackType | None) -> Iterator[str]:
+    """List the modules that an exception passed, the outermost first."""
     thrown = False
     while trace is not None:
         frame = trace.tb_frame
@@ -62,8 +62,8 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == _OURS
 
 
-def _owner(module: str, entries: list[EntryPoint]) -> EntryPoint | None:
-    """The plug-in whose module it is; else one of the same package."""
+def _find_owner(module: str, entries: list[EntryPoint]) -> EntryPoint | None:
+    """Find the plug-in of a module, else one of the same package."""
     top = module.partition(".")[0]
     exact = (entry for entry in entries if entry.module == module)
     near = (entry for entry in entries if entry.module.partition(".")[0] == top)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
 
@@ -92,7 +92,7 @@ class PieceProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramManifest:
-    """Everything a trainer must know of a program besides its bytes.
+    """Everything that a trainer must know about a program besides its bytes.
 
     Attributes:
         program_id: content id of the request that made it: shape, objective, optimiser, batch, target, versions.
@@ -153,7 +153,7 @@ def encode_program(program: Program) -> bytes:
 
 
 def decode_program(buffer: bytes | memoryview) -> Program:
-    """Unpack a program. Runtimes survive most damaged programs, not all: none is handed to them.
+    """Unpack a program and check its digest: runtimes do not survive every damaged program.
 
     Raises:
         ProtocolError: the bytes are no packed program, or were damaged after they were packed.
@@ -163,7 +163,7 @@ def decode_program(buffer: bytes | memoryview) -> Program:
 
 
 def program_id_of(buffer: bytes | memoryview) -> str:
-    """The id of a whole packed program, without reading all that its manifest says.
+    """Read the id of a packed program, without the rest of its manifest.
 
     Raises:
         ProtocolError: the bytes are no packed program, or were damaged after they were packed.

@@ -1,4 +1,4 @@
-"""What a device has to give at one moment. Logs, telemetry and budgets all speak of this one record."""
+"""A device's resources at one moment: the record of logs, telemetry and budgets."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -49,7 +49,7 @@ class Reading:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class LogLow:
-    """What a device has in a replayed log at least, but for a fraction of the log's time. Each part is told by itself.
+    """Low quantiles of a replayed log, each by itself.
 
     Attributes:
         memory_budget_bytes: what it gives to training of its free memory then.
@@ -64,7 +64,7 @@ class LogLow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What one task may cost on one device now: the dial from which its submodel follows.
+    """The budget of one task on one device, which determines its submodel.
 
     Attributes:
         memory_bytes: growth of the device process's memory that training may cause.

@@ -1,4 +1,4 @@
-"""Why a task is not done, or a declaration not accepted: words that both sides know."""
+"""Reasons to refuse a task or a declaration, as both sides know them."""
 
 from typing import Literal
 

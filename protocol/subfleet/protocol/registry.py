@@ -1,4 +1,4 @@
-"""What is registered under a group of entry points, by name: ours and everybody else's alike.
+"""Registries: objects under a group of entry points by name, of Subfleet and of plug-ins alike.
 
 Nothing is imported before it is asked for, and what cannot be loaded is in nobody's way: it is told by one sentence
 where it is named.
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.silence import silence
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.suggestion import suggest
 
 __all__ = ["Registry", "package_of", "problem_with_record"]
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def problem_with_record(found: object, name: str, members: Iterable[str]) -> str:
-    """Why something cannot be the record of a name in a registry; empty where it can be.
+    """Explain why an object is no valid record of a registry; empty if it is.
 
     Args:
         found: what is registered.
@@ -40,7 +40,7 @@ def problem_with_record(found: object, name: str, members: Iterable[str]) -> str
 
 
 class Registry(Mapping[str, T]):
-    """The registered things of a group that can be loaded, by name in alphabetical order.
+    """The loadable objects of a group, by name in alphabetical order.
 
     A type annotated with a registry, `Annotated[Seam, REGISTRY]`, is an open union: `subfleet.protocol.schema` builds
     the registered record that its tag names.
@@ -75,31 +75,31 @@ class Registry(Mapping[str, T]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that are registered, also what cannot be loaded; nothing is imported."""
-        return tuple(sorted(self._registered()))
+        """All registered names, even those that cannot be loaded; nothing is imported."""
+        return tuple(sorted(self._find_entry()))
 
     @property
     def broken(self) -> Mapping[str, str]:
-        """Why each of those cannot be loaded that cannot."""
+        """The load errors, by name."""
         found = {name: self._load(name) for name in self.names}
         return MappingProxyType({name: str(one) for name, one in found.items() if isinstance(one, ConfigError)})
 
     def named(self, name: str) -> T:
-        """What is registered under a name that somebody wrote.
+        """Load the object under a name from a configuration.
 
         Raises:
             ConfigError: there is none, or it cannot be loaded; its cause is then what the import raised.
         """
-        if name not in self._registered():
+        if name not in self._find_entry():
             known = list(self.names)
-            raise ConfigError(f"there is no {self.what} {name!r:.80}; choose one of {known}{did_you_mean(name, known)}")
+            raise ConfigError(f"there is no {self.what} {name!r:.80}; choose one of {known}{suggest(name, known)}")
         found = self._load(name)
         if isinstance(found, ConfigError):
             raise ConfigError(str(found)) from found.__cause__
         return found
 
     def __getitem__(self, name: str) -> T:
-        found = self._load(name) if name in self._registered() else None
+        found = self._load(name) if name in self._find_entry() else None
         if found is None or isinstance(found, ConfigError):
             raise KeyError(name)
         return found
@@ -116,7 +116,7 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _registered(self) -> Mapping[str, tuple[EntryPoint, ...]]:
+    def _find_entry(self) -> Mapping[str, tuple[EntryPoint, ...]]:
         if self._entries is None:
             entries: dict[str, tuple[EntryPoint, ...]] = {}
             for entry in self._find(self.group):
@@ -128,11 +128,11 @@ class Registry(Mapping[str, T]):
 
     def _load(self, name: str) -> T | ConfigError:
         if name not in self._loaded:
-            self._loaded[name] = self._loaded_anew(name)
+            self._loaded[name] = self._load_again(name)
         return self._loaded[name]
 
-    def _loaded_anew(self, name: str) -> T | ConfigError:
-        entry, *others = self._registered()[name]
+    def _load_again(self, name: str) -> T | ConfigError:
+        entry, *others = self._find_entry()[name]
         if others:
             owners = " and ".join(f"{one.value} of {package_of(one)}" for one in (entry, *others))
             return ConfigError(f"{self.what} {name!r:.80} is registered as {owners}; uninstall all but one")
@@ -149,5 +149,5 @@ class Registry(Mapping[str, T]):
 
 
 def package_of(entry: EntryPoint) -> str:
-    """Which package registers an entry point, in words."""
+    """Describe the package of an entry point."""
     return f"package {entry.dist.name}" if entry.dist is not None else "no package"

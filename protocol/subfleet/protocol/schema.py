@@ -1,7 +1,7 @@
 """Frozen dataclasses to plain data and back, with nothing but the standard library.
 
 One reader checks plain data against annotations: JSON that was received (`from_plain`, which raises `ProtocolError` and
-nothing else, whatever it is given) and files that people write (`validated`, which names everything that is wrong).
+nothing else, whatever it is given) and files that people write (`validate`, which names everything that is wrong).
 It refuses values of a wrong type and unknown and missing fields; bounds and rules are checked by the records
 themselves, see `subfleet.protocol.bounds`.
 
@@ -30,20 +30,20 @@ from subfleet.protocol.errors import (
     TooLargeError,
 )
 from subfleet.protocol.registry import Registry
-from subfleet.protocol.suggestion import did_you_mean, unknown_key
+from subfleet.protocol.suggestion import explain_unknown_key, suggest
 
 __all__ = [
     "ADDED_LATER",
     "MAX_INTEGER",
     "MAX_TEXT_CHARACTERS",
     "canonical_json",
+    "find_registry",
     "from_plain",
+    "get_tag",
     "parse_json",
     "problems_with",
-    "registry_of",
-    "tag_of",
     "to_plain",
-    "validated",
+    "validate",
 ]
 
 T = TypeVar("T")
@@ -67,10 +67,10 @@ def to_plain(value: Any) -> Any:
         plain = {
             field.name: to_plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if _told(field, value)
+            if _describe_value(field, value)
         }
         tag = getattr(type(value), "TYPE", None)
-        return plain if tag is None else {tag_of(type(value)): tag, **plain}
+        return plain if tag is None else {get_tag(type(value)): tag, **plain}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -78,20 +78,20 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def tag_of(kind: type) -> str:
-    """The key under which plain data has the name of a union's member."""
+def get_tag(kind: type) -> str:
+    """Return the key with the name of a union's member in plain data."""
     tag: str = getattr(kind, "TAG", "type")
     return tag
 
 
-def registry_of(kind: Any) -> Registry[Any] | None:
-    """The registry of an open union; None for any other annotation."""
+def find_registry(kind: Any) -> Registry[Any] | None:
+    """Find the registry of an open union; None for any other annotation."""
     if typing.get_origin(kind) is not typing.Annotated:
         return None
     return next((marker for marker in kind.__metadata__ if isinstance(marker, Registry)), None)
 
 
-def _told(field: "dataclasses.Field[Any]", value: Any) -> bool:
+def _describe_value(field: "dataclasses.Field[Any]", value: Any) -> bool:
     return "added_later" not in field.metadata or getattr(value, field.name) != field.default
 
 
@@ -135,7 +135,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     return value
 
 
-def validated(kind: type[T], plain: Any, what: str) -> T:
+def validate(kind: type[T], plain: Any, what: str) -> T:
     """Build a record from parsed TOML or JSON that a person wrote; `what` names it in errors, such as a file.
 
     Raises:
@@ -152,7 +152,7 @@ def validated(kind: type[T], plain: Any, what: str) -> T:
 
 
 def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
-    """Everything that keeps a record from being built of plain data."""
+    """Find all problems that prevent building a record from plain data."""
     return tuple(_read(kind, plain)[1])
 
 
@@ -163,7 +163,7 @@ _NOTHING: Any = object()
 
 def _read(kind: type[T], plain: Any) -> tuple[T, list[Problem]]:
     problems: list[Problem] = []
-    return _reader(typing.cast("Hashable", kind))(plain, problems), problems
+    return _make_reader(typing.cast("Hashable", kind))(plain, problems), problems
 
 
 def _refuse(plain: Any, words: str, problems: list[Problem]) -> Any:
@@ -174,27 +174,27 @@ def _refuse(plain: Any, words: str, problems: list[Problem]) -> Any:
     return _NOTHING
 
 
-def _name(key: str | int, problems: list[Problem], start: int) -> None:
-    """Say of the problems from `start` on that they are at a key."""
+def _join_path(key: str | int, problems: list[Problem], start: int) -> None:
+    """Prefix the problems from `start` on with a key."""
     problems[start:] = [problem.under(key) for problem in problems[start:]]
 
 
 @cache  # what an annotation means is found out once: a manifest has thousands of values of a few kinds
-def _reader(kind: Any) -> _Read:
-    """What builds values of a kind."""
+def _make_reader(kind: Any) -> _Read:
+    """Make the reader of a kind."""
     origin, members = typing.get_origin(kind), typing.get_args(kind)
-    if (registry := registry_of(kind)) is not None:
+    if (registry := find_registry(kind)) is not None:
         read: _Read = partial(_read_open, registry)
     elif origin is typing.Annotated:
-        read = _reader(members[0])
+        read = _make_reader(members[0])
     elif is_union(kind):
-        read = _union_reader(members)
+        read = _make_union_reader(members)
     elif origin is typing.Literal:
         read = partial(_read_choice, members)
     elif origin is tuple:
-        read = partial(_read_items, _reader(members[0])) if ... in members else partial(_read_places, members)
+        read = partial(_read_items, _make_reader(members[0])) if ... in members else partial(_read_places, members)
     elif origin in (dict, Mapping):
-        key, item = map(_reader, members)
+        key, item = map(_make_reader, members)
         read = partial(_read_mapping, key, item)
     elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
         read = partial(_read_record, kind)
@@ -204,8 +204,8 @@ def _reader(kind: Any) -> _Read:
 
 
 @cache
-def _fields(kind: type) -> tuple[Mapping[str, _Read], frozenset[str]]:
-    """What reads each field of a dataclass, and those that must be there."""
+def _list_fields(kind: type) -> tuple[Mapping[str, _Read], frozenset[str]]:
+    """List the readers of a dataclass's fields, and the required fields."""
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)
     required = {
@@ -213,7 +213,7 @@ def _fields(kind: type) -> tuple[Mapping[str, _Read], frozenset[str]]:
         for field in fields
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    return {field.name: _reader(hints[field.name]) for field in fields}, frozenset(required)
+    return {field.name: _make_reader(hints[field.name]) for field in fields}, frozenset(required)
 
 
 def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
@@ -222,7 +222,7 @@ def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
     before = len(problems)
     values = _read_fields(kind, plain, problems)
     if len(problems) > before:
-        problems += problems_with_values(kind, _defaults(kind, plain) | values)
+        problems += problems_with_values(kind, _list_defaults(kind, plain) | values)
         return _NOTHING
     try:
         return kind(**values)
@@ -233,16 +233,16 @@ def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
     return _NOTHING
 
 
-def _defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that fields have which plain data leave out."""
+def _list_defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute the values of omitted fields."""
     fields = [field for field in dataclasses.fields(kind) if field.name not in plain]
     made = {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
     return made | {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
 
 
 def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The values of those fields that are right."""
-    fields, required = _fields(kind)
+    """Read the values of the valid fields."""
+    fields, required = _list_fields(kind)
     values = {}
     for name, item in plain.items():
         count = len(problems)
@@ -251,24 +251,24 @@ def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) 
         if name in fields:
             value = fields[name](item, problems)
             if value is _NOTHING:
-                _name(name, problems, count)
+                _join_path(name, problems, count)
             else:
                 values[name] = value
-        elif hasattr(kind, "TYPE") and name == tag_of(kind):
+        elif hasattr(kind, "TYPE") and name == get_tag(kind):
             _read_choice((kind.TYPE,), item, problems)
-            _name(name, problems, count)
+            _join_path(name, problems, count)
         else:
-            problems.append(unknown_key(str(name), fields))
+            problems.append(explain_unknown_key(str(name), fields))
     if not plain.keys() >= required:
         missing = (name for name in fields if name in required and name not in plain)
         problems += [Problem(text="is missing, but must be there", keys=(name,)) for name in missing]
     return values
 
 
-def _union_reader(members: tuple[Any, ...]) -> _Read:
+def _make_union_reader(members: tuple[Any, ...]) -> _Read:
     kinds = [member for member in members if member is not type(None)]
     read = (
-        _reader(kinds[0])
+        _make_reader(kinds[0])
         if len(kinds) == 1
         else partial(_read_closed, {getattr(kind, "TYPE", ""): kind for kind in kinds})
     )
@@ -280,12 +280,12 @@ def _read_optional(read: _Read, plain: Any, problems: list[Problem]) -> Any:
 
 
 def _read_closed(kinds: Mapping[str, type], plain: Any, problems: list[Problem]) -> Any:
-    name = _name_of_member("type", tuple(kinds), plain, problems)
+    name = _name_member("type", tuple(kinds), plain, problems)
     return _NOTHING if name is None else _read_record(kinds[name], plain, problems)
 
 
 def _read_open(registry: Registry[Any], plain: Any, problems: list[Problem]) -> Any:
-    if (name := _name_of_member(registry.tag, registry.names, plain, problems)) is None:
+    if (name := _name_member(registry.tag, registry.names, plain, problems)) is None:
         return _NOTHING
     try:
         kind = registry.named(name)
@@ -295,8 +295,8 @@ def _read_open(registry: Registry[Any], plain: Any, problems: list[Problem]) -> 
     return _read_record(kind, plain, problems)
 
 
-def _name_of_member(tag: str, names: Sequence[str], plain: Any, problems: list[Problem]) -> str | None:
-    """Which member of a union plain data are, by the name under its tag; None where they are none, as problems say."""
+def _name_member(tag: str, names: Sequence[str], plain: Any, problems: list[Problem]) -> str | None:
+    """Find the union member by the name under its tag; None with a problem if there is none."""
     if not isinstance(plain, dict):
         _refuse(plain, "a table", problems)
         return None
@@ -304,7 +304,7 @@ def _name_of_member(tag: str, names: Sequence[str], plain: Any, problems: list[P
     if isinstance(name, str) and name in names:
         return name
     found = f"has the {tag} {name!r:.80}" if tag in plain else f"has no {tag}"
-    meant = did_you_mean(name, names) if isinstance(name, str) else ""
+    meant = suggest(name, names) if isinstance(name, str) else ""
     problems.append(Problem(text=f"{found}, but must be one of {list(names)}{meant}"))
     return None
 
@@ -317,7 +317,7 @@ def _read_items(read: _Read, plain: Any, problems: list[Problem]) -> Any:
     for place, item in enumerate(plain):
         value = read(item, problems)
         if value is _NOTHING:
-            _name(place, problems, count)
+            _join_path(place, problems, count)
             count = len(problems)
             if count >= MOST_PROBLEMS:
                 break
@@ -331,8 +331,8 @@ def _read_places(members: tuple[Any, ...], plain: Any, problems: list[Problem]) 
     before, values = len(problems), []
     for place, (kind, item) in enumerate(zip(members, plain, strict=True)):
         count = len(problems)
-        values.append(_reader(kind)(item, problems))
-        _name(place, problems, count)
+        values.append(_make_reader(kind)(item, problems))
+        _join_path(place, problems, count)
     return tuple(values) if len(problems) == before else _NOTHING
 
 
@@ -346,7 +346,7 @@ def _read_mapping(read_key: _Read, read_item: _Read, plain: Any, problems: list[
         problems += [Problem(text=f"has the key {key!r:.80}, which {problem.text}") for problem in wrong]
         count = len(problems)
         values[name] = read_item(item, problems)
-        _name(str(key), problems, count)
+        _join_path(str(key), problems, count)
         if len(problems) >= MOST_PROBLEMS:
             break
     return values if len(problems) == before else _NOTHING

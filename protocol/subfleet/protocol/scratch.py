@@ -1,4 +1,4 @@
-"""Folders for files that need not outlive their process, and that no kill leaves behind for long.
+"""Scratch folders for temporary files, which are removed even after a kill.
 
 A process that is killed removes nothing. Its folder is locked as long as it lives, and the next process that makes a
 folder, or starts as a command, removes those that nobody has locked.
@@ -14,7 +14,7 @@ from pathlib import Path
 from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError, UnsupportedSystemError
 
-__all__ = ["MEMORY_FOLDER", "scratch_folder", "scratch_places", "sweep"]
+__all__ = ["MEMORY_FOLDER", "list_scratch_folders", "make_locked_folder", "make_scratch_folder", "sweep"]
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - folders of our own are made below it
 """Where Linux keeps files in memory."""
@@ -23,14 +23,14 @@ _FOLDER_ONLY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _MOST_TRIES = 100
 
 
-def scratch_places() -> tuple[Path, ...]:
-    """Where scratch folders are made."""
+def list_scratch_folders() -> tuple[Path, ...]:
+    """List the folders in which scratch folders are made."""
     return (MEMORY_FOLDER, Path(tempfile.gettempdir()))
 
 
 @contextmanager
-def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A new folder, which goes with everything in it when the context ends, or after the process was killed.
+def make_scratch_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder that is removed with its content when the context ends, or after the process was killed.
 
     Args:
         parent: in which it is made; folders there that killed processes have left are removed first.
@@ -40,7 +40,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     """
     sweep((parent,))
     try:
-        folder, held = _made(parent)
+        folder, held = make_locked_folder(parent)
     except OSError as error:
         raise FileError(
             f"no scratch folder can be made in {parent} ({error.strerror}); make room there, or make it writable"
@@ -53,16 +53,16 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def sweep(parents: Iterable[Path]) -> None:
-    """Remove the scratch folders of this user that no process holds any more; what cannot be removed stays."""
+    """Remove the scratch folders of this user that no process holds any more, as far as possible."""
     for parent in parents:
         with suppress(OSError):
             for folder in sorted(parent.glob(f"{_PREFIX}*")):
                 with suppress(OSError, UnsupportedSystemError):
-                    _remove_unless_held(folder)
+                    _remove_unlocked(folder)
 
 
-def _made(parent: Path) -> tuple[Path, int]:
-    """A folder that is locked, with the descriptor that locks it."""
+def make_locked_folder(parent: Path) -> tuple[Path, int]:
+    """Make a locked folder; returns it with the descriptor that locks it."""
     for _ in range(_MOST_TRIES):
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         try:
@@ -80,7 +80,7 @@ def _made(parent: Path) -> tuple[Path, int]:
     raise FileError(f"no scratch folder stays in {parent}; find out what removes folders there")
 
 
-def _remove_unless_held(folder: Path) -> None:
+def _remove_unlocked(folder: Path) -> None:
     held = os.open(folder, os.O_RDONLY | _FOLDER_ONLY)
     try:
         if os.fstat(held).st_uid == os.geteuid() and lock(held, wait=False) and _is_at(folder, held):
@@ -90,7 +90,7 @@ def _remove_unless_held(folder: Path) -> None:
 
 
 def _is_at(folder: Path, held: int) -> bool:
-    """Whether a path is still that of an open folder."""
+    """Whether a path still leads to an open folder."""
     try:
         found = folder.lstat()
     except FileNotFoundError:

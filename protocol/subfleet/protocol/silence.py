@@ -1,4 +1,4 @@
-"""What keeps libraries from reporting to their vendors: one table of their switches, and how a library is loaded."""
+"""Prevents libraries from reporting to their vendors: a table of their switches, and how to load them."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ __all__ = ["SWITCHES", "Switch", "imported", "silence"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """An environment variable by which a library reports nothing to its vendor.
+    """An environment variable that turns off a library's reports to its vendor.
 
     Attributes:
         modules: names by which the library, and what reports through it, is imported.
@@ -62,7 +62,7 @@ SWITCHES = (
 
 
 def silence(environment: MutableMapping[str, str]) -> None:
-    """Turn off all reports in an environment, such as `os.environ`; what its user has set himself stays.
+    """Turn off all reports in an environment, such as `os.environ`; the user's own values stay.
 
     Most libraries read their variable when they are imported, so that this comes first in every process.
     """
@@ -71,7 +71,7 @@ def silence(environment: MutableMapping[str, str]) -> None:
 
 
 def imported(module: str) -> Any:
-    """A module of a library that would report, imported where it does not: also in the process of somebody else.
+    """Import a module of a library that would report, with its reports turned off.
 
     Raises:
         ImportError: it is not there, or cannot be loaded.

@@ -1,4 +1,4 @@
-"""What both programs do before anything else: refuse a system that they do not run on, and settle in what they find."""
+"""The first steps of both programs: refuse an unsupported system, and set up the process."""
 
 import io
 import os
@@ -11,7 +11,7 @@ __all__ = ["settle"]
 
 
 def settle(program: str) -> ExitCode:
-    """Prepare this process for a command; OK where it may go on.
+    """Prepare this process for a command; OK if it may continue.
 
     Whatever is written to a console is written with replacements for what that cannot show, libraries find a home, and
     scratch files of processes that were killed are removed.
@@ -23,12 +23,12 @@ def settle(program: str) -> ExitCode:
         refused = UnsupportedSystemError()
         sys.stderr.write(f"{program}: {refused}\n")
         return refused.exit_code
-    from subfleet.protocol.homes import give_home  # it reads what Windows has not
-    from subfleet.protocol.scratch import scratch_places, sweep
+    from subfleet.protocol.homes import set_home  # it reads what Windows has not
+    from subfleet.protocol.scratch import list_scratch_folders, sweep
 
     _soften(sys.stdout)
-    give_home(os.environ)
-    sweep(scratch_places())
+    set_home(os.environ)
+    sweep(list_scratch_folders())
     return ExitCode.OK
 
 

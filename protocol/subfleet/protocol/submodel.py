@@ -1,4 +1,4 @@
-"""Which part of an elastic network a device trains: plain, frozen, hashable data.
+"""Submodel architectures: the part of an elastic network that a device trains.
 
 A network declares its axes (classes of tied tensor dimensions) and its blocks in `subfleet.elastic`; a `Architecture`
 says which indices of each axis, which blocks and which operators of each choice are kept. Axes that it does not name
@@ -101,20 +101,20 @@ class Architecture:
 
     @property
     def architecture_id(self) -> str:
-        """16 hexadecimal digits that are equal for equal submodels, whatever their display name."""
-        return _id_of(self.axes, self.blocks, self.choices, self.network)
+        """16 hexadecimal digits, equal for equal submodels regardless of their display names."""
+        return _compute_id(self.axes, self.blocks, self.choices, self.network)
 
     def __lt__(self, other: "Architecture") -> bool:
-        """Submodels stand in the order of their identities."""
+        """Submodels are ordered by their identities."""
         return self.architecture_id < other.architecture_id
 
-    def index_set(self, axis: str) -> IndexSet:
-        """The kept indices of an axis."""
+    def make_index_set(self, axis: str) -> IndexSet:
+        """Return the kept indices of an axis."""
         return dict(self.axes).get(axis, Full())
 
 
 @lru_cache(maxsize=2**11)  # a server asks for those of all written programs with each device
-def _id_of(
+def _compute_id(
     axes: tuple[tuple[str, IndexSet], ...],
     blocks: tuple[str, ...],
     choices: tuple[tuple[str, tuple[str, ...]], ...],

@@ -1,20 +1,20 @@
-"""The known name that somebody may have meant."""
+"""Suggests the known name that was probably meant."""
 
 import difflib
 from collections.abc import Iterable
 
 from subfleet.protocol.errors import Problem
 
-__all__ = ["did_you_mean", "unknown_key"]
+__all__ = ["explain_unknown_key", "suggest"]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A clause for the end of a sentence that refuses a name: the known one that is nearest; "" where none is near."""
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Make a clause with the known name that is nearest to a wrong one; "" if none is near."""
     found = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def unknown_key(key: str, known: Iterable[str]) -> Problem:
-    """What is wrong with a key that no field has as its name, with the name that may be meant."""
+def explain_unknown_key(key: str, known: Iterable[str]) -> Problem:
+    """Make the problem of an unknown key, with a suggestion."""
     known = sorted(known)
-    return Problem(text=f"is an unknown key{did_you_mean(key, known) or f'; known are {known}'}", keys=(key,))
+    return Problem(text=f"is an unknown key{suggest(key, known) or f'; known are {known}'}", keys=(key,))

@@ -10,7 +10,7 @@ from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.evaluating import EvaluationSettings
-from subfleet.protocol.identifiers import ClientId, Shown, new_message_id
+from subfleet.protocol.identifiers import ClientId, Shown, make_message_id
 from subfleet.protocol.limits import RunId, Seconds, TaskId
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.programs import ProgramRef
@@ -145,7 +145,7 @@ class Task:
     planned_peak_bytes: int
     budget: Budget
     deadline_s: Seconds
-    message_id: Annotated[str, Length(most=384), Shown] = field(default_factory=new_message_id)
+    message_id: Annotated[str, Length(most=384), Shown] = field(default_factory=make_message_id)
     retry: int = 0
     classes: ClassNames = ()
     transform: DataTransform | None = None

@@ -12,7 +12,17 @@ from typing import Literal
 
 from subfleet.protocol.metric_sums import SCORE_BINS, Totals
 
-__all__ = ["METRICS", "TASK_KINDS", "Metric", "Objective", "TaskKind", "better", "metrics_of", "oddity", "told_metrics"]
+__all__ = [
+    "METRICS",
+    "TASK_KINDS",
+    "Metric",
+    "Objective",
+    "TaskKind",
+    "better",
+    "compute_metrics",
+    "find_contradiction",
+    "format_metrics",
+]
 
 Objective = Literal["cross_entropy", "next_token", "dense_cross_entropy", "binary_cross_entropy", "mean_squared_error"]
 _MOST_LOSS = 700.0
@@ -23,7 +33,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """How good a model is, as a number.
+    """A metric of a model.
 
     Attributes:
         title: what people call it.
@@ -52,7 +62,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskKind:
-    """What an objective makes of a task.
+    """A kind of task, as its objective determines it.
 
     Attributes:
         name: of the kind.
@@ -72,7 +82,7 @@ class TaskKind:
 
     @property
     def headline(self) -> str:
-        """The metric that a model is judged by where one number must do."""
+        """The metric that a model is judged by."""
         return self.metrics[0]
 
     @property
@@ -82,11 +92,11 @@ class TaskKind:
 
     @property
     def by_accuracy(self) -> bool:
-        """Whether paths of a supernet are ranked by accuracy; else by loss, as accuracy means nothing or says less."""
+        """Whether paths of a supernet are ranked by accuracy, else by loss."""
         return self.headline == "accuracy"
 
     def label_shape(self, input_shape: Sequence[int], outputs: int, predicts: str) -> tuple[int, ...]:
-        """Shape of one sample's label.
+        """Compute the shape of one sample's label.
 
         Args:
             input_shape: of one sample.
@@ -97,7 +107,7 @@ class TaskKind:
         return of_places if self.over_classes else (*of_places, outputs)
 
     def guess_loss(self, outputs: int, totals: Totals) -> float:
-        """Mean loss of a label where nothing is known of inputs: of equally likely classes, or of the targets' mean.
+        """Compute the mean loss of guessing: of equally likely classes, or of the targets' mean.
 
         Args:
             outputs: of the network.
@@ -107,7 +117,7 @@ class TaskKind:
             return math.log(outputs)
         if self.labels == "probabilities":
             return math.log(2)
-        variances = list(_variances(totals))
+        variances = list(_compute_variances(totals))
         return math.fsum(variances) / len(variances) if variances else 0.0
 
 
@@ -136,20 +146,20 @@ TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
 
 
 def better(metric: str) -> float:
-    """1 where a larger metric is better, -1 where a smaller one is."""
+    """Return 1 if a larger value of the metric is better, else -1."""
     return 1.0 if METRICS[metric].larger_is_better else -1.0
 
 
-def told_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics in words, such as "RMSE 0.5512, R2 0.4321"."""
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Format metrics, such as "RMSE 0.5512, R2 0.4321"."""
     return ", ".join(
         f"{METRICS[name].title if name in METRICS else name} {value:{'.4g' if name == 'perplexity' else '.4f'}}"
         for name, value in metrics.items()
     )
 
 
-def metrics_of(kind: TaskKind, totals: Totals) -> dict[str, float]:
-    """The metrics of a kind that follow from what was summed, in the kind's order; without those that do not.
+def compute_metrics(kind: TaskKind, totals: Totals) -> dict[str, float]:
+    """Compute the metrics of a kind that the sums allow, in the kind's order.
 
     What is counted by class is so only where that was asked; areas need labels of both sorts, R2 targets that differ.
     """
@@ -157,8 +167,8 @@ def metrics_of(kind: TaskKind, totals: Totals) -> dict[str, float]:
     return {name: value for name, value in found if value is not None}
 
 
-def oddity(kind: TaskKind, totals: Totals, outputs: int) -> str:
-    """Why labels of so many outputs cannot add up to this; empty where they can.
+def find_contradiction(kind: TaskKind, totals: Totals, outputs: int) -> str:
+    """Explain why labels cannot add up to these sums; empty if they can.
 
     Args:
         kind: of the task.
@@ -180,31 +190,31 @@ def oddity(kind: TaskKind, totals: Totals, outputs: int) -> str:
         if len(numbers) not in (0, outputs):
             return f"{name} are told of {len(numbers)} outputs, but the model has {outputs}"
     if kind.labels == "numbers":
-        return _odd_errors(totals)
+        return _contradict_errors(totals)
     if any(sums.squared_errors) or any(sums.squared_targets):
         return f"errors are told, but a task of {kind.name} has none"
-    return _odd_classes(totals) if kind.over_classes else _odd_probabilities(totals, outputs)
+    return _contradict_classes(totals) if kind.over_classes else _contradict_probabilities(totals, outputs)
 
 
-def _odd_classes(totals: Totals) -> str:
+def _contradict_classes(totals: Totals) -> str:
     counts, right, predicted = totals.class_counts, totals.class_correct, totals.sums.class_predicted
     if counts and (sum(counts) != totals.label_count or sum(right) != totals.correct):
         return (
             f"{sum(counts)} labels were counted by class, {sum(right)} of them right, but {totals.label_count} and "
             f"{totals.correct} in all"
         )
-    if predicted and (not counts or sum(predicted) != totals.label_count or _below(predicted, right)):
+    if predicted and (not counts or sum(predicted) != totals.label_count or _is_any_below(predicted, right)):
         return f"{sum(predicted)} predictions were counted by class, but that of {totals.label_count} labels cannot be"
-    return _odd_scores(totals, totals.label_count, counts)
+    return _contradict_scores(totals, totals.label_count, counts)
 
 
-def _odd_probabilities(totals: Totals, outputs: int) -> str:
+def _contradict_probabilities(totals: Totals, outputs: int) -> str:
     counts, right, predicted = totals.class_counts, totals.class_correct, totals.sums.class_predicted
     rows, rest = divmod(totals.label_count, outputs)
     if (
         rest
         or max((*counts, *predicted), default=0) > rows
-        or _below(predicted, right)
+        or _is_any_below(predicted, right)
         or len(predicted) != len(counts)
     ):
         return (
@@ -213,21 +223,21 @@ def _odd_probabilities(totals: Totals, outputs: int) -> str:
     alike = (rows - count - guessed + 2 * both for count, guessed, both in zip(counts, predicted, right, strict=True))
     if counts and sum(alike) != totals.correct:
         return f"{totals.correct} labels were right, but not by what is counted by class"
-    return _odd_scores(totals, rows, counts)
+    return _contradict_scores(totals, rows, counts)
 
 
-def _odd_scores(totals: Totals, rows: int, counts: Sequence[int]) -> str:
+def _contradict_scores(totals: Totals, rows: int, counts: Sequence[int]) -> str:
     positives, negatives = totals.sums.positives, totals.sums.negatives
     if not positives and not negatives:
         return ""
-    told = zip(map(sum, _bins(positives)), map(sum, _bins(negatives)), strict=False)
+    told = zip(map(sum, _split_bins(positives)), map(sum, _split_bins(negatives)), strict=False)
     expected = [(count, rows - count) for count in counts]
     if [*told] != expected:
         return "scores are not told of each label once"
     return ""
 
 
-def _odd_errors(totals: Totals) -> str:
+def _contradict_errors(totals: Totals) -> str:
     sums = totals.sums
     outputs = len(sums.squared_errors)
     if not outputs or totals.class_counts or sums.class_predicted or sums.positives or sums.negatives:
@@ -248,11 +258,11 @@ def _odd_errors(totals: Totals) -> str:
     return ""
 
 
-def _below(numbers: Sequence[int], least: Sequence[int]) -> bool:
+def _is_any_below(numbers: Sequence[int], least: Sequence[int]) -> bool:
     return any(number < one for number, one in zip(numbers, least, strict=False))
 
 
-def _bins(counts: Sequence[int]) -> Iterator[Sequence[int]]:
+def _split_bins(counts: Sequence[int]) -> Iterator[Sequence[int]]:
     return (counts[start : start + SCORE_BINS] for start in range(0, len(counts), SCORE_BINS))
 
 
@@ -261,12 +271,12 @@ def _accuracy(totals: Totals) -> float:
 
 
 def _perplexity(totals: Totals) -> float:
-    """Among how many equally likely symbols a model is as unsure."""
+    """Compute the perplexity."""
     return math.exp(min(totals.loss / totals.label_count, _MOST_LOSS))
 
 
-def _of_classes(totals: Totals, score: Callable[[int, int, int], float]) -> float | None:
-    """The mean over the classes that occur among labels or predictions; 0 where none does."""
+def _average_classes(totals: Totals, score: Callable[[int, int, int], float]) -> float | None:
+    """Average a score over the classes that occur among labels or predictions; 0 if none does."""
     predicted = totals.sums.class_predicted
     if not predicted:
         return None
@@ -276,17 +286,17 @@ def _of_classes(totals: Totals, score: Callable[[int, int, int], float]) -> floa
 
 
 def _macro_f1(totals: Totals) -> float | None:
-    return _of_classes(totals, lambda count, guessed, right: 2 * right / (count + guessed))
+    return _average_classes(totals, lambda count, guessed, right: 2 * right / (count + guessed))
 
 
 def _mean_iou(totals: Totals) -> float | None:
-    return _of_classes(totals, lambda count, guessed, right: right / (count + guessed - right))
+    return _average_classes(totals, lambda count, guessed, right: right / (count + guessed - right))
 
 
 def _auroc(totals: Totals) -> float | None:
-    """The mean over outputs with labels of both sorts of how often a 1 is scored above a 0; of equal bins half."""
+    """Average the area under the ROC curve over outputs with labels of both sorts; ties count half."""
     areas = []
-    for ones, zeros in zip(_bins(totals.sums.positives), _bins(totals.sums.negatives), strict=True):
+    for ones, zeros in zip(_split_bins(totals.sums.positives), _split_bins(totals.sums.negatives), strict=True):
         if not any(ones) or not any(zeros):
             continue
         below, twice = 0, 0
@@ -297,30 +307,30 @@ def _auroc(totals: Totals) -> float | None:
     return math.fsum(areas) / len(areas) if areas else None
 
 
-def _rows(totals: Totals) -> int:
+def _count_rows(totals: Totals) -> int:
     return totals.label_count // len(totals.sums.squared_errors)
 
 
 def _rmse(totals: Totals) -> float:
     errors = totals.sums.squared_errors
-    return math.fsum(math.sqrt(error / _rows(totals)) for error in errors) / len(errors)
+    return math.fsum(math.sqrt(error / _count_rows(totals)) for error in errors) / len(errors)
 
 
 def _mae(totals: Totals) -> float:
     errors = totals.sums.absolute_errors
-    return math.fsum(error / _rows(totals) for error in errors) / len(errors)
+    return math.fsum(error / _count_rows(totals) for error in errors) / len(errors)
 
 
-def _variances(totals: Totals) -> Iterator[float]:
-    rows, sums = _rows(totals), totals.sums
+def _compute_variances(totals: Totals) -> Iterator[float]:
+    rows, sums = _count_rows(totals), totals.sums
     for total, square in zip(sums.targets, sums.squared_targets, strict=True):
         yield max(square / rows - (total / rows) ** 2, 0.0)
 
 
 def _r2(totals: Totals) -> float | None:
-    """The mean over outputs of the fraction of the targets' variance that is explained."""
-    each = zip(totals.sums.squared_errors, _variances(totals), strict=True)
-    shares = [1 - error / _rows(totals) / variance for error, variance in each if variance > 0]
+    """Average the explained fraction of the targets' variance over outputs."""
+    each = zip(totals.sums.squared_errors, _compute_variances(totals), strict=True)
+    shares = [1 - error / _count_rows(totals) / variance for error, variance in each if variance > 0]
     return math.fsum(shares) / len(shares) if shares else None
 
 

@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A name, a type, a shape and bytes: all that a device agent needs to know of a tensor."""
+    """A tensor as a name, a type, a shape and bytes."""
 
     name: str
     dtype: str
@@ -50,7 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A decoded container. The tensors are views into the buffer that was decoded; nothing is copied."""
+    """A decoded container. The tensors are views into the decoded buffer; nothing is copied."""
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str]
@@ -64,7 +64,7 @@ def encode_container(tensors: Iterable[Tensor], metadata: Mapping[str, str] | No
 def container_parts(
     tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes | memoryview, ...]:
-    """The parts whose concatenation `encode_container` gives: nothing is copied, so that a device can write each."""
+    """Return the parts of `encode_container`: nothing is copied, so that a device can write each part."""
     ordered = sorted(tensors, key=lambda tensor: (-_RANKS[tensor.dtype], tensor.name))
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     offset = 0
@@ -93,7 +93,7 @@ def decode_container(buffer: bytes | memoryview, *, max_bytes: int = 2**32) -> C
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ProtocolError("the container's __metadata__ must be an object of strings")
-    entries = sorted(((*_entry(name, entry), name) for name, entry in header.items()), key=lambda item: item[:2])
+    entries = sorted(((*_read_entry(name, entry), name) for name, entry in header.items()), key=lambda item: item[:2])
     tensors: dict[str, Tensor] = {}
     expected = 0
     for start, end, dtype, shape, name in entries:
@@ -123,18 +123,18 @@ def _split(view: memoryview) -> tuple[dict[str, Any], memoryview]:
     return header, view[_LENGTH.size + length :]
 
 
-def _entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
+def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ProtocolError(f"the header entry of {name!r:.80} must have dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ProtocolError(f"tensor {name!r:.80} has dtype {dtype!r:.80}, but must be one of {list(DTYPE_BYTES)}")
-    if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _read_sizes(shape) or not _read_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ProtocolError(f"tensor {name!r:.80} has a shape or byte range that is not made of sizes")
     if len(shape) > MAX_DIMENSIONS:
         raise ProtocolError(f"tensor {name!r:.80} has {len(shape)} dimensions, but may have {MAX_DIMENSIONS} at most")
     return offsets[0], offsets[1], dtype, tuple(shape)
 
 
-def _sizes(value: object) -> bool:
+def _read_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**48 for size in value)

@@ -1,4 +1,4 @@
-"""Text that others wrote, fit to be shown."""
+"""Makes received text safe to show."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["ACTING", "FREE_TEXTS", "checked_texts", "escaped", "may_act", "printable"]
+__all__ = ["ACTING", "FREE_TEXTS", "check_texts", "escape", "make_printable", "may_act"]
 
 _ACTING = "\x01-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 ACTING = re.compile(f"[{_ACTING}]")
@@ -17,13 +17,13 @@ FREE_TEXTS = frozenset({"detail", "reason", "software"})
 """The fields of messages that are written for people, and those below them; all other texts are names."""
 
 
-def printable(text: str) -> str:
-    """The text with a space for every character that a terminal would act on, line breaks among them."""
+def make_printable(text: str) -> str:
+    """Replace terminal control characters, including line breaks, by spaces."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def escaped(text: str, *, keep: str = "") -> str:
-    r"""The text with an escape such as `\x1b` in place of every character on which terminals act.
+def escape(text: str, *, keep: str = "") -> str:
+    r"""Replace terminal control characters by escapes such as `\x1b`.
 
     Args:
         text: that others may have written, or libraries.
@@ -33,7 +33,7 @@ def escaped(text: str, *, keep: str = "") -> str:
 
 
 def may_act(payload: bytes | memoryview) -> bool:
-    """Whether JSON may hold such characters; false for nearly all messages, at little cost.
+    """Whether JSON may contain terminal control characters; a cheap test.
 
     Those below 32 are written with a backslash, others as themselves, and JSON of two or four bytes a character has
     zeros in it.
@@ -42,8 +42,8 @@ def may_act(payload: bytes | memoryview) -> bool:
     return not content.isascii() or any(mark in content for mark in (b"\\", b"\x7f", b"\x00"))
 
 
-def checked_texts(plain: Any, where: str = "", *, free: bool = False) -> Any:
-    """Parsed JSON whose texts no terminal acts on.
+def check_texts(plain: Any, where: str = "", *, free: bool = False) -> Any:
+    """Return parsed JSON without terminal control characters.
 
     Args:
         plain: what was received.
@@ -62,9 +62,9 @@ def checked_texts(plain: Any, where: str = "", *, free: bool = False) -> Any:
     if isinstance(plain, Mapping):
         found = {}
         for key, value in plain.items():
-            name = checked_texts(key, f"a key of {where}", free=free)
-            found[name] = checked_texts(value, f"{where}.{name:.80}", free=free or name in FREE_TEXTS)
+            name = check_texts(key, f"a key of {where}", free=free)
+            found[name] = check_texts(value, f"{where}.{name:.80}", free=free or name in FREE_TEXTS)
         return found
     if isinstance(plain, list):
-        return [checked_texts(item, f"{where}[{place}]", free=free) for place, item in enumerate(plain)]
+        return [check_texts(item, f"{where}[{place}]", free=free) for place, item in enumerate(plain)]
     return plain

@@ -1,4 +1,4 @@
-"""Reads TOML, and raises one kind of error for everything that can be wrong with it."""
+"""Reads TOML, with one kind of error."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""Topics: the only place where a topic string is made or read.
+"""Topics: the only module that builds or parses topic strings.
 
     subfleet/1/<fleet>/all/<kind>                server to everyone, retained; "claim" is for other servers
     subfleet/1/<fleet>/down/<client>/<kind>      server to one device; "task" is retained
@@ -30,7 +30,7 @@ FleetName = Annotated[str, Condition(accepts=lambda name: _FLEET.fullmatch(name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """What a topic says: direction, device (empty for "all") and message kind."""
+    """The parts of a topic: direction, device (empty for "all") and message kind."""
 
     direction: Literal["all", "down", "up"]
     client_id: str
@@ -38,7 +38,7 @@ class Address:
 
 
 class Topics:
-    """Builds and reads the topics of one fleet.
+    """Builds and parses the topics of one fleet.
 
     Raises:
         ConfigError: the fleet's name is not 1 to 64 letters, digits, '_', '.' and '-'.
@@ -62,11 +62,11 @@ class Topics:
         return f"{self._root}/up/{client_id}/{kind}"
 
     def check(self, name: str, what: str) -> str:
-        """Somebody to itself, below what a device of that name may write and read, and below what others read."""
+        """A client to itself, on a topic that a device of that name may write and read, and nobody else reads."""
         return f"{self._root}/up/{name}/check/{what}"
 
     def parse(self, topic: str) -> Address:
-        """Read a topic of this fleet.
+        """Parse a topic of this fleet.
 
         Raises:
             ProtocolError: it is not one.

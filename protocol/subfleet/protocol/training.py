@@ -1,4 +1,4 @@
-"""How a client trains, as plain data: the objective, the optimiser, and the numbers of one round."""
+"""Settings of local training: the objective, the optimiser, and the numbers of one round."""
 
 import fractions
 import math
@@ -29,7 +29,7 @@ def _check_classes(
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_classes)
 class ObjectiveSettings:
-    """What a training step minimises. Its shape only: coefficients are inputs of the step.
+    """The objective of a training step. Coefficients are inputs of the step, not part of it.
 
     Attributes:
         name: "cross_entropy" of one class index for each sample; "next_token" the same for each token of a sequence;
@@ -55,7 +55,7 @@ class ObjectiveSettings:
 
     @property
     def kind(self) -> TaskKind:
-        """What it makes of a task."""
+        """The kind of task."""
         return TASK_KINDS[self.name]
 
     @property
@@ -65,12 +65,12 @@ class ObjectiveSettings:
 
     @property
     def padded(self) -> bool:
-        """Whether labels below 0 are usual: tokens behind the end of a text, pixels that are of no class."""
+        """Whether labels below 0 are usual: tokens behind the end of a text, pixels without a class."""
         return self.over_classes and self.kind.places != "sample"
 
     @property
     def plain(self) -> "ObjectiveSettings":
-        """The same without all that only training has: what an evaluation tells."""
+        """The objective without training-only terms, as in evaluations."""
         return ObjectiveSettings(name=self.name)
 
 
@@ -117,7 +117,7 @@ def _check_border(record: "AugmentationSettings") -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_border)
 class AugmentationSettings:
-    """How training images are changed at random, anew in each epoch; what is evaluated never is.
+    """Random augmentation of training images, new in each epoch; evaluations use none.
 
     Attributes:
         name: "none"; "crop" cuts each image out of itself with a border of zeros; "flip" mirrors half of them, left to
@@ -139,7 +139,7 @@ class AugmentationSettings:
         return self.name in ("flip", "crop_and_flip")
 
     def problem_with(self, sample_shape: tuple[int, ...]) -> str | None:
-        """Why samples of that shape cannot be changed so; None where they can."""
+        """Explain why samples of that shape cannot be augmented so; None if they can."""
         if self.name == "none":
             return None
         if len(sample_shape) != 3:
@@ -184,7 +184,7 @@ def _check_terms(proximal_mu: float, distillation_weight: float, objective: Obje
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_micro_batches, _check_length, _check_terms)
 class TrainingSettings:
-    """How a client trains in one round.
+    """Settings of a client's training in one round.
 
     Attributes:
         epochs: passes over the client's samples, 1 or more.
@@ -221,19 +221,19 @@ class TrainingSettings:
     local_steps: Count = field(default=0, metadata=ADDED_LATER)
 
     def round_count(self, sample_count: int) -> int:
-        """Of so many samples, those that a round goes over: 1 or more, where there is one."""
+        """Compute the number of samples that a round goes over, at least 1 if there is any."""
         return math.ceil(fractions.Fraction(str(self.round_fraction)) * sample_count)
 
     def step_count(self, trained_count: int) -> int:
-        """Optimiser steps where a round goes over so many samples."""
+        """Compute the number of optimiser steps in a round."""
         return self.local_steps or self.epochs * math.ceil(trained_count / self.batch_size)
 
     def sample_passes(self, sample_count: int) -> int:
-        """Of a client that has so many samples, those that a round goes over, each as often as it does."""
+        """Compute the sample passes of a round from the number of the client's samples."""
         return self.passes_over(self.round_count(sample_count))
 
     def passes_over(self, trained_count: int) -> int:
-        """Of so many samples that a round goes over, all of them as often as it does."""
+        """Compute the sample passes of a round from the number of samples that it goes over."""
         if not self.local_steps or not trained_count:
             return self.epochs * trained_count
         whole, more = divmod(self.local_steps, math.ceil(trained_count / self.batch_size))

@@ -1,4 +1,4 @@
-"""How samples are brought to what a model takes: one rule for devices, the server's evaluation and every prediction.
+"""The transform of samples to a model's input, the same on devices, on the server and in predictions.
 
 It travels in tasks and stands in exported models, so that pictures are never prepared in two ways.
 """
@@ -10,7 +10,7 @@ from typing import Annotated
 from subfleet.protocol.bounds import Condition, Length, Range, checked
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
-__all__ = ["DATA_TRANSFORM", "MAX_TEXT_BYTES", "DataTransform", "text_of_transform", "transform_of_text"]
+__all__ = ["DATA_TRANSFORM", "MAX_TEXT_BYTES", "DataTransform", "format_transform", "parse_transform"]
 
 DATA_TRANSFORM = "data_transform"
 """Under which a model file carries it: as metadata, or as a method that gives its text in bytes."""
@@ -47,7 +47,7 @@ def _check_normalisation(mean: tuple[float, ...], deviation: tuple[float, ...], 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_crop, _check_normalisation)
 class DataTransform:
-    """What is done to each picture before it is fed, in this order; what is left out is not done.
+    """The transform of each picture before it is fed, in this order; every part is optional.
 
     Attributes:
         channels: 1 makes pictures gray, 3 coloured; 0 leaves arrays as they are, and gives pictures in folders the
@@ -76,8 +76,8 @@ class DataTransform:
         """Whether pictures of any size get one size."""
         return bool(self.crop) or len(self.resize) == 2
 
-    def scaled_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of a picture after it is scaled, before it is cut."""
+    def compute_scaled_size(self, height: int, width: int) -> tuple[int, int]:
+        """Compute height and width of a picture after scaling and before cropping."""
         if len(self.resize) != 1:
             return (self.resize[0], self.resize[1]) if self.resize else (height, width)
         side, shorter = self.resize[0], min(height, width)
@@ -90,7 +90,7 @@ class DataTransform:
         Raises:
             ValueError: it is smaller than what is to be cut out of it, or would grow beyond any memory.
         """
-        scaled = self.scaled_size(height, width)
+        scaled = self.compute_scaled_size(height, width)
         if scaled[0] * scaled[1] > MAX_SCALED_PIXELS and scaled != (height, width):
             raise ValueError(
                 f"{width} x {height} would be scaled to {scaled[1]} x {scaled[0]}, but may have {MAX_SCALED_PIXELS} "
@@ -123,13 +123,13 @@ class DataTransform:
         return (height, width) if len(shape) == 2 and channels == 1 else (channels, height, width)
 
 
-def text_of_transform(transform: DataTransform) -> str:
-    """A transform as a model file or a data file carries it."""
+def format_transform(transform: DataTransform) -> str:
+    """Format a transform for a model file or a data file."""
     return canonical_json(transform).decode()
 
 
-def transform_of_text(text: str) -> DataTransform:
-    """Read what `text_of_transform` wrote.
+def parse_transform(text: str) -> DataTransform:
+    """Read what `format_transform` wrote.
 
     Raises:
         ProtocolError: the text is none.

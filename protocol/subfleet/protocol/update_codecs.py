@@ -1,4 +1,4 @@
-"""How a device writes the change that training made, as plain data: what a configuration and a task name.
+"""Codecs of updates, as configurations and tasks name them.
 
 `subfleet.arrays.codecs` does what they say. Each writes only changes of weights: running statistics of norms travel as
 they are, and so does every tensor that would not become smaller.
@@ -31,7 +31,7 @@ class Uncompressed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Qsgd:
-    """Every change rounded to a few levels, up or down at random, so that its mean stays what it was.
+    """Every change rounded to a few levels, up or down at random, without bias.
 
     Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017, section
     3.1, in whole bits a value in place of their entropy code: how large an update is does not depend on what it says.
@@ -49,7 +49,7 @@ class Qsgd:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class TopK:
-    """Of each tensor the changes of largest magnitude, as float32; the others count as 0.
+    """The changes of largest magnitude of each tensor, as float32; the others count as 0.
 
     Attributes:
         fraction: fraction of a tensor's values that is sent, above 0 and at most 1; one value at least.
@@ -62,7 +62,7 @@ class TopK:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class TopKQsgd:
-    """Of each tensor the changes of largest magnitude, and these rounded to a few levels.
+    """The changes of largest magnitude of each tensor, rounded to a few levels.
 
     Attributes:
         fraction: see `TopK`.

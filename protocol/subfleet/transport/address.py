@@ -1,4 +1,4 @@
-"""Where a broker is, and who we are to it."""
+"""The address of a broker, and the client's credentials."""
 
 import logging
 import re
@@ -28,10 +28,10 @@ Role = Literal["server", "device", "doctor"]
 
 
 def mqtt_client_id(fleet: str, role: Role, name: str) -> str:
-    """The id under which a process connects to a broker, with a random part.
+    """Make the id under which a process connects to a broker, with a random part.
 
     A broker disconnects a client when another one connects under its id. Nobody can guess this one, and two processes
-    that want one place settle that themselves (`subfleet.transport.claiming`). The parts are told apart by ':', which
+    that want one place settle that themselves (`subfleet.transport.locking`). The parts are told apart by ':', which
     no fleet and no name holds. It is longer than the 23 characters that an MQTT 3.1.1 broker must take, as all brokers
     for fleets allow.
     """
@@ -40,7 +40,7 @@ def mqtt_client_id(fleet: str, role: Role, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """What TLS is set up with, each a PEM file.
+    """The PEM files for TLS.
 
     Attributes:
         ca: the authorities that may have signed the broker's certificate; None stands for the system's.
@@ -55,7 +55,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
-    """Where a broker is and who we are to it. The password is in no text made of this.
+    """The address of a broker and the client's credentials. No text made of it contains the password.
 
     Attributes:
         tls: None for a plain connection.
@@ -82,7 +82,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
-    """What a command line says of a broker; None is "not said".
+    """The broker options of a command line; None means "not given".
 
     Attributes:
         url: `mqtt://` or `mqtts://`, `[user[:password]@]host[:port]`.
@@ -99,7 +99,7 @@ class BrokerOptions:
     password_file: Path | None = None
 
     def address(self, environment: Mapping[str, str]) -> BrokerAddress:
-        """Where the broker is, with the password from the file, the address, or else $SUBFLEET_PASSWORD.
+        """Make the address, with the password from the file, the address, or else $SUBFLEET_PASSWORD.
 
         Raises:
             ConfigError: the address is none, or something is said twice or for nothing.
@@ -134,7 +134,7 @@ class BrokerOptions:
 
 
 def parse_url(url: str) -> BrokerAddress:
-    """Read `mqtt[s]://[user[:password]@]host[:port]`; user and password may be percent-encoded.
+    """Parse `mqtt[s]://[user[:password]@]host[:port]`; user and password may be percent-encoded.
 
     `tcp://` is taken for `mqtt://`, and `ssl://` for `mqtts://`.
 

@@ -1,11 +1,10 @@
-"""The Transport seam: topics and bytes, and as few promises as real brokers keep.
+"""The Transport seam: topics and bytes, with only the guarantees that real brokers keep.
 
-A transport may lose, double, reorder or delay a message, and may have acknowledged one that it then drops. What it does
-promise, and its contract tests state: a payload that arrives is the payload that was sent; a retained message reaches
-later subscribers unless it was lost, or the broker keeps none; after every `Connected` the caller's subscriptions are
-in place; `publish` never waits for the network; `poll` never waits longer than it is told; a payload above the limit
-is refused by `publish`.
-Everything stronger is made above it: acks (`outbox`) and pulled chunks (`exchange`).
+A transport may lose, duplicate, reorder or delay a message, and may drop one that it has acknowledged. It guarantees,
+and its contract tests check: a payload that arrives is unchanged; a retained message reaches later subscribers unless
+it was lost or the broker retains nothing; after every `Connected` the subscriptions are in place; `publish` never waits
+for the network; `poll` never waits longer than its timeout; `publish` refuses a payload above the limit.
+Stronger guarantees are built on top: acks (`outbox`) and pulled chunks (`exchange`).
 """
 
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ from typing import Protocol
 __all__ = ["MAX_PAYLOAD_BYTES", "Connected", "Delivery", "Disconnected", "Event", "Transport", "Will"]
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
-"""Largest payload that a transport takes or delivers; chunks and control messages are well below it."""
+"""The largest payload of a transport; chunks and control messages are well below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """The link is up, for the first time or again: publish retained state and whatever lacks its ack.
+    """The link is up, for the first time or again: publish retained state and everything without an ack.
 
     Attributes:
-        message_bytes: what a message may be long with all that MQTT adds, where the broker has said so.
+        message_bytes: the broker's limit on a message including MQTT's headers, if it announced one.
     """
 
     message_bytes: int | None = None
@@ -30,7 +29,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """The link is down; the transport tries to mend it by itself."""
+    """The link is down; the transport reconnects by itself."""
 
     reason: str
 
@@ -49,7 +48,7 @@ Event = Connected | Disconnected | Delivery
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Will:
-    """What the broker may publish, retained, when this client vanishes."""
+    """The message that the broker may publish, retained, when this client vanishes."""
 
     topic: str
     payload: bytes
@@ -62,12 +61,12 @@ class Transport(Protocol):
         """Connect and subscribe.
 
         Raises:
-            TransportError: the broker cannot be reached or refuses us; the text says what to do.
+            TransportError: the broker cannot be reached or refuses the client; the message says what to do.
         """
         ...
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Send, at some time, perhaps.
+        """Send a message eventually; it may be lost.
 
         Raises:
             TooLargeError: the payload is above MAX_PAYLOAD_BYTES.
@@ -75,9 +74,9 @@ class Transport(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> Event | None:
-        """The next event, or None after `timeout_s` seconds without one."""
+        """Return the next event, or None after `timeout_s` seconds without one."""
         ...
 
     def close(self) -> None:
-        """Disconnect without the will; does nothing the second time."""
+        """Disconnect without the will; a second call does nothing."""
         ...

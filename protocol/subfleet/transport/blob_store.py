@@ -1,4 +1,4 @@
-"""Blobs on disk, named by their SHA-256, and the part of them that has come so far.
+"""Blobs on disk, named by their SHA-256, complete or partially received.
 
 A blob stands under its digest only when every byte of it was written, checked and synced, so that what is there is
 whole, whenever the process or the machine died. One process writes a folder; within it any thread may.
@@ -16,7 +16,7 @@ from pathlib import Path
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError, NoRoomError, TooLargeError
-from subfleet.transport.partial_blob import PartialBlob, partial_bytes
+from subfleet.transport.partial_blob import PartialBlob, count_partial_bytes
 
 __all__ = ["BlobStore", "PartialBlob"]
 
@@ -62,7 +62,7 @@ class BlobStore:
             raise FileError(f"the folder {str(folder)!r} cannot be used ({error.strerror}); choose another") from error
 
     def add(self, content: bytes | memoryview) -> BlobRef:
-        """Store some bytes; nothing happens where they are stored already.
+        """Store some bytes; does nothing if they are already stored.
 
         Raises:
             TooLargeError: there are more than max_blob_bytes of them.
@@ -73,7 +73,7 @@ class BlobStore:
         ref = BlobRef.of(content)
         if not self.has(ref):
             self.make_room(len(content))
-            temporary = self._temporary()
+            temporary = self._make_temporary()
             try:
                 with temporary.open("wb") as file:
                     file.write(content)
@@ -81,7 +81,7 @@ class BlobStore:
                     os.fsync(file.fileno())
                 self._install(temporary, ref)
             except OSError as error:
-                raise _unwritable(self._folder, error) from error
+                raise _make_error(self._folder, error) from error
             finally:
                 temporary.unlink(missing_ok=True)
         self._touch(ref)
@@ -103,27 +103,27 @@ class BlobStore:
             raise FileError(f"the file {str(path)!r} is empty, but a blob must have 1 byte or more")
         self._check_size(size_bytes)
         self.make_room(size_bytes)
-        temporary = self._temporary()
+        temporary = self._make_temporary()
         try:
             ref = _copy(path, temporary)
             if not self.has(ref):
                 self._install(temporary, ref)
         except OSError as error:
-            raise _unwritable(self._folder, error) from error
+            raise _make_error(self._folder, error) from error
         finally:
             temporary.unlink(missing_ok=True)
         self._touch(ref)
         return ref
 
     def has(self, ref: BlobRef) -> bool:
-        """Whether the whole blob is here."""
+        """Whether the blob is complete."""
         try:
             return self._path(ref).stat().st_size == ref.size_bytes
         except OSError:
             return False
 
     def path(self, ref: BlobRef) -> Path:
-        """The file that holds a blob. It must not be written.
+        """Return the file of a blob. It must not be written.
 
         Raises:
             FileError: the blob is not here.
@@ -134,7 +134,7 @@ class BlobStore:
         return self._path(ref)
 
     def read_range(self, ref: BlobRef, wanted: ByteRange) -> bytes:
-        """Some bytes of a blob.
+        """Read some bytes of a blob.
 
         Raises:
             FileError: the blob is not here, cannot be read, or has no such range.
@@ -156,7 +156,7 @@ class BlobStore:
         return content
 
     def partial(self, ref: BlobRef) -> PartialBlob:
-        """The part of a blob that has come so far, also before a crash.
+        """Open the partially received blob, also after a crash.
 
         Raises:
             TooLargeError: the blob is larger than max_blob_bytes.
@@ -166,35 +166,35 @@ class BlobStore:
         self._check_size(ref.size_bytes)
         path = self._partials / f"{ref.sha256}.part"
         begun = _stat(path)
-        self.make_room(partial_bytes(ref) - (0 if begun is None else begun.st_size), using=ref)
+        self.make_room(count_partial_bytes(ref) - (0 if begun is None else begun.st_size), using=ref)
         return PartialBlob(path, self._path(ref), ref, on_commit=self._touch)
 
     def pin(self, digests: Set[str]) -> None:
-        """From now on keep these blobs, and no others, however short room is."""
+        """Pin these blobs, and no others: they are never removed for room."""
         self._pinned = frozenset(digests)
 
     @property
     def allocated_bytes(self) -> int:
-        """What all blobs take of the disk; those of which a part is here take no more than that part."""
-        return sum(512 * stat.st_blocks for path in self._files() if (stat := _stat(path)) is not None)
+        """Disk space of all blobs; a partial one counts with its received part."""
+        return sum(512 * stat.st_blocks for path in self._list_files() if (stat := _stat(path)) is not None)
 
     @property
     def room_bytes(self) -> int:
-        """What may be written at most, once everything that is not pinned has gone.
+        """Disk space that may be written after everything that is not pinned was removed.
 
         A part of a pinned blob counts as not written yet.
         """
         return self.room_beside(self._pinned)
 
     def room_beside(self, digests: Set[str]) -> int:
-        """The same, were these blobs pinned."""
+        """Compute `room_bytes` as if these blobs were pinned."""
         if self._limit_bytes is None:
             return sys.maxsize
-        pinned = [stat.st_size for path in self._whole() if path.name in digests and (stat := _stat(path))]
+        pinned = [stat.st_size for path in self._list_whole() if path.name in digests and (stat := _stat(path))]
         return max(0, self._limit_bytes() - sum(pinned))
 
-    def begun_bytes(self, digests: Set[str]) -> int:
-        """What the parts of some blobs take already."""
+    def count_begun_bytes(self, digests: Set[str]) -> int:
+        """Count the received bytes of some partial blobs."""
         paths = [self._partials / f"{sha256}.part" for sha256 in digests]
         return sum(stat.st_size for path in paths if (stat := _stat(path)) is not None)
 
@@ -212,7 +212,7 @@ class BlobStore:
             return
         limit_bytes = self._limit_bytes()
         kept = self._pinned if using is None else self._pinned | {using.sha256}
-        files = sorted((stat.st_mtime_ns, stat.st_size, path) for path in self._files() if (stat := _stat(path)))
+        files = sorted((stat.st_mtime_ns, stat.st_size, path) for path in self._list_files() if (stat := _stat(path)))
         kept_bytes = sum(size_bytes for _, size_bytes, path in files if path.stem in kept)
         if kept_bytes + more_bytes > limit_bytes:
             raise NoRoomError(
@@ -229,29 +229,29 @@ class BlobStore:
 
     @property
     def partials(self) -> frozenset[str]:
-        """Digests of the blobs of which only a part is here."""
+        """Digests of the partial blobs."""
         return frozenset(path.stem for path in self._partials.glob("*.part"))
 
     def prune(self, keep: Set[str]) -> None:
         """Remove every blob, whole or partial, whose digest is not in `keep`."""
-        for path in self._files():
+        for path in self._list_files():
             if path.stem not in keep:
                 path.unlink(missing_ok=True)
 
     def _path(self, ref: BlobRef) -> Path:
         return self._folder / ref.sha256
 
-    def _whole(self) -> list[Path]:
+    def _list_whole(self) -> list[Path]:
         return [path for path in self._folder.glob("*") if len(path.name) == _DIGEST_LENGTH]
 
-    def _files(self) -> list[Path]:
-        return [*self._whole(), *self._partials.glob("*.part")]
+    def _list_files(self) -> list[Path]:
+        return [*self._list_whole(), *self._partials.glob("*.part")]
 
-    def _temporary(self) -> Path:
+    def _make_temporary(self) -> Path:
         try:
             number, name = tempfile.mkstemp(suffix=".tmp", dir=self._folder)
         except OSError as error:
-            raise _unwritable(self._folder, error) from error
+            raise _make_error(self._folder, error) from error
         os.close(number)
         return Path(name)
 
@@ -290,5 +290,5 @@ def _copy(source: Path, target: Path) -> BlobRef:
     return BlobRef(sha256=digest.hexdigest(), size_bytes=size_bytes)
 
 
-def _unwritable(folder: Path, error: OSError) -> FileError:
+def _make_error(folder: Path, error: OSError) -> FileError:
     return FileError(f"the folder {str(folder)!r} cannot be written ({error.strerror}); free some space or mend it")

@@ -1,4 +1,4 @@
-"""What a broker does not do, found out before a run begins: each thing is tried once, and takes no longer than said.
+"""Checks a broker before a run: each feature is tried once, with a time limit.
 
 Everything is sent to ourselves, below a topic that a device of our name may write and read; a server and devices at
 work hear nothing of it.
@@ -18,7 +18,7 @@ from subfleet.protocol.blobs import (
     encode_chunk,
 )
 from subfleet.protocol.errors import TransportError
-from subfleet.protocol.identifiers import new_message_id
+from subfleet.protocol.identifiers import make_message_id
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
@@ -36,7 +36,7 @@ _SIZES = tuple(CHUNK_BYTES >> halvings for halvings in range(5))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFinding:
-    """One thing that was tried.
+    """The result of one check.
 
     Attributes:
         check: its name.
@@ -67,7 +67,7 @@ class BrokerReport:
 
     @property
     def shortcomings(self) -> tuple[BrokerFinding, ...]:
-        """The findings about which something is to be said."""
+        """The findings with a remedy."""
         return tuple(finding for finding in self.findings if finding.remedy)
 
 
@@ -80,7 +80,7 @@ def examine_broker(
     open_timeout_s: float = 10.0,
     opened: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> BrokerReport:
-    """Try everything that a fleet asks of a broker.
+    """Check everything that a fleet needs of a broker.
 
     Args:
         address: of the broker.
@@ -115,7 +115,7 @@ class _Trial:
     client_id: str
     told: BrokerTerms | None
     sender: MqttTransport
-    mark: str = field(default_factory=lambda: new_message_id()[:8])  # others may try the broker at the same time
+    mark: str = field(default_factory=lambda: make_message_id()[:8])  # others may try the broker at the same time
 
     def report(self, open_timeout_s: float) -> BrokerReport:
         terms = self.told or BrokerTerms()
@@ -124,23 +124,23 @@ class _Trial:
         hearer = MqttTransport(self.address, f"{self.client_id}.2", open_timeout_s=open_timeout_s)
         hearer.expect(terms)
         try:
-            hearer.open((self._topic("+"),))
+            hearer.open((self._make_topic("+"),))
         except TransportError as error:
-            return BrokerReport(findings=(reached, self._forbidden(str(error))), terms=terms)
+            return BrokerReport(findings=(reached, self._explain_forbidden(str(error))), terms=terms)
         try:
-            return self._tried(hearer, terms, reached)
+            return self._try(hearer, terms, reached)
         finally:
             hearer.close()
 
-    def _tried(self, hearer: MqttTransport, terms: BrokerTerms, reached: BrokerFinding) -> BrokerReport:
+    def _try(self, hearer: MqttTransport, terms: BrokerTerms, reached: BrokerFinding) -> BrokerReport:
         self._await_link()
         begun_s = time.monotonic()
         if not self._echo(hearer):
-            why = f"what is said on {self._topic('word')} does not come back"
-            return BrokerReport(findings=(reached, self._forbidden(why)), terms=terms)
+            why = f"what is said on {self._make_topic('word')} does not come back"
+            return BrokerReport(findings=(reached, self._explain_forbidden(why)), terms=terms)
         took_ms = 1000 * (time.monotonic() - begun_s)
         reached = replace(reached, text=f"{reached.text}; a message takes {took_ms:.0f} ms there and back")
-        chunk_bytes = self._largest_chunk(hearer, terms)
+        chunk_bytes = self._find_largest_chunk(hearer, terms)
         retains, wills = self._kept(hearer, terms) if terms.retains else (False, self._will(hearer, terms))
         if not retains and not terms.retains:
             retained = BrokerFinding(check="retained messages", text="it says that it keeps none", remedy=_NO_RETAIN)
@@ -148,13 +148,13 @@ class _Trial:
             retained = BrokerFinding(check="retained messages", text="none came back", remedy=_NO_RETAIN)
         else:
             retained = BrokerFinding(check="retained messages", text="kept, shown and cleared")
-        findings = (reached, _of_chunks(chunk_bytes), retained, _of_will(wills), *_of_terms(terms))
+        findings = (reached, _check_chunks(chunk_bytes), retained, _check_will(wills), *_check_terms(terms))
         return BrokerReport(findings=findings, terms=terms, chunk_bytes=chunk_bytes)
 
-    def _topic(self, what: str) -> str:
+    def _make_topic(self, what: str) -> str:
         return self.topics.check(self.name, f"{self.mark}/{what}")
 
-    def _forbidden(self, why: str) -> BrokerFinding:
+    def _explain_forbidden(self, why: str) -> BrokerFinding:
         return BrokerFinding(
             check="broker limits",
             text=f"not allowed to try them: {why}",
@@ -165,7 +165,7 @@ class _Trial:
         )
 
     def _await_link(self) -> bool:
-        """Whether we can send: the broker may have hung up for what we sent last."""
+        """Wait for a link: the broker may have hung up on the last message."""
         deadline_s = time.monotonic() + 2 * _ANSWER_S
         connected = True
         while True:
@@ -175,24 +175,24 @@ class _Trial:
             connected = not isinstance(event, Disconnected) and (connected or isinstance(event, Connected))
 
     def _echo(self, hearer: MqttTransport) -> bool:
-        self.sender.publish(self._topic("word"), b"word")
+        self.sender.publish(self._make_topic("word"), b"word")
         return self._hears(hearer, "word", _ANSWER_S) is not None
 
     def _hears(self, hearer: MqttTransport, what: str, timeout_s: float) -> Delivery | None:
         deadline_s = time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             event = hearer.poll(left_s)
-            if isinstance(event, Delivery) and event.topic == self._topic(what) and event.payload:
+            if isinstance(event, Delivery) and event.topic == self._make_topic(what) and event.payload:
                 return event
         return None
 
-    def _largest_chunk(self, hearer: MqttTransport, terms: BrokerTerms) -> int | None:
-        """Smallest first: a broker that hangs up for one that is too large has shown us the others by then."""
+    def _find_largest_chunk(self, hearer: MqttTransport, terms: BrokerTerms) -> int | None:
+        """Try the smallest chunk first: a broker that hangs up on a large one has passed the others by then."""
         most = CHUNK_BYTES if terms.message_bytes is None else chunk_bytes_within(terms.message_bytes)
         for size in reversed(_SIZES):
             if size <= most:
                 chunk = Chunk(sha256="0" * 64, offset=0, data=bytes(size))
-                self.sender.publish(self._topic("chunk"), encode_chunk(chunk))
+                self.sender.publish(self._make_topic("chunk"), encode_chunk(chunk))
         found, until_s = None, time.monotonic() + _CHUNKS_S
         while found != most and (left_s := until_s - time.monotonic()) > 0:
             heard = self._hears(hearer, "chunk", min(left_s, _GAP_S))
@@ -204,11 +204,11 @@ class _Trial:
     def _kept(self, hearer: MqttTransport, terms: BrokerTerms) -> tuple[bool, bool]:
         """Whether a retained message is shown to a later subscriber, and whether a will is published."""
         self._await_link()
-        self.sender.publish(self._topic("kept"), b"kept", retain=True)
+        self.sender.publish(self._make_topic("kept"), b"kept", retain=True)
         if self._hears(hearer, "kept", _ANSWER_S) is None:
             return False, self._will(hearer, terms)
         shown = self._die(terms)
-        self.sender.publish(self._topic("kept"), b"", retain=True)
+        self.sender.publish(self._make_topic("kept"), b"", retain=True)
         return shown, self._hears(hearer, "will", 2 * _ANSWER_S) is not None
 
     def _will(self, hearer: MqttTransport, terms: BrokerTerms) -> bool:
@@ -219,14 +219,14 @@ class _Trial:
         return die_in_sight(
             self.address,
             f"{self.client_id}.3",
-            will=Will(topic=self._topic("will"), payload=b"gone"),
-            topic=self._topic("kept"),
+            will=Will(topic=self._make_topic("will"), payload=b"gone"),
+            topic=self._make_topic("kept"),
             terms=terms,
             timeout_s=_ANSWER_S,
         )
 
 
-def _of_chunks(chunk_bytes: int | None) -> BrokerFinding:
+def _check_chunks(chunk_bytes: int | None) -> BrokerFinding:
     if chunk_bytes == CHUNK_BYTES:
         return BrokerFinding(check="chunks", text=f"those of {CHUNK_BYTES} bytes, the largest, come through")
     if chunk_bytes is None:
@@ -246,7 +246,7 @@ def _of_chunks(chunk_bytes: int | None) -> BrokerFinding:
     )
 
 
-def _of_will(published: bool) -> BrokerFinding:
+def _check_will(published: bool) -> BrokerFinding:
     if published:
         return BrokerFinding(check="will", text="published where a link broke")
     return BrokerFinding(
@@ -256,7 +256,7 @@ def _of_will(published: bool) -> BrokerFinding:
     )
 
 
-def _of_terms(terms: BrokerTerms) -> tuple[BrokerFinding, ...]:
+def _check_terms(terms: BrokerTerms) -> tuple[BrokerFinding, ...]:
     if terms.qos > 0:
         return ()
     return (

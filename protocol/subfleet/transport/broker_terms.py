@@ -1,6 +1,6 @@
-"""What a broker does not do, asked of it in MQTT 5, whose greeting says so; in MQTT 3.1.1 a broker just hangs up.
+"""Queries a broker's limits in MQTT 5, whose CONNACK lists them; in MQTT 3.1.1 a broker just hangs up.
 
-Sessions speak 3.1.1, which every broker knows. With `mqtt.py` the only file that knows paho-mqtt.
+Sessions use 3.1.1, which every broker supports. With `mqtt.py` the only file that knows paho-mqtt.
 """
 
 import socket
@@ -18,9 +18,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 from subfleet.protocol.blobs import MESSAGE_BYTES
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import Will
-from subfleet.transport.tls import context_of
+from subfleet.transport.tls import make_tls_context
 
-__all__ = ["BrokerTerms", "ask_terms", "client_of", "die_in_sight", "shortcomings"]
+__all__ = ["BrokerTerms", "ask_terms", "describe_shortcomings", "die_in_sight", "make_client"]
 
 _SLICE_S = 0.1
 _SETTLED_S = 0.2  # some brokers lose the will of a client that goes while its last message is answered
@@ -29,13 +29,13 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 seconds: a close resets the c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerTerms:
-    """What a broker takes; each default is what a session goes by until it learns otherwise.
+    """The features and limits of a broker; the defaults apply until they are known.
 
     Attributes:
-        retains: whether it keeps retained messages; one that keeps none ends the link of a client that sends some.
-        qos: the highest quality of service, 0 or 1; we want no more than 1.
-        keepalive_s: the longest silence that it allows; None is any.
-        message_bytes: what a message may be long, with all that MQTT adds; None is not said.
+        retains: whether it supports retained messages; a broker without them hangs up on a client that sends one.
+        qos: the highest quality of service, 0 or 1; more than 1 is never used.
+        keepalive_s: the longest keepalive that it allows; None is any.
+        message_bytes: the largest message including MQTT's headers; None is unknown.
     """
 
     retains: bool = True
@@ -44,8 +44,8 @@ class BrokerTerms:
     message_bytes: int | None = None
 
 
-def shortcomings(terms: BrokerTerms) -> Iterator[str]:
-    """What follows from terms that are narrower than a fleet would like, a sentence each after "the broker"."""
+def describe_shortcomings(terms: BrokerTerms) -> Iterator[str]:
+    """Describe the consequences of narrow terms, one sentence each, to follow "the broker"."""
     if not terms.retains:
         yield "keeps no retained messages; the fleet does without, and devices that join hear of a round 2 s later"
     if terms.qos == 0:
@@ -54,10 +54,10 @@ def shortcomings(terms: BrokerTerms) -> Iterator[str]:
         yield f"takes messages of {terms.message_bytes} bytes at most; chunks are smaller, so allow {MESSAGE_BYTES}"
 
 
-def client_of(
+def make_client(
     address: BrokerAddress, client_id: str, *, connect_timeout_s: float, version: MQTTProtocolVersion
 ) -> Client:
-    """A client of paho that is who the address says, not connected yet.
+    """Make a paho client with the credentials of an address; it is not connected yet.
 
     Raises:
         FileError: a file for TLS cannot be read.
@@ -69,19 +69,19 @@ def client_of(
     if address.username is not None:
         client.username_pw_set(address.username, address.password)
     if address.tls is not None:
-        client.tls_set_context(context_of(address.tls))
+        client.tls_set_context(make_tls_context(address.tls))
     client.connect_timeout = connect_timeout_s
     return client
 
 
 def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0) -> BrokerTerms | None:
-    """Connect once in MQTT 5 and leave; None where the broker does not know it, does not let us in or is not there.
+    """Connect once in MQTT 5 and leave; None if the broker does not support it, refuses the client or is unreachable.
 
     Raises:
         FileError: a file for TLS cannot be read.
         ConfigError: a file for TLS does not hold what it should.
     """
-    client = client_of(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv5)
+    client = make_client(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv5)
     found: list[BrokerTerms] = []
     over = False
 
@@ -89,7 +89,7 @@ def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0)
         nonlocal over
         over = True
         if not reason.is_failure and properties is not None:
-            found.append(_terms_of(properties))
+            found.append(_read_terms(properties))
 
     client.on_connect = greeted
     try:
@@ -104,7 +104,7 @@ def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0)
     return found[0] if found else None
 
 
-def _terms_of(properties: Properties) -> BrokerTerms:
+def _read_terms(properties: Properties) -> BrokerTerms:
     return BrokerTerms(
         retains=bool(getattr(properties, "RetainAvailable", 1)),
         qos=min(int(getattr(properties, "MaximumQoS", 2)), 1),
@@ -125,7 +125,7 @@ def die_in_sight(
         FileError: a file for TLS cannot be read.
         ConfigError: a file for TLS does not hold what it should.
     """
-    client = client_of(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv311)
+    client = make_client(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv311)
     client.will_set(will.topic, will.payload, qos=terms.qos, retain=False)
     shown: list[bool] = []
     subscribed = False

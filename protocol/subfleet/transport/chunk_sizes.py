@@ -1,4 +1,4 @@
-"""How large the chunks are that come through a broker, found out while blobs are fetched, and remembered for it."""
+"""The chunk size that a broker accepts, learned while blobs are fetched, and remembered per broker."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, chunk_bytes_within
+from subfleet.protocol.disks import write_atomically
 
 __all__ = ["KNOWN_BROKERS", "ChunkSizes", "KnownBroker"]
 
@@ -20,9 +21,9 @@ _SIZES = frozenset(CHUNK_BYTES >> halvings for halvings in range(5))
 
 
 class KnownBroker:
-    """What is remembered of one broker between two starts, in a file with all of them.
+    """The remembered chunk size of one broker, in a file with all brokers.
 
-    The file only saves time: one that cannot be read counts as empty, and one that cannot be written is not.
+    The file only saves time: if it cannot be read it counts as empty, and failing to write it is no error.
 
     Args:
         path: of the file.
@@ -37,7 +38,7 @@ class KnownBroker:
 
     @property
     def chunk_bytes(self) -> int:
-        """The largest chunk that came through; CHUNK_BYTES where nothing is known, or what is known is a week old."""
+        """The largest chunk that passed; CHUNK_BYTES if unknown or older than a week."""
         known = self._read().get(self._where)
         size, since_s = (known.get("chunk_bytes"), known.get("since_s")) if isinstance(known, dict) else (None, None)
         if not isinstance(size, int) or size not in _SIZES or not isinstance(since_s, (int, float)):
@@ -45,14 +46,12 @@ class KnownBroker:
         return size if abs(self._unix_time() - since_s) < _REMEMBERED_S else CHUNK_BYTES
 
     def remember(self, chunk_bytes: int) -> None:
-        """Keep the size of the chunks that come through."""
+        """Remember the size of the chunks that pass."""
         known = dict(list(self._read().items())[-_MAX_BROKERS + 1 :])
         known.pop(self._where, None)
         known[self._where] = {"chunk_bytes": chunk_bytes, "since_s": round(self._unix_time())}
-        written = self._path.with_name(f"{self._path.name}.part")
         try:
-            written.write_text(json.dumps(known), encoding="utf-8")
-            written.replace(self._path)
+            write_atomically(self._path, [json.dumps(known).encode()])
         except OSError as error:
             _LOG.debug("what is known of the broker cannot be kept: %s", error)
 
@@ -66,12 +65,12 @@ class KnownBroker:
 
 
 class ChunkSizes:
-    """What one side asks for at once, and sends at once. Not thread-safe.
+    """The size of the chunks that one side requests and sends. Not thread-safe.
 
     Args:
-        begin_bytes: what is asked for first: CHUNK_BYTES, or that halved.
-        remember: told whenever it changes.
-        say: told, in a sentence, that chunks are smaller from now on.
+        begin_bytes: the first size: CHUNK_BYTES, or a half, quarter ... of it.
+        remember: called with each new size.
+        say: called with a sentence if chunks become smaller.
     """
 
     def __init__(
@@ -89,34 +88,34 @@ class ChunkSizes:
 
     @classmethod
     def remembered(cls, broker: KnownBroker) -> "ChunkSizes":
-        """Begin with what is known of a broker, and keep what is found out."""
+        """Start with the remembered size of a broker, and remember changes."""
         return cls(broker.chunk_bytes, remember=broker.remember)
 
     def found(self, chunk_bytes: int) -> None:
-        """The largest chunk that came through when it was tried."""
+        """Set the largest chunk that passed a test."""
         self.proven_bytes = chunk_bytes
         if chunk_bytes != self.chunk_bytes:
             self.chunk_bytes = min(chunk_bytes, self._limit_bytes)
             self._remember(self.chunk_bytes)
 
     def limit(self, message_bytes: int | None) -> None:
-        """The broker has said what its messages may be long, everything included; None: nothing, or no limit."""
+        """Set the broker's limit on a whole message; None means no known limit."""
         self._limit_bytes = CHUNK_BYTES if message_bytes is None else chunk_bytes_within(message_bytes)
         self.chunk_bytes = min(self.chunk_bytes, self._limit_bytes)
 
     def came(self, length: int, asked_bytes: int) -> None:
-        """A chunk has come.
+        """Learn from a received chunk.
 
         Args:
             length: of its content, bytes.
-            asked_bytes: what is asked for at once in its transfer; below `chunk_bytes` where larger ones did not come.
+            asked_bytes: the size that its transfer requests; below `chunk_bytes` if larger ones did not pass.
         """
         if length < LEAST_CHUNK_BYTES:
-            return  # such a chunk comes through every broker
-        size = _largest_within(length)
+            return  # such a chunk passes every broker
+        size = _find_largest(length)
         self.proven_bytes = max(self.proven_bytes, size)
         if length != asked_bytes and size <= self.chunk_bytes:
-            return  # the rest of a blob: no sign of what would come through
+            return  # the end of a blob, which proves nothing
         found = min(self.proven_bytes, self._limit_bytes)
         if found > self.chunk_bytes or asked_bytes < self.chunk_bytes:
             self._change(found)
@@ -133,6 +132,6 @@ class ChunkSizes:
         self._remember(found)
 
 
-def _largest_within(length: int) -> int:
-    """The largest size of a chunk that is no longer than some content."""
+def _find_largest(length: int) -> int:
+    """Find the largest chunk size that is no longer than some content."""
     return max(size for size in _SIZES if size <= length)

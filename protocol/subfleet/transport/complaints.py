@@ -1,11 +1,11 @@
-"""Lines about what others send wrongly: of one sender one line a minute, whatever it sends."""
+"""Log lines about wrong messages, at most one per sender and minute."""
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from subfleet.protocol.text import printable
+from subfleet.protocol.text import make_printable
 
 __all__ = ["Complaints"]
 
@@ -14,20 +14,20 @@ _MOST_CHARACTERS = 400  # of one line's text
 
 
 @dataclass(slots=True)
-class _Account:
+class _SenderRecord:
     said_at_s: float
     left_out: int = 0
     last: str = ""
 
 
 class Complaints:
-    """Writes the first complaint about a sender at once, and counts the others until the period is over.
+    """Logs the first complaint about a sender at once, and counts further ones until the period is over.
 
     Args:
-        log: where the lines go.
+        log: the logger.
         clock: seconds, monotonic.
-        period_s: in which a sender has one line.
-        most_senders: that are told apart; beyond them there is one account for all.
+        period_s: of one line per sender.
+        most_senders: number of senders with a record of their own; all others share one.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Complaints:
         self._clock = clock
         self._period_s = period_s
         self._most_senders = most_senders
-        self._accounts: dict[str, _Account] = {}  # in the order of their last lines
+        self._accounts: dict[str, _SenderRecord] = {}  # in the order of their last lines
 
     def note(self, sender: str, text: str) -> None:
-        """Complain of a sender."""
+        """Complain about a sender."""
         self.tick()
-        text = printable(text)[:_MOST_CHARACTERS]
+        text = make_printable(text)[:_MOST_CHARACTERS]
         if sender not in self._accounts and len(self._accounts) >= self._most_senders:
             sender = _OTHERS
         account = self._accounts.get(sender)
@@ -55,11 +55,11 @@ class Complaints:
             account.left_out += 1
             account.last = text
             return
-        self._accounts[sender] = _Account(self._clock())
+        self._accounts[sender] = _SenderRecord(self._clock())
         self._log.warning("%s: %s", sender, text)
 
     def tick(self) -> None:
-        """Say how many lines were left out, where a period is over."""
+        """Log the number of omitted lines of each period that is over."""
         now_s = self._clock()
         while self._accounts:
             sender, account = next(iter(self._accounts.items()))
@@ -67,6 +67,6 @@ class Complaints:
                 return
             del self._accounts[sender]
             if account.left_out:
-                self._accounts[sender] = _Account(now_s)
+                self._accounts[sender] = _SenderRecord(now_s)
                 text = "%s: %d more in the last %.0f s, the last one: %s"
                 self._log.warning(text, sender, account.left_out, now_s - account.said_at_s, account.last)

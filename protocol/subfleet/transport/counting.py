@@ -1,4 +1,4 @@
-"""Counts what really passed: payload bytes in each direction, over any transport."""
+"""Counts the payload bytes of a transport in each direction."""
 
 import threading
 from collections.abc import Callable

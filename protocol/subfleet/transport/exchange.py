@@ -1,8 +1,7 @@
-"""Blobs between two sides that promise each other nothing: the receiver pulls chunks, the sender serves them.
+"""Transfers blobs over an unreliable transport: the receiver requests chunks, the sender serves them.
 
-One exchange does both halves, on a server for all devices and on a device for its server. It sends nothing itself: the
-caller publishes what `tick` returns, and calls `tick` after every event that it handled and at least every second or
-so, as chunks are asked for and served there.
+One exchange does both, on a server for all devices and on a device for its server. It sends nothing itself: the caller
+publishes what `tick` returns, and calls `tick` after every event and at least about every second.
 """
 
 import logging
@@ -29,7 +28,7 @@ _MAX_DIGEST_FAILURES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """A blob is in the store, whole and checked."""
+    """A blob is complete in the store, and its digest is right."""
 
     peer: str
     ref: BlobRef
@@ -37,11 +36,11 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFailed:
-    """A blob will not come; the caller may fetch it again.
+    """A fetch failed; the caller may fetch the blob again.
 
     Attributes:
-        reason: "missing" (the peer does not have it), "digest" (what came was wrong, several times), "stalled" (nothing
-            came for too long), "too_large", or "storage" (our disk).
+        reason: "missing" (the peer does not have it), "digest" (wrong several times), "stalled" (no chunk for too
+            long), "too_large", or "storage" (our disk).
         detail: one sentence for people.
     """
 
@@ -68,14 +67,14 @@ class BlobExchange:
     """Both halves of every transfer of one side. Not thread-safe: it belongs to the thread that polls.
 
     Args:
-        store: where blobs are read and written.
-        request_topic: of a peer, where we ask it for chunks.
-        chunk_topic: of a peer, where we send it chunks.
-        missing_topic: of a peer, where we tell it that we lack a blob.
+        store: of the blobs.
+        request_topic: of a peer, for our requests.
+        chunk_topic: of a peer, for our chunks.
+        missing_topic: of a peer, to tell it that we lack a blob.
         sizes: of the chunks that come through the broker between us.
-        complain: is told of a peer what it does wrongly.
-        retry_s: a chunk that has not come after this long is asked for again, later on slow links.
-        give_up_s: a transfer from which nothing came for this long has failed.
+        complain: called with a peer and its mistake.
+        retry_s: a chunk that has not arrived after this time is requested again, later on slow links.
+        give_up_s: a transfer without a chunk for this long has failed.
     """
 
     def __init__(  # noqa: PLR0913 - each says one thing of the other side
@@ -106,11 +105,11 @@ class BlobExchange:
 
     @property
     def active(self) -> int:
-        """How many blobs are on their way to us."""
+        """Number of blobs that are being fetched."""
         return len(self._transfers)
 
     def fetch(self, peer: str, ref: BlobRef) -> None:
-        """Get a blob from a peer; the result comes from `finished`, at once where the blob is here already.
+        """Fetch a blob from a peer; `finished` returns the result, at once if the blob is already here.
 
         Two peers that offer the same blob are asked one after the other, and each has its own result.
         """
@@ -143,11 +142,11 @@ class BlobExchange:
             self._complete(transfer)
 
     def cancel(self, ref: BlobRef, *, peer: str | None = None) -> None:
-        """Want a blob no longer: nothing more is asked for, no result comes, and what has come of it is deleted.
+        """Cancel a fetch: no more requests, no result, and its chunks are deleted.
 
         Args:
             ref: of the blob.
-            peer: only from this one; others that offered it too are still asked. None: from nobody.
+            peer: cancel for this peer only; others that offered the blob are still asked. None cancels for all.
         """
         transfer = self._transfers.get(ref.sha256)
         if transfer is None or peer not in (None, *transfer.peers):
@@ -159,7 +158,7 @@ class BlobExchange:
             transfer.fetch.ask_again()
 
     def handle_request(self, peer: str, request: ChunkRequest) -> None:
-        """A peer asks for chunks; `tick` sends them."""
+        """Note a peer's request for chunks; `tick` sends them."""
         if not self._store.has(request.blob):
             self._absent[peer, request.blob.sha256] = None
             return
@@ -178,7 +177,7 @@ class BlobExchange:
                 self._waiting[peer] += 1
 
     def handle_chunk(self, peer: str, chunk: Chunk) -> None:
-        """A chunk came; one that we did not ask this peer for is ignored."""
+        """Store a chunk; one that was not requested from this peer is ignored."""
         transfer = self._transfers.get(chunk.sha256)
         if transfer is None or transfer.peers[0] != peer:
             return
@@ -196,13 +195,13 @@ class BlobExchange:
             self._complete(transfer)
 
     def handle_missing(self, peer: str, missing: BlobMissing) -> None:
-        """A peer lacks what we asked it for; the next peer that offered it is asked, if there is one."""
+        """Note that a peer lacks a blob; the next peer that offered it is asked, if any."""
         transfer = self._transfers.get(missing.sha256)
         if transfer is not None and peer in transfer.peers:
             self._give_up_peer(transfer, peer, "missing", f"{peer} does not have the blob any more")
 
     def reconnected(self, message_bytes: int | None = None) -> None:
-        """The link was lost and is back: what is outstanding is asked for again with the next `tick`.
+        """Note that the link is back: outstanding chunks are requested again with the next `tick`.
 
         Args:
             message_bytes: see `Connected.message_bytes`.
@@ -216,11 +215,11 @@ class BlobExchange:
             transfer.progress_at_s = None
 
     def tick(self, now_s: float) -> tuple[Outgoing, ...]:
-        """What is to be published now: requests for what we lack, and what peers asked us for."""
-        outgoing = [self._missing(peer, sha256) for peer, sha256 in self._absent]
+        """List the messages to publish now: our requests, and the chunks that peers requested."""
+        outgoing = [self._make_missing(peer, sha256) for peer, sha256 in self._absent]
         self._absent.clear()
         for transfer in list(self._transfers.values()):
-            outgoing.extend(self._requests(transfer, now_s))
+            outgoing.extend(self._make_requests(transfer, now_s))
         for key in list(self._wanted)[:_CHUNKS_PER_TICK]:
             del self._wanted[key]
             self._waiting[key[0]] -= 1
@@ -229,12 +228,12 @@ class BlobExchange:
         return tuple(outgoing)
 
     def finished(self) -> tuple[Fetched | FetchFailed, ...]:
-        """The results since the last call; each is returned once."""
+        """Return the results since the last call, each once."""
         results = tuple(self._results)
         self._results.clear()
         return results
 
-    def _requests(self, transfer: _Transfer, now_s: float) -> list[Outgoing]:
+    def _make_requests(self, transfer: _Transfer, now_s: float) -> list[Outgoing]:
         if transfer.progress_at_s is None:
             transfer.progress_at_s = now_s
         peer = transfer.peers[0]
@@ -249,12 +248,12 @@ class BlobExchange:
         return [Outgoing(topic=self._request_topic(peer), payload=encode(request))]
 
     def _serve(self, peer: str, ref: BlobRef, wanted: ByteRange) -> list[Outgoing]:
-        """The range, in as many chunks as the broker needs: a peer may know less of it than we do."""
+        """Make the chunks of a range, in sizes that pass the broker: a peer may not know its limit."""
         try:
             data = self._store.read_range(ref, wanted)
         except FileError as error:
             self._complain(peer, f"it cannot be served: {error}")
-            return [self._missing(peer, ref.sha256)]
+            return [self._make_missing(peer, ref.sha256)]
         size, topic = self._sizes.chunk_bytes, self._chunk_topic(peer)
         chunks = (
             Chunk(sha256=ref.sha256, offset=wanted.offset + at, data=data[at : at + size])
@@ -262,7 +261,7 @@ class BlobExchange:
         )
         return [Outgoing(topic=topic, payload=encode_chunk(chunk)) for chunk in chunks]
 
-    def _missing(self, peer: str, sha256: str) -> Outgoing:
+    def _make_missing(self, peer: str, sha256: str) -> Outgoing:
         return Outgoing(topic=self._missing_topic(peer), payload=encode(BlobMissing(sha256=sha256)))
 
     def _complete(self, transfer: _Transfer) -> None:
@@ -295,7 +294,7 @@ class BlobExchange:
             self._abandon(transfer)
 
     def _abandon(self, transfer: _Transfer) -> None:
-        """End a transfer that nobody waits for; who offers one blob after the other must not fill the disk."""
+        """End a transfer and delete its chunks: a peer that offers many blobs must not fill the disk."""
         del self._transfers[transfer.fetch.blob.sha256]
         try:
             transfer.partial.remove()

@@ -16,9 +16,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 from subfleet.protocol.errors import TooLargeError, TransportError
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
-from subfleet.transport.broker_terms import BrokerTerms, ask_terms, client_of, shortcomings
+from subfleet.transport.broker_terms import BrokerTerms, ask_terms, describe_shortcomings, make_client
 from subfleet.transport.complaints import Complaints
-from subfleet.transport.reaching import shake_hands, unanswered, unreachable
+from subfleet.transport.reaching import explain_silence, explain_unreachable, shake_hands
 from subfleet.transport.topic_filter import matches
 
 __all__ = ["MqttTransport"]
@@ -41,14 +41,14 @@ _SELECT_LIMIT = 1024  # paho waits with select(), which takes no larger file des
 class MqttTransport:
     """One MQTT client, with paho's own thread behind a queue of events.
 
-    A broker that hangs up where it is greeted, or again and again, is asked what it does not do, and from then on
-    nothing of the kind is sent: no retained messages, a lower quality of service, no message above its limit.
+    If a broker hangs up on connect, or again and again, its capabilities are queried, and unsupported features are not
+    used from then on: retained messages, quality of service 1, messages above its limit.
 
     Args:
         address: of the broker.
-        client_id: see `mqtt_client_id`. A broker lets one client of an id in; a second one takes the first one's place.
+        client_id: see `mqtt_client_id`. A broker accepts one client per id; a second one replaces the first.
         open_timeout_s: how long `open` waits for the first connection.
-        keepalive_s: silence after which broker and client give each other up.
+        keepalive_s: silence after which broker and client consider the link broken.
 
     Raises:
         FileError: a file for TLS cannot be read.
@@ -66,7 +66,7 @@ class MqttTransport:
         self._address = address
         self._open_timeout_s = open_timeout_s
         self._keepalive_s = keepalive_s
-        # Not SimpleQueue: CPython 3.11's waits for ever where a signal handler outlasts the time-out of its get().
+        # Not SimpleQueue: CPython 3.11's get() never returns if a signal handler outlasts its timeout.
         self._events: queue.Queue[Event] = queue.Queue()
         self._waiting_bytes = 0
         self._waiting_lock = threading.Lock()
@@ -82,7 +82,7 @@ class MqttTransport:
         self._complaint = ""
         self._closing = threading.Event()
         self._client_id = client_id
-        # Seeded with the client's name: the members of a fleet differ, and one client is the same every time.
+        # Seeded with the client's name: the members of a fleet differ, and each client is reproducible.
         self._jitter = random.Random(client_id)  # noqa: S311 (it spreads reconnects, it keeps no secret)
         self._will: Will | None = None
         self._terms = BrokerTerms()
@@ -92,7 +92,7 @@ class MqttTransport:
         self._client = self._make_client()
 
     def expect(self, terms: BrokerTerms) -> None:
-        """Go by what is known of the broker already. Before `open`, for a will that it takes."""
+        """Use terms of the broker that are already known. To be called before `open`, which sends the will."""
         self._terms, self._asked = terms, True
         self._qos = min(self._qos, terms.qos)
 
@@ -103,7 +103,7 @@ class MqttTransport:
             return
         if self._refusal:
             raise TransportError(f"the broker at {self._address.where} {self._refusal}")
-        raise unanswered(self._address, self._open_timeout_s, hung_up=self._hung_up)
+        raise explain_silence(self._address, self._open_timeout_s, hung_up=self._hung_up)
 
     def _attempt(self) -> bool:
         self._client = self._make_client()
@@ -115,7 +115,7 @@ class MqttTransport:
             keepalive_s = min(self._keepalive_s, self._terms.keepalive_s or self._keepalive_s)
             self._client.connect(self._address.host, self._address.port, keepalive=keepalive_s)
         except (OSError, UnicodeError) as error:
-            raise unreachable(self._address, error) from error
+            raise explain_unreachable(self._address, error) from error
         self._client.loop_start()
         self._settled.wait(self._open_timeout_s)
         if self._answered:
@@ -167,13 +167,13 @@ class MqttTransport:
         self._closing.set()
         self._client.disconnect()
         if connected and not self._settled.wait(_CLOSE_TIMEOUT_S):
-            # paho's thread is a daemon; to wait for it would be to wait for a broker that does not answer.
-            _LOG.warning("the broker at %s did not take our goodbye", self._address.host)
+            # paho's thread is a daemon; waiting for it would mean waiting for a broker that does not answer.
+            _LOG.warning("the broker at %s did not answer our disconnect", self._address.host)
             return
         self._client.loop_stop()
 
     def _make_client(self) -> Client:
-        client = client_of(
+        client = make_client(
             self._address,
             self._client_id,
             connect_timeout_s=self._open_timeout_s,
@@ -196,13 +196,13 @@ class MqttTransport:
             client.will_set(self._will.topic, self._will.payload, qos=self._qos, retain=self._terms.retains)
 
     def _learn(self) -> bool:
-        """Ask the broker what it does not do; False where that changes nothing. There must be no link."""
+        """Query the broker's terms; False if they are unknown or unchanged. There must be no link."""
         self._asked = True
         terms = ask_terms(self._address, self._client_id)
         if terms is None or terms == self._terms:
             return False
         self._terms = terms
-        for sentence in shortcomings(terms):
+        for sentence in describe_shortcomings(terms):
             self._complain(f"the broker at {self._address.where} {sentence}")
         return True
 
@@ -235,7 +235,7 @@ class MqttTransport:
     def _on_connect_fail(self, _: Client, __: Any) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, (OSError, UnicodeError)):  # paho calls this while it handles it
-            self._complain(str(unreachable(self._address, error)))
+            self._complain(str(explain_unreachable(self._address, error)))
         self._closing.wait(self._jitter.random())
 
     def _on_disconnect(
@@ -249,7 +249,7 @@ class MqttTransport:
             # The first connection ended before the broker had said anything: `open` waits for one or the other.
             self._hung_up = self._hung_up or not self._refusal
             self._settled.set()
-        # paho doubles its delay, but equally for everyone; a fleet must not come back in one moment.
+        # paho doubles its delay, but equally for all clients; a fleet must not reconnect at the same moment.
         if self._closing.wait(self._jitter.random()):
             self._settled.set()
 
@@ -276,12 +276,14 @@ class MqttTransport:
             self._complaints.note("the broker", "dropped a message: its topic is not UTF-8")
             return
         if len(message.payload) > MAX_PAYLOAD_BYTES:
-            self._complaints.note(_sender(topic), f"dropped {len(message.payload)} bytes on {topic}: too large")
+            self._complaints.note(_find_sender(topic), f"dropped {len(message.payload)} bytes on {topic}: too large")
         elif not any(matches(wanted, topic) for wanted in self._subscriptions):
             # Some brokers send retained messages to clients that subscribed to nothing.
             _LOG.debug("dropped a message on %s: not subscribed", topic)
         elif self._events.qsize() >= _MAX_WAITING_EVENTS or self._waiting_bytes >= _MAX_WAITING_BYTES:
-            self._complaints.note(_sender(topic), f"dropped a message on {topic}: {self._events.qsize()} events wait")
+            self._complaints.note(
+                _find_sender(topic), f"dropped a message on {topic}: {self._events.qsize()} events wait"
+            )
         else:
             with self._waiting_lock:
                 self._waiting_bytes += len(message.payload)
@@ -294,7 +296,7 @@ class MqttTransport:
         self._settled.set()
 
     def _complain(self, sentence: str) -> None:
-        """Attempts are made again and again; what keeps them from succeeding is said once."""
+        """Log why connecting fails, once for repeated attempts."""
         if sentence != self._complaint:
             _LOG.warning("%s", sentence)
         self._complaint = sentence
@@ -308,12 +310,12 @@ class MqttTransport:
 
 
 def _forget_sent(client: Client) -> None:
-    """Send nothing again that was on its way: paho would, and be cut off for it for ever; the caller sends anew."""
+    """Drop paho's unacknowledged messages: it would resend what the broker hangs up on; the caller sends again."""
     with client._out_message_mutex:  # noqa: SLF001 (there is no other way, but to begin with another client)
         client._out_messages.clear()  # noqa: SLF001
         client._inflight_messages = 0  # noqa: SLF001
 
 
-def _sender(topic: str) -> str:
-    """Whose message it is: a client writes all its kinds below one topic."""
+def _find_sender(topic: str) -> str:
+    """Find the sender of a message: a client publishes all its kinds below one topic."""
     return topic.rpartition("/")[0][:128]

@@ -1,4 +1,4 @@
-"""What was sent and has no ack yet: kept, and sent again, until the other side says that it has it."""
+"""Messages without an ack: kept, and sent again until the other side acknowledges them."""
 
 from dataclasses import dataclass
 
@@ -42,16 +42,16 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """How many messages lack their ack."""
+        """Number of messages without an ack."""
         return len(self._pending)
 
     def put(self, message_id: str, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Keep a message until it is settled; one of the same id takes the place of the older one."""
+        """Keep a message until it is settled; it replaces an older one of the same id."""
         outgoing = Outgoing(topic=topic, payload=payload, retain=retain)
         self._pending[message_id] = _Pending(outgoing=outgoing, wait_s=self._retry_s)
 
     def due(self, now_s: float) -> tuple[Outgoing, ...]:
-        """What is to be sent now: what never was, and what has waited long enough; oldest first."""
+        """List the messages to send now: new ones, and those that have waited long enough; oldest first."""
         ready = [entry for entry in self._pending.values() if entry.due_s is None or entry.due_s <= now_s]
         for entry in ready:
             entry.due_s = now_s + entry.wait_s
@@ -59,11 +59,11 @@ class Outbox:
         return tuple(entry.outgoing for entry in ready)
 
     def settle(self, message_id: str) -> bool:
-        """Forget a message, as its ack came; False where it was not pending (acks come twice, too)."""
+        """Forget an acknowledged message; False if it was not pending (acks may arrive twice)."""
         return self._pending.pop(message_id, None) is not None
 
     def resend_all(self) -> None:
-        """Make everything due at once: the link was lost, and perhaps every message with it."""
+        """Make all messages due at once: the link was lost, and perhaps every message with it."""
         for entry in self._pending.values():
             entry.due_s = None
             entry.wait_s = self._retry_s

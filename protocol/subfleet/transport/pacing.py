@@ -1,4 +1,4 @@
-"""A link of a given speed, over any transport: for emulated devices that replay the bandwidth of a real one."""
+"""Limits the speed of a transport, for emulated devices that replay the bandwidth of a real one."""
 
 import logging
 import math
@@ -24,8 +24,8 @@ _MESSAGE_BYTES = 64  # TCP, IP and MQTT headers of a message, so that empty ones
 class Lane(Generic[T]):
     """One direction of a link: a first-in first-out queue that drains at a rate. Pure; times are seconds.
 
-    An item comes out when its last bit has passed. While nothing waits no credit is saved up, so that no burst is ever
-    faster than the link.
+    An item comes out when its last bit has passed. An idle link saves no credit, so that no burst is faster than the
+    link.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Lane(Generic[T]):
         self.queued_bits = 0.0
 
     def set_rate(self, now_s: float, rate_bps: float | None) -> None:
-        """Change the rate, in bits per second, from now on; None is no limit, 0 lets nothing pass."""
+        """Change the rate, in bits per second; None is no limit, 0 lets nothing pass."""
         if rate_bps is not None and not rate_bps >= 0:
             raise ValueError(f"a rate is {rate_bps} bits per second, but must be 0 or more, or None for no limit")
         self._advance(now_s)
@@ -51,19 +51,19 @@ class Lane(Generic[T]):
         self.queued_bits += 8.0 * size_bytes
 
     def take(self, now_s: float) -> T | None:
-        """The next item that has wholly passed, or None."""
+        """Take the next item that has passed completely, or None."""
         self._advance(now_s)
         return self._ready.popleft() if self._ready else None
 
     def due_s(self, now_s: float) -> float:
-        """Seconds until the next item has passed: 0 where one is ready, infinite where none can."""
+        """Compute the seconds until the next item has passed: 0 if one is ready, infinite if none can."""
         self._advance(now_s)
         if self._ready or (self._items and self._rate_bps is None):
             return 0.0
         return self._sizes_bits[0] / self._rate_bps if self._items and self._rate_bps else math.inf
 
     def clear(self) -> None:
-        """Lose everything that has not passed."""
+        """Drop everything that has not passed."""
         self._items.clear()
         self._sizes_bits.clear()
         self.queued_bits = 0.0
@@ -72,7 +72,7 @@ class Lane(Generic[T]):
         elapsed_s = max(now_s - self._passed_until_s, 0.0) if self._items else 0.0
         self._passed_until_s = max(now_s, self._passed_until_s)
         credit_bits = math.inf if self._rate_bps is None else elapsed_s * self._rate_bps
-        # A millionth of a bit is rounding of the clock; without it an item could be due in 0 seconds for ever.
+        # A millionth of a bit is rounding of the clock; without it an item could be due in 0 seconds endlessly.
         while self._items and credit_bits >= self._sizes_bits[0] - 1e-6:
             size_bits = self._sizes_bits.popleft()
             credit_bits -= size_bits

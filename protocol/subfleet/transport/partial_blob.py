@@ -1,9 +1,9 @@
-"""The part of a blob that has come so far, in a file that survives a crash.
+"""A partially received blob, in a file that survives a crash.
 
-The file holds the blob's bytes, and behind them one byte for each piece: 1 where the piece was written. Pieces are as
-large as the smallest chunk, so that chunks of any size may follow each other. Content is
-written before its mark, so after the process died every mark is true. After the machine died some may not be; then the
-digest of the whole is wrong, and all of it is fetched again.
+The file contains the blob's bytes, followed by one byte for each piece: 1 if the piece was written. Pieces are as large
+as the smallest chunk, so that chunk sizes may vary. Content is written before its mark, so after a crash of the process
+every mark is true. After a crash of the machine some may not be; then the digest is wrong, and the whole blob is
+fetched again.
 """
 
 import hashlib
@@ -15,20 +15,20 @@ from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, BlobRef
 from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError
 
-__all__ = ["PartialBlob", "partial_bytes"]
+__all__ = ["PartialBlob", "count_partial_bytes"]
 
 _BLOCK_BYTES = 1024 * 1024
 _WRITTEN = b"\x01"
 
 
 class PartialBlob:
-    """Takes the chunks of one blob in any order; made by `BlobStore.partial`.
+    """Receives the chunks of one blob in any order; made by `BlobStore.partial`.
 
     Args:
         path: of the file that grows.
-        target: where the whole blob is to stand.
-        ref: what is expected.
-        on_commit: called with `ref` after the whole stands in its place.
+        target: path of the complete blob.
+        ref: of the blob.
+        on_commit: called with `ref` after the complete blob is in place.
 
     Raises:
         FileError: the disk is full or cannot be written.
@@ -39,15 +39,15 @@ class PartialBlob:
         self._target = target
         self._ref = ref
         self._on_commit = on_commit
-        self._piece_count = _pieces(ref.size_bytes)
+        self._piece_count = _count_pieces(ref.size_bytes)
         try:
             self._marks = self._read_marks()
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_error(error) from error
 
     @property
     def have(self) -> frozenset[int]:
-        """Offsets of the pieces of LEAST_CHUNK_BYTES that are here."""
+        """Offsets of the received pieces of LEAST_CHUNK_BYTES."""
         return frozenset(place * LEAST_CHUNK_BYTES for place, mark in enumerate(self._marks) if mark == _WRITTEN[0])
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -61,23 +61,23 @@ class PartialBlob:
         whole = end == self._ref.size_bytes or (end < self._ref.size_bytes and len(data) % LEAST_CHUNK_BYTES == 0)
         if offset < 0 or offset % LEAST_CHUNK_BYTES or not whole or not 0 < len(data) <= CHUNK_BYTES:
             raise ValueError(f"a chunk of {len(data)} bytes at {offset} is none of blob {self._ref.sha256[:12]}")
-        place, marks = offset // LEAST_CHUNK_BYTES, _WRITTEN * _pieces(len(data))
+        place, marks = offset // LEAST_CHUNK_BYTES, _WRITTEN * _count_pieces(len(data))
         try:
             with self._path.open("r+b", buffering=0) as file:
                 _write_all(file.fileno(), data, offset)
                 _write_all(file.fileno(), marks, self._ref.size_bytes + place)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_error(error) from error
         self._marks[place : place + len(marks)] = marks
 
     def commit(self) -> bool:
-        """Check the digest and move the whole to its place; False, and everything discarded, where it is wrong.
+        """Check the digest and move the blob to its place; if it is wrong, discard everything and return False.
 
         Raises:
             FileError: the disk is full or cannot be written.
         """
         try:
-            if self._digest() != self._ref.sha256:
+            if self._compute_digest() != self._ref.sha256:
                 self._discard()
                 return False
             with self._path.open("r+b") as file:
@@ -86,12 +86,12 @@ class PartialBlob:
             self._path.replace(self._target)
             sync_folder(self._target.parent)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_error(error) from error
         self._on_commit(self._ref)
         return True
 
     def remove(self) -> None:
-        """Delete what has come so far; nothing may be written any more.
+        """Delete the received chunks; nothing may be written any more.
 
         Raises:
             FileError: it cannot be deleted.
@@ -99,11 +99,11 @@ class PartialBlob:
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self._make_error(error) from error
 
     def _read_marks(self) -> bytearray:
-        length = partial_bytes(self._ref)
-        # Another length is the trace of a crash between truncating and moving, or of nothing at all.
+        length = count_partial_bytes(self._ref)
+        # Another length is left by a crash between truncating and moving.
         if self._path.exists() and self._path.stat().st_size == length:
             with self._path.open("rb") as file:
                 file.seek(self._ref.size_bytes)
@@ -112,7 +112,7 @@ class PartialBlob:
             file.truncate(length)
         return bytearray(self._piece_count)
 
-    def _digest(self) -> str:
+    def _compute_digest(self) -> str:
         digest, left = hashlib.sha256(), self._ref.size_bytes
         with self._path.open("rb") as file:
             while left and (block := file.read(min(left, _BLOCK_BYTES))):
@@ -124,16 +124,16 @@ class PartialBlob:
         self._path.unlink(missing_ok=True)
         self._marks = self._read_marks()
 
-    def _unwritable(self, error: OSError) -> FileError:
+    def _make_error(self, error: OSError) -> FileError:
         return FileError(f"blob file {str(self._path)!r} cannot be written ({error.strerror}); free some space")
 
 
-def partial_bytes(ref: BlobRef) -> int:
-    """What the part of a blob is long: the blob, and a mark for each of its pieces."""
-    return ref.size_bytes + _pieces(ref.size_bytes)
+def count_partial_bytes(ref: BlobRef) -> int:
+    """Compute the length of the file: the blob, and a mark for each of its pieces."""
+    return ref.size_bytes + _count_pieces(ref.size_bytes)
 
 
-def _pieces(size_bytes: int) -> int:
+def _count_pieces(size_bytes: int) -> int:
     return -(-size_bytes // LEAST_CHUNK_BYTES)
 
 

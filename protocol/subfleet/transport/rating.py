@@ -1,4 +1,4 @@
-"""How much one device may say: what is beyond that is dropped unread, so that no device takes up a server's time."""
+"""A rate limit for each device: messages beyond it are dropped unread, so that no device can occupy the server."""
 
 import time
 from collections.abc import Callable
@@ -12,35 +12,35 @@ from subfleet.transport.base import Delivery, Event, Transport, Will
 __all__ = ["RatedTransport"]
 
 _OF_TRANSFERS = frozenset({ChunkRequest.KIND, BlobMissing.KIND})
-"""A transfer needs hundreds of these in a second, all of them short: only the length of such a message counts."""
+"""A transfer needs hundreds of these short messages per second: only their length counts."""
 _UNIT_BYTES = 4 * 1024
-"""A message counts one unit, and one more for each of so many bytes: long ones take longer to read."""
+"""A message costs one unit, and one more for each of these many bytes: long ones take longer to read."""
 _MOST_ACCOUNTS = 2**16
 _SWEEP_S = 60.0
-"""How often accounts that are full again are forgotten, where there is no room for another."""
+"""How often full allowances are removed, if there is no room for another."""
 _MOST_DROPPED = 1024
-"""In one poll: what else a server does is not to wait for them."""
+"""Messages to drop in one poll: the server's other work must not wait for them."""
 
 
 @dataclass(slots=True)
-class _Account:
+class _Allowance:
     units: float
     at_s: float
 
 
 class RatedTransport:
-    """A server's transport that drops what one device says beyond its rate.
+    """A server's transport that drops the messages of a device beyond its rate.
 
-    A device at work says some five messages in each interval of its heartbeat, a unit each. Every device may save up
-    `burst_units`, and gets `units_per_s` anew. Beyond 65,536 devices that have spoken in the last minute, all others
-    share one account. Chunks have no rate: those that nobody has asked for are dropped by their header.
+    A working device sends about five messages per heartbeat interval, one unit each. Every device may save up
+    `burst_units`, and earns `units_per_s`. Beyond 65,536 devices in the last minute, all others share one allowance.
+    Chunks have no rate: unrequested ones are dropped by their header.
 
     Args:
         inner: what carries the messages.
         topics: of the fleet.
         complain: called with a device's id and a sentence for each message that is dropped.
         units_per_s: above 0.
-        burst_units: at least what the longest message counts, 65.
+        burst_units: at least the cost of the longest message, 65.
         clock: seconds, monotonic.
     """
 
@@ -60,7 +60,7 @@ class RatedTransport:
         self._units_per_s = units_per_s
         self._burst_units = burst_units
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._allowances: dict[str, _Allowance] = {}
         self._swept_s = clock()
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
@@ -88,24 +88,24 @@ class RatedTransport:
         try:
             address = self._topics.parse(delivery.topic)
         except ProtocolError:
-            return True  # whoever reads it complains of it
+            return True  # the reader complains about it
         if address.direction != "up" or address.kind == CHUNK:
             return True
         cost = (address.kind not in _OF_TRANSFERS) + text_bytes(delivery.payload) // _UNIT_BYTES
-        account = self._account(address.client_id)
+        account = self._find_allowance(address.client_id)
         if account.units < cost:
-            self._complain(address.client_id, "says more than it may, and is not heard for a while")
+            self._complain(address.client_id, "sends more than its rate allows, and is ignored for a while")
             return False
         account.units -= cost
         return True
 
-    def _account(self, client_id: str) -> _Account:
+    def _find_allowance(self, client_id: str) -> _Allowance:
         now_s = self._clock()
-        if len(self._accounts) >= _MOST_ACCOUNTS and now_s - self._swept_s >= _SWEEP_S:
+        if len(self._allowances) >= _MOST_ACCOUNTS and now_s - self._swept_s >= _SWEEP_S:
             self._swept_s, full_s = now_s, self._burst_units / self._units_per_s
-            self._accounts = {name: one for name, one in self._accounts.items() if now_s - one.at_s < full_s}
-        name = client_id if client_id in self._accounts or len(self._accounts) < _MOST_ACCOUNTS else ""
-        account = self._accounts.setdefault(name, _Account(units=self._burst_units, at_s=now_s))
+            self._allowances = {name: one for name, one in self._allowances.items() if now_s - one.at_s < full_s}
+        name = client_id if client_id in self._allowances or len(self._allowances) < _MOST_ACCOUNTS else ""
+        account = self._allowances.setdefault(name, _Allowance(units=self._burst_units, at_s=now_s))
         account.units = min(self._burst_units, account.units + self._units_per_s * (now_s - account.at_s))
         account.at_s = now_s
         return account

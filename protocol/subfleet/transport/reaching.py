@@ -1,4 +1,4 @@
-"""Why a broker cannot be reached, in one sentence that says what to do."""
+"""Explains why a broker cannot be reached, in one sentence that says what to do."""
 
 import socket
 import ssl
@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from subfleet.protocol.errors import TransportError, UnreachableError
 from subfleet.transport.address import BrokerAddress, TlsFiles
-from subfleet.transport.tls import context_of
+from subfleet.transport.tls import make_tls_context
 
-__all__ = ["shake_hands", "unanswered", "unreachable"]
+__all__ = ["explain_silence", "explain_unreachable", "shake_hands"]
 
 _PROBE_S = 3.0
 
@@ -29,17 +29,17 @@ _DISTRUST: Mapping[int, str] = MappingProxyType(
 _REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "REVOKED")
 
 
-def unreachable(address: BrokerAddress, error: OSError | UnicodeError) -> TransportError:
-    """What an attempt to connect ended with. An `UnreachableError` may pass by itself, any other one stays."""
+def explain_unreachable(address: BrokerAddress, error: OSError | UnicodeError) -> TransportError:
+    """Explain a failed attempt to connect. An `UnreachableError` may be temporary, any other error is permanent."""
     if isinstance(error, ssl.SSLCertVerificationError):
         what = _DISTRUST.get(error.verify_code, f"cannot be trusted ({error.verify_message}); have it made anew")
         return TransportError(f"the certificate of the broker at {address.where} {what.format(host=address.host)}")
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-        return _handshake_failed(address, error)
-    return UnreachableError(_not_there(address, error))
+        return _explain_handshake(address, error)
+    return UnreachableError(_describe_failure(address, error))
 
 
-def _not_there(address: BrokerAddress, error: OSError | UnicodeError) -> str:
+def _describe_failure(address: BrokerAddress, error: OSError | UnicodeError) -> str:
     where = address.where
     if isinstance(error, (socket.gaierror, UnicodeError)):
         return f"the host name {address.host!r} is unknown; check the broker's address"
@@ -56,31 +56,31 @@ def _not_there(address: BrokerAddress, error: OSError | UnicodeError) -> str:
 
 
 def shake_hands(address: BrokerAddress, timeout_s: float) -> None:
-    """Make a TLS connection, where there is to be one, and let it go.
+    """Make a TLS connection, if the address asks for TLS, and close it.
 
     Raises:
-        OSError: it cannot be made; `unreachable` says what that means.
+        OSError: it cannot be made; see `explain_unreachable`.
     """
     if address.tls is None:
         return
     with socket.create_connection((address.host, address.port), timeout=timeout_s) as plain:
-        context_of(address.tls).wrap_socket(plain, server_hostname=address.host).close()
+        make_tls_context(address.tls).wrap_socket(plain, server_hostname=address.host).close()
 
 
-def unanswered(address: BrokerAddress, timeout_s: float, *, hung_up: bool = False) -> TransportError:
-    """Why a connection that was made brought no MQTT answer: finds out by one of its own, without a word of MQTT.
+def explain_silence(address: BrokerAddress, timeout_s: float, *, hung_up: bool = False) -> TransportError:
+    """Explain why a connection brought no MQTT answer, by a probing connection without MQTT.
 
     Args:
         address: of the broker.
-        timeout_s: how long an answer was waited for.
-        hung_up: the broker ended the connection, rather than to be silent.
+        timeout_s: the elapsed timeout.
+        hung_up: whether the broker closed the connection.
     """
     try:
         with socket.create_connection((address.host, address.port), timeout=_PROBE_S) as plain:
             files = address.tls
-            found = _speaks_tls(plain, address) if files is None else _after_handshake(plain, address, files)
+            found = _probe_tls(plain, address) if files is None else _probe_certificate(plain, address, files)
     except (OSError, UnicodeError) as error:
-        return unreachable(address, error)
+        return explain_unreachable(address, error)
     silence = f"does not answer as an MQTT broker within {timeout_s:g} seconds; check the address"
     if hung_up:
         silence = (
@@ -90,7 +90,7 @@ def unanswered(address: BrokerAddress, timeout_s: float, *, hung_up: bool = Fals
     return found or UnreachableError(f"the broker at {address.where} {silence}")
 
 
-def _speaks_tls(plain: socket.socket, address: BrokerAddress) -> TransportError | None:
+def _probe_tls(plain: socket.socket, address: BrokerAddress) -> TransportError | None:
     spoken = TransportError(f"the broker at {address.where} speaks TLS; write mqtts:// in its address")
     try:
         ssl.create_default_context().wrap_socket(plain, server_hostname=address.host).close()
@@ -103,35 +103,35 @@ def _speaks_tls(plain: socket.socket, address: BrokerAddress) -> TransportError 
     return spoken
 
 
-def _after_handshake(plain: socket.socket, address: BrokerAddress, files: TlsFiles) -> TransportError | None:
-    """In TLS 1.3 a broker says only after the handshake that it wants a certificate, or another one."""
+def _probe_certificate(plain: socket.socket, address: BrokerAddress, files: TlsFiles) -> TransportError | None:
+    """In TLS 1.3 a broker rejects a missing or wrong certificate only after the handshake."""
     try:
-        with context_of(files).wrap_socket(plain, server_hostname=address.host) as link:
+        with make_tls_context(files).wrap_socket(plain, server_hostname=address.host) as link:
             link.recv(1)
     except ssl.SSLError as error:
-        return _handshake_failed(address, error) if error.reason else None
+        return _explain_handshake(address, error) if error.reason else None
     except OSError:
         return None
     return None
 
 
-def _handshake_failed(address: BrokerAddress, error: ssl.SSLError) -> TransportError:
+def _explain_handshake(address: BrokerAddress, error: ssl.SSLError) -> TransportError:
     where, reason = address.where, error.reason or ""
     shown = address.tls is not None and address.tls.certificate is not None
     if "CERTIFICATE_REQUIRED" in reason or (reason.endswith("ALERT_HANDSHAKE_FAILURE") and not shown):
-        return TransportError(f"the broker at {where} asks for a certificate of ours; give it with --cert and --key")
+        return TransportError(f"the broker at {where} requires a client certificate; give it with --cert and --key")
     if shown and any(name in reason for name in _REFUSED_CERTIFICATE):
         return TransportError(
-            f"the broker at {where} does not accept our certificate ({_plain(reason)}); have it signed by an authority "
-            "that the broker trusts, and correct --cert"
+            f"the broker at {where} does not accept our certificate ({_simplify(reason)}); have it signed by an "
+            "authority that the broker trusts, and correct --cert"
         )
     if reason == "WRONG_VERSION_NUMBER":
         return TransportError(
             f"the broker at {where} speaks no TLS; write mqtt:// in its address, or name the port where it does"
         )
-    what = _plain(reason) or str(error)
+    what = _simplify(reason) or str(error)
     return TransportError(f"TLS with the broker at {where} fails ({what}); it must speak TLS 1.2 or newer")
 
 
-def _plain(reason: str) -> str:
+def _simplify(reason: str) -> str:
     return reason.partition("ALERT_")[2].lower().replace("_", " ") or reason.lower().replace("_", " ")

@@ -1,4 +1,4 @@
-"""TLS towards a broker: always verified, never older than TLS 1.2."""
+"""TLS connections to a broker: always verified, at least TLS 1.2."""
 
 import ssl
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.transport.address import TlsFiles
 
-__all__ = ["context_of"]
+__all__ = ["make_tls_context"]
 
 
-def context_of(files: TlsFiles) -> ssl.SSLContext:
-    """What connections are made with. There is no way to turn the verification of the broker off.
+def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
+    """Make the TLS context of an address. The broker is always verified.
 
     Raises:
         FileError: a file cannot be read.

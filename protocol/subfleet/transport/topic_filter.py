@@ -1,10 +1,10 @@
-"""MQTT's rule for which topics a subscription means."""
+"""MQTT's rule for matching topics with subscriptions."""
 
 __all__ = ["matches"]
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether a subscription (with `+` for one level and a last `#` for all that follow) covers a topic.
+    """Whether a subscription covers a topic; `+` stands for one level, a final `#` for all that follow.
 
     As MQTT 3.1.1 section 4.7 says: `a/#` covers `a` too, and no wildcard in the first level covers a topic that starts
     with `$`, where brokers publish their own state.

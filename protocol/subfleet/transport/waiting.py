@@ -16,13 +16,13 @@ _SLICE_S = 0.2  # how late a request to stop may be heard
 
 
 class WaitingTransport:
-    """Tries to open another transport again and again, with growing pauses, while its broker cannot be reached.
+    """Opens another transport again and again, with growing pauses, until its broker can be reached.
 
-    A broker that refuses us, or cannot be trusted, is not waited for: nothing but a correction mends that.
+    A broker that refuses the client or cannot be trusted is not waited for, as only a correction helps.
 
     Args:
         inner: what carries the messages.
-        stopped: asked during the pauses; `open` returns without a link when it says so.
+        stopped: called during the pauses; `open` returns without a link if it returns True.
         sleep: takes seconds.
     """
 

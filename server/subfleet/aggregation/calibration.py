@@ -21,7 +21,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import NormMoments, pool_statistics
 from subfleet.methods.aggregator import Participant, count_samples
-from subfleet.protocol.calibration import Calibration, NormLayer, sum_names
+from subfleet.protocol.calibration import Calibration, NormLayer, name_sums
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Calibrate
@@ -64,7 +64,7 @@ def check_sums(
     if sample_count > known_count:
         raise ProtocolError(f"the sums are of {sample_count} samples, but the client's profile has {known_count}")
     arrays = decode_arrays(read_stored(path))
-    wanted = {name for norm in calibration.norms for name in sum_names(norm.name)}
+    wanted = {name for norm in calibration.norms for name in name_sums(norm.name)}
     if set(arrays) != wanted:
         raise ProtocolError(
             f"the sums name other tensors than was asked for, such as {min(set(arrays) ^ wanted)!r:.80}"
@@ -76,7 +76,7 @@ def check_sums(
 
 def _check_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_count: int) -> npt.NDArray[np.float64]:
     """The root of the mean square of each channel of a norm."""
-    found = [arrays[name] for name in sum_names(norm.name)]
+    found = [arrays[name] for name in name_sums(norm.name)]
     if [(str(one.dtype), one.shape) for one in found] != [("int64", ()), ("float64", shape), ("float64", shape)]:
         raise ProtocolError(
             f"the sums of norm {norm.name!r:.80} must be a count, int64 of no dimension, and two of float64 and shape "
@@ -167,6 +167,6 @@ def _moments(calibration: Calibration, path: Path) -> dict[str, NormMoments]:
     arrays = decode_arrays(read_stored(path))
     found = {}
     for norm in calibration.norms:
-        count, total, squares = (arrays[name] for name in sum_names(norm.name))
+        count, total, squares = (arrays[name] for name in name_sums(norm.name))
         found[norm.name] = NormMoments(total=from_numpy(total), squares=from_numpy(squares), count=int(count))
     return found

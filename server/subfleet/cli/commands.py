@@ -230,12 +230,12 @@ def example(
 ) -> None:
     """Print the description of an included run, as a starting point for your own."""
     with report_errors(verbose=verbose):
-        from subfleet.protocol.suggestion import did_you_mean
+        from subfleet.protocol.suggestion import suggest
         from subfleet.settings.reading import list_included_runs, read_included_run
 
         known = list_included_runs()
         if name not in known:
-            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{did_you_mean(name, known)}")
+            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{suggest(name, known)}")
         typer.echo(read_included_run(name), nl=False)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from subfleet.journal.records import ClientRow, Progress, RoundRecord
-from subfleet.protocol.text import printable
+from subfleet.protocol.text import make_printable
 from subfleet.reporting.columns import CLIENT_COLUMNS, Column, participation_text
 
 __all__ = [
@@ -38,7 +38,7 @@ _MINUTE_S = 60
 
 def to_text(text: str, style: str = "") -> Text:
     """Text for rich without markup, links or emoji codes: names of devices are shown as they are."""
-    return Text(printable(text), style=style)
+    return Text(make_printable(text), style=style)
 
 
 def show_table(
@@ -147,7 +147,7 @@ def _select_columns(rows: Sequence[ClientRow], width: int) -> tuple[Column, ...]
 
 
 def _measure_width(column: Column, rows: Sequence[ClientRow]) -> int:
-    cells = max((cell_len(printable(column.cell(row))) for row in rows), default=0)
+    cells = max((cell_len(make_printable(column.cell(row))) for row in rows), default=0)
     head = max(map(cell_len, column.title.split()))  # one line per word
     return max(head, min(cells, _MOST_CHARACTERS) if column.words else cells)
 

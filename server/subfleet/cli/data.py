@@ -78,14 +78,14 @@ def show(
     """Count the samples of a data set by class. It is downloaded if it is not there yet."""
     with report_errors(verbose=verbose):
         from subfleet.emulation.partitions import partition as divide
-        from subfleet.protocol.schema import validated
+        from subfleet.protocol.schema import validate
         from subfleet.settings.samples import PartitionSettings
         from subfleet.tasks.named_dataset import DATASETS
 
         task = DATASETS.named(name)
         settings = None
         if partition:
-            settings = validated(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
+            settings = validate(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
         parts = task.load(announce=lambda text: typer.echo(text, err=True))
         shown = {**_describe(task), "train": _count(parts.train), "test": _count(parts.test)}
         if settings is not None:

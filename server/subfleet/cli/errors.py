@@ -9,8 +9,8 @@ from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.interruption import interruptible
 from subfleet.protocol.logs import log_to_standard_error
-from subfleet.protocol.plugins import raised_by_plugin
-from subfleet.protocol.text import printable
+from subfleet.protocol.plugins import explain_plugin_error
+from subfleet.protocol.text import make_printable
 
 __all__ = ["describe_error", "report_errors"]
 
@@ -24,7 +24,7 @@ def describe_error(error: BaseException) -> tuple[ExitCode, str]:
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED, "stopped; start the same command again to go on"
-    if sentence := raised_by_plugin(error):
+    if sentence := explain_plugin_error(error):
         return ExitCode.CONFIG, sentence
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
@@ -45,6 +45,6 @@ def report_errors(*, verbose: bool) -> Iterator[None]:
             code, sentence = describe_error(KeyboardInterrupt() if interrupted() else error)
             if verbose:
                 _LOG.exception("the command failed")
-            lines = "\n".join(map(printable, sentence.splitlines()))
+            lines = "\n".join(map(make_printable, sentence.splitlines()))
             sys.stderr.write(f"subfleet: {lines}\n")
             sys.exit(int(code))

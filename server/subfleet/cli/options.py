@@ -10,7 +10,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.topics import DEFAULT_FLEET
 from subfleet.transport.address import BrokerAddress, BrokerOptions, mqtt_client_id
 from subfleet.transport.mqtt import MqttTransport
-from subfleet.transport.tls import context_of
+from subfleet.transport.tls import make_tls_context
 
 __all__ = [
     "RUNS",
@@ -70,7 +70,7 @@ def read_broker_address(
         options = BrokerOptions(url=broker, ca=ca, cert=cert, key=key, password_file=password_file)
         address = options.address(os.environ)
         if address.tls is not None:
-            context_of(address.tls)  # unusable TLS files are reported before anything starts
+            make_tls_context(address.tls)  # unusable TLS files are reported before anything starts
         return address
     for name, path in {"--ca": ca, "--cert": cert, "--key": key, "--password-file": password_file}.items():
         if path is not None:

@@ -17,7 +17,7 @@ from subfleet.export.pool import ExportPool
 from subfleet.methods.run_networks import BeginContext
 from subfleet.programs.supply import build_train_request
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import decode_program
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import Declared, RunContext

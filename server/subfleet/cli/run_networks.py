@@ -27,7 +27,7 @@ from subfleet.programs.supply import read_figures
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task_kinds import told_metrics
+from subfleet.protocol.task_kinds import format_metrics
 from subfleet.settings.run import Run
 from subfleet.settings.run_folder import MODEL, SUPERNET, interpret_summary, read_description, read_summary
 from subfleet.settings.stored_networks import read_networks
@@ -105,7 +105,7 @@ def show_networks(rows: Sequence[Row], console: Console) -> None:
 
 def _format_accuracy(row: Row) -> str:
     if row["headline"] != "accuracy" and row["metrics"]:
-        return told_metrics({row["headline"]: row["metrics"][row["headline"]]})
+        return format_metrics({row["headline"]: row["metrics"][row["headline"]]})
     return "" if row["accuracy"] is None else f"{row['accuracy']:.4f}"
 
 

@@ -24,7 +24,7 @@ runs = typer.Typer(no_args_is_help=True, help="List, show, resume, replay and re
 def list_runs(folder: Runs = RUNS, json: Json = False, verbose: Verbose = False) -> None:
     """List the runs in a folder with their method, rounds, seed and result."""
     with report_errors(verbose=verbose):
-        from subfleet.protocol.task_kinds import told_metrics
+        from subfleet.protocol.task_kinds import format_metrics
         from subfleet.settings.run_folder import DESCRIPTION
 
         rows = [_describe(path.parent) for path in sorted(folder.glob(f"*/{DESCRIPTION}"))]
@@ -34,7 +34,7 @@ def list_runs(folder: Runs = RUNS, json: Json = False, verbose: Verbose = False)
         if not rows:
             typer.echo(f"there is no run in {folder}; begin one with: subfleet run quickstart")
         for row in rows:
-            result = told_metrics({row["headline"]: row["value"]}) if row["over"] else "not over"
+            result = format_metrics({row["headline"]: row["value"]}) if row["over"] else "not over"
             model = f" of {row['model']}" if row["model"] else ""
             typer.echo(f"{row['folder']}: {row['method']}, {row['rounds']} rounds, seed {row['seed']}, {result}{model}")
 
@@ -184,12 +184,12 @@ def _confirm(question: str) -> bool:
 
 
 def _find(folder: Path, name: str) -> Path:
-    from subfleet.protocol.suggestion import did_you_mean
+    from subfleet.protocol.suggestion import suggest
     from subfleet.settings.run_folder import DESCRIPTION
 
     known = [path.parent.name for path in folder.glob(f"*/{DESCRIPTION}")]
     if name not in known:
-        hint = did_you_mean(name, known)
+        hint = suggest(name, known)
         raise ConfigError(f"there is no run {name!r:.80} in {folder}; choose one of {sorted(known)}{hint}")
     return folder / name
 

@@ -16,7 +16,7 @@ import sqlalchemy as sql
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from subfleet.protocol.errors import FileError, ProtocolError, SubfleetError
-from subfleet.protocol.plugins import raised_by_plugin
+from subfleet.protocol.plugins import explain_plugin_error
 
 _LOG = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def reporting_damage(place: object) -> Iterator[None]:
     except SubfleetError:
         raise
     except Exception as error:
-        if raised_by_plugin(error):
+        if explain_plugin_error(error):
             raise
         # A flipped byte may fail anywhere in the code that uses it.
         raise _report_damage(place, f"{type(error).__name__}: {error}") from error

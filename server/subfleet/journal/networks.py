@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
-from subfleet.protocol.task_kinds import told_metrics
+from subfleet.protocol.task_kinds import format_metrics
 
 _FLOAT_BYTES = 4
 
@@ -49,7 +49,7 @@ class NetworkRecord:
     @property
     def quality(self) -> str:
         """The mean result of its owners, in words; empty without any."""
-        return "" if self.own_mean is None else told_metrics({self.metric: self.own_mean})
+        return "" if self.own_mean is None else format_metrics({self.metric: self.own_mean})
 
     @property
     def in_use(self) -> bool:

@@ -11,7 +11,7 @@ from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, TuningRecord, build_tuning_record
 from subfleet.journal.networks import NetworkRecord
 from subfleet.methods.aggregator import EvaluatedModel
-from subfleet.protocol.task_kinds import METRICS, told_metrics
+from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 
@@ -204,7 +204,7 @@ class RoundRecord:
     def told(self) -> str:
         """The quality of the model in words: the headline, and usual metrics beside it."""
         found = self.all_metrics
-        return told_metrics({name: found[name] for name in found if name in (self.headline, *_BESIDE)})
+        return format_metrics({name: found[name] for name in found if name in (self.headline, *_BESIDE)})
 
     @property
     def all_metrics(self) -> dict[str, float]:

@@ -11,10 +11,10 @@ from subfleet.journal.generations import GenerationRecord, build_generation_reco
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.evaluating import totals_of
+from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.task import Train
-from subfleet.protocol.task_kinds import TaskKind, metrics_of
+from subfleet.protocol.task_kinds import TaskKind, compute_metrics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import estimate_size, get_network
 from subfleet.rounds.selection import estimate_time
@@ -64,7 +64,7 @@ def build_evaluation_record(context: RunContext, close: CloseEvaluation, traffic
     """The record of a closed evaluation."""
     kind = context.config.training.objective.kind
     found = [
-        totals_of(client.evaluated)
+        sum_totals(client.evaluated)
         for client in close.clients
         if client.stage == "done" and client.evaluated is not None
     ]
@@ -73,7 +73,7 @@ def build_evaluation_record(context: RunContext, close: CloseEvaluation, traffic
         seconds=close.seconds,
         clients=tuple(_build_evaluation_row(kind, client, traffic) for client in close.clients),
         headline=kind.headline,
-        together=metrics_of(kind, Totals.of_all(found)) if found else {},
+        together=compute_metrics(kind, Totals.of_all(found)) if found else {},
     )
 
 
@@ -92,7 +92,7 @@ def _build_evaluation_row(kind: TaskKind, client: ClientState, traffic: Traffic)
     found = client.evaluated
     if found is None:
         return row
-    metrics = metrics_of(kind, totals_of(found))
+    metrics = compute_metrics(kind, sum_totals(found))
     accuracy = found.accuracy if metrics.pop("accuracy", None) is not None else None
     return replace(
         row,

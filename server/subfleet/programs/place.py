@@ -5,7 +5,7 @@ from pathlib import Path
 
 from subfleet.export.cache import DEFAULT_LIMIT_BYTES, CacheFolder
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.homes import cache_folder
+from subfleet.protocol.homes import find_cache_folder
 
 
 def open_default_cache() -> CacheFolder:
@@ -20,5 +20,5 @@ def open_default_cache() -> CacheFolder:
     if not limit.isascii() or not limit.isdigit() or int(limit) < 1:
         raise ConfigError(f"SUBFLEET_CACHE_BYTES is {limit!r}, but must be a whole number of bytes, 1 or more")
     return CacheFolder(
-        path=Path(chosen) if chosen else cache_folder() / "subfleet" / "programs", limit_bytes=int(limit)
+        path=Path(chosen) if chosen else find_cache_folder() / "subfleet" / "programs", limit_bytes=int(limit)
     )

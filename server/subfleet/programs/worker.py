@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from subfleet.elastic.model_state import ModelState
 from subfleet.protocol.errors import FileError, SubfleetError
-from subfleet.protocol.loading import cause_of
+from subfleet.protocol.loading import find_cause
 from subfleet.rounds.signals import Request, RequestDone, RequestFailed
 from subfleet.rounds.state import RunState
 
@@ -192,7 +192,7 @@ def _build_failure(request: Request, duty: Handler, error: Exception) -> Request
     elif isinstance(error, SubfleetError):
         reason = f"{duty.failure}: {error}"
     else:
-        reason = f"{duty.failure}: {cause_of(error)}"
+        reason = f"{duty.failure}: {find_cause(error)}"
     known = isinstance(error, SubfleetError)
     _LOG.warning("%s (%.200r)", reason, request, exc_info=None if known else error)
     by_disk = duty.needs_disk and isinstance(error, FileError)

@@ -8,7 +8,7 @@ from subfleet.journal.costs import sum_costs
 from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord, RunResult, compute_participation
-from subfleet.protocol.task_kinds import METRICS, told_metrics
+from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
 from subfleet.reporting.telling import amount, costs_text, reached_text, remarks, times_text
 
@@ -37,7 +37,7 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
     """
     rounds = result.rounds
     metrics = rounds[-1].all_metrics if rounds else {}
-    more = f" ({told_metrics(metrics)})" if len(metrics) > 1 else ""
+    more = f" ({format_metrics(metrics)})" if len(metrics) > 1 else ""
     reached = (
         f"<p><b>{escape(reached_text(result))}</b>{escape(more)} after {len(rounds)} rounds "
         f"(run <code>{escape(result.run_id)}</code>). Participation: <b>{compute_participation(rounds):.1%}</b>.</p>"

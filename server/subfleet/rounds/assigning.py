@@ -8,7 +8,7 @@ from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
 from subfleet.protocol.messages import Refusal
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.text import printable
+from subfleet.protocol.text import make_printable
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import get_estimates, list_candidates
 from subfleet.rounds.networks import NOT_YET, find_own_size, find_standing, is_available, list_networks
@@ -250,7 +250,7 @@ def find_deciding_limit(ask: AssignmentContext, given: Candidate | None, only: C
 
 def describe_refusal(refusal: Refusal) -> str:
     """A refusal in words, without control characters, so that terminals can show it."""
-    return f"{refusal.reason}: {printable(refusal.detail)}"[:MOST_CHARACTERS]
+    return f"{refusal.reason}: {make_printable(refusal.detail)}"[:MOST_CHARACTERS]
 
 
 def answer_refusal(context: RunContext, state: RunState, client: ClientState, refusal: Refusal) -> ClientOutcome:

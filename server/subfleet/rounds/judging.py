@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.protocol.evaluating import totals_of
+from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.messages import Ack, ArchitectureProblem, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
-from subfleet.protocol.task_kinds import oddity
+from subfleet.protocol.task_kinds import find_contradiction
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import get_network
 from subfleet.rounds.progress import PhaseName
@@ -155,7 +155,9 @@ def _find_evaluation_problem(context: RunContext, client: ClientState, task: Tas
     if counted and (not per_class or counted != classes):
         requested = "each" if per_class else "none"
         return f"{counted} classes were counted, but the model has {classes} and was asked for {requested}"
-    return "" if answer.scores else oddity(context.config.training.objective.kind, totals_of(answer), classes)
+    return (
+        "" if answer.scores else find_contradiction(context.config.training.objective.kind, sum_totals(answer), classes)
+    )
 
 
 def build_skip_notice(client: ClientState | None) -> tuple[Reply, ...]:

@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import Network
-from subfleet.protocol.class_names import class_places
+from subfleet.protocol.class_names import find_class_indices
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.input_statistics import InputStatistics, scale_problem
+from subfleet.protocol.input_statistics import InputStatistics, find_scale_problem
 from subfleet.protocol.messages import ArchitectureProblem, Profile, Telemetry
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.schema import canonical_json
@@ -256,7 +256,7 @@ def count_classes(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
         problem = f"its data have {len(counts)} classes, but the model has {class_count}"
         return counts, problem if len(counts) > class_count else ""
     try:
-        places = class_places(profile.class_names, config.data.classes, class_count)
+        places = find_class_indices(profile.class_names, config.data.classes, class_count)
     except ValueError as error:
         return (), str(error)
     ordered = [0] * class_count
@@ -307,7 +307,7 @@ def find_scale_warning(context: RunContext, profile: Profile) -> str:
     evaluation = context.evaluation_inputs
     if context.config.data.check == "off" or evaluation is None or profile.inputs is None:
         return ""
-    problem = scale_problem(profile.inputs, evaluation)
+    problem = find_scale_problem(profile.inputs, evaluation)
     if not problem:
         return ""
     return (
@@ -327,7 +327,7 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
     if context.config.data.check == "off" or usual is None:
         return
     evaluation = context.evaluation_inputs
-    if evaluation is not None and scale_problem(usual, evaluation):
+    if evaluation is not None and find_scale_problem(usual, evaluation):
         yield (
             f"the evaluation data go from {evaluation}, but the inputs of most of the {len(told)} clients do not, as "
             f"those from {usual}; {_REMEDY}"
@@ -335,7 +335,7 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
     odd = [
         name
         for name, one in told.items()
-        if scale_problem(one, usual) and (evaluation is None or not scale_problem(one, evaluation))
+        if find_scale_problem(one, usual) and (evaluation is None or not find_scale_problem(one, evaluation))
     ]
     if odd:
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""

@@ -17,7 +17,7 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from subfleet.methods.assigner import Assignment, SizeSearch
-from subfleet.protocol.memory import planned_for
+from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.messages import Scores
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture

@@ -16,7 +16,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.aggregator import EvaluatedModel, Participant
 from subfleet.methods.run_networks import Generation
 from subfleet.protocol.blobs import BlobRef
-from subfleet.protocol.memory import Packing
+from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.submodel import Architecture

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from subfleet.protocol.chains import Chain
-from subfleet.protocol.memory import Packing, PackingWidth, planned_for
+from subfleet.protocol.memory_plan import Packing, PackingWidth, planned_for
 from subfleet.protocol.programs import ProgramManifest
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate

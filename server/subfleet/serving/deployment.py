@@ -20,8 +20,8 @@ from subfleet.tasks import Dataset
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
-from subfleet.transport.claiming import ClaimingTransport, server_place
 from subfleet.transport.complaints import Complaints
+from subfleet.transport.locking import LockingTransport, make_server_lock
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.rating import RatedTransport
 from subfleet.transport.waiting import WaitingTransport
@@ -93,7 +93,7 @@ def deployed(
         mqtt = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
         link: Transport = WaitingTransport(mqtt, stop.is_set) if deployment.wait else mqtt
         topics = Topics(run.fleet.name)
-        link = ClaimingTransport(link, server_place(topics, run.name), tell=observer.say)
+        link = LockingTransport(link, make_server_lock(topics, run.name), tell=observer.say)
         link = RatedTransport(link, topics, Complaints(_LOG).note)
         sizes = ChunkSizes.remembered(KnownBroker(state / KNOWN_BROKERS, address.where))
         server = Server(

@@ -9,7 +9,7 @@ from subfleet.elastic.families import AnyFamily
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.identifiers import ClientId
 from subfleet.protocol.limits import Positive
-from subfleet.protocol.memory_size import MaybeSize, Size, bytes_of
+from subfleet.protocol.memory_size import MaybeSize, Size, parse_bytes
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
@@ -148,4 +148,4 @@ class MemoryLimits:
             client_id: its id.
         """
         limit = self.clients.get(client_id) or self.devices.get(device) or self.every_device
-        return offered_bytes if limit is None else min(offered_bytes, bytes_of(limit))
+        return offered_bytes if limit is None else min(offered_bytes, parse_bytes(limit))

@@ -9,8 +9,8 @@ from typing import Any
 
 from subfleet.elastic.families import FAMILIES
 from subfleet.protocol.errors import ConfigError, FileError, Problem, ProtocolError, Refused
-from subfleet.protocol.schema import problems_with, validated
-from subfleet.protocol.suggestion import did_you_mean, unknown_key
+from subfleet.protocol.schema import problems_with, validate
+from subfleet.protocol.suggestion import explain_unknown_key, suggest
 from subfleet.protocol.toml import parse_toml
 from subfleet.settings.named_networks import PresetSettings, complete_network, expand_preset
 from subfleet.settings.overrides import apply_override, merge_settings, parse_override
@@ -70,7 +70,7 @@ def read_runs(name_or_path: str | Path, overrides: Sequence[str] = (), seeds: Se
     plain = _read(name_or_path, what)
     for keys, value in map(parse_override, overrides):
         plain = apply_override(plain, keys, value)
-    return tuple(validated(Run, _complete_devices(_complete_model(run)), what) for run in expand_sweeps(plain, seeds))
+    return tuple(validate(Run, _complete_devices(_complete_model(run)), what) for run in expand_sweeps(plain, seeds))
 
 
 def _read(name_or_path: str | Path, what: str, visited: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _read(name_or_path: str | Path, what: str, visited: tuple[str, ...] = ()) ->
     except OSError as error:
         raise FileError(
             f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(included)}"
-            f"{did_you_mean(name, included)}"
+            f"{suggest(name, included)}"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
@@ -109,7 +109,7 @@ def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
         known = own.union(field.name for kind in FAMILIES.values() for field in fields(kind))
         problems = problems_with(PresetSettings, {key: model[key] for key in model.keys() & own})
         unnamed = Problem(text=str(error), is_sentence=True)
-        unknown = (unknown_key(key, known) for key in sorted(model.keys() - known))
+        unknown = (explain_unknown_key(key, known) for key in sorted(model.keys() - known))
         return {**plain, "model": Refused(problems=(*(problems or [unnamed]), *unknown))}
 
 

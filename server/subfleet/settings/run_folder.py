@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.protocol.errors import ConfigError, FileError, SubfleetError
-from subfleet.protocol.schema import to_plain, validated
+from subfleet.protocol.schema import to_plain, validate
 from subfleet.settings.fingerprint import check_resumable, select_outcome_settings
 from subfleet.settings.run import Run
 
@@ -112,7 +112,7 @@ def read_description(folder: Path) -> Run:
         raise FileError(f"{path} cannot be read: {error.strerror}; name the folder of a run") from error
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}; remove that run") from error
-    return validated(Run, plain, str(path))
+    return validate(Run, plain, str(path))
 
 
 def read_replay(folder: Path) -> Run:

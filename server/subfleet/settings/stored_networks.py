@@ -11,7 +11,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import from_plain, parse_json
 from subfleet.protocol.submodel import Architecture, parse_architecture
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.suggestion import suggest
 from subfleet.settings.run import Run
 from subfleet.settings.run_folder import MODEL, SUMMARY, read_description
 from subfleet.settings.sections import FIRST, FirstWeights, ModelOf
@@ -133,7 +133,7 @@ def _choose(networks: Sequence[StoredNetwork], wanted: ModelOf, folder: Path) ->
         names = [*by_name, *_POSITIONS]
         raise ConfigError(
             f"the run {folder} ended without a network {wanted.network!r:.80}; choose one of {names}"
-            f"{did_you_mean(wanted.network, names)}"
+            f"{suggest(wanted.network, names)}"
         )
     return by_name[wanted.network]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from subfleet.protocol.bounds import Length, checked
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.schema import validated
+from subfleet.protocol.schema import validate
 from subfleet.settings.overrides import apply_override, flatten_settings
 
 __all__ = ["expand_sweeps", "parse_seeds"]
@@ -74,7 +74,7 @@ def expand_sweeps(plain: Mapping[str, Any], seeds: Sequence[int] = ()) -> list[d
     tables = plain.get("sweep", [{}])
     if not isinstance(tables, list):
         raise ConfigError("sweep must be tables [[sweep]]")
-    runs = [run for table in tables for run in _expand(base, validated(_Sweep, table, "a table [[sweep]]"), seeds)]
+    runs = [run for table in tables for run in _expand(base, validate(_Sweep, table, "a table [[sweep]]"), seeds)]
     if len(runs) > _MAX_RUNS:
         raise ConfigError(f"the sweeps have {len(runs)} runs, but may have {_MAX_RUNS} at most")
     names = [run.get("name") for run in runs]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError, FileError, ProtocolError
-from subfleet.protocol.transform import DATA_TRANSFORM, text_of_transform, transform_of_text
+from subfleet.protocol.transform import DATA_TRANSFORM, format_transform, parse_transform
 from subfleet.tasks.dataset import Dataset, Inputs, Labels
 from subfleet.tasks.pictures import MAX_BYTE
 
@@ -81,7 +81,7 @@ def read_npz(path: Path) -> Dataset:
             exact = _LAYOUT in archive.files and str(archive[_LAYOUT]) == _EXACT
             inputs, labels = archive[names[0]], archive[names[1]]
             owners, class_names = (archive[name] if name in archive.files else None for name in (_OWNERS, _CLASS_NAMES))
-            transform = transform_of_text(str(archive[DATA_TRANSFORM])) if DATA_TRANSFORM in archive.files else None
+            transform = parse_transform(str(archive[DATA_TRANSFORM])) if DATA_TRANSFORM in archive.files else None
     except DataError:
         raise
     except ProtocolError as error:
@@ -112,7 +112,7 @@ def write_npz(path: Path, dataset: Dataset) -> None:
             if dataset.class_names:
                 arrays[_CLASS_NAMES] = np.array(dataset.class_names)
             if dataset.transform is not None:
-                arrays[DATA_TRANSFORM] = np.array(text_of_transform(dataset.transform))
+                arrays[DATA_TRANSFORM] = np.array(format_transform(dataset.transform))
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from subfleet.protocol.class_names import class_places
+from subfleet.protocol.class_names import find_class_indices
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset
@@ -140,7 +140,7 @@ def _map_classes(dataset: Dataset, form: DataForm, source: str) -> Dataset:
     if not dataset.class_names or form.classes is None or dataset.class_names == form.classes:
         return dataset
     try:
-        places = class_places(dataset.class_names, form.classes, form.class_count)
+        places = find_class_indices(dataset.class_names, form.classes, form.class_count)
     except ValueError as error:
         raise DataError(f"the classes of {source!r} do not fit: {error}; rename or remove the others") from error
     labels = dataset.labels

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from subfleet.protocol.class_names import check_class_names, in_natural_order
+from subfleet.protocol.class_names import check_class_names, sort_naturally
 from subfleet.protocol.errors import DataError, FileError
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.transform import DataTransform
@@ -227,7 +227,7 @@ def _list_files(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
     try:
         # Some file systems write an accent as a character of its own.
         normal = {entry: unicodedata.normalize("NFC", entry.name) for entry in _iterate_class_folders(folder)}
-        names = in_natural_order(normal.values())
+        names = sort_naturally(normal.values())
         check_class_names(names)
         folders = {name: entry for entry, name in normal.items()}
         images = [

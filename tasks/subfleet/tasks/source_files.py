@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.protocol.errors import ConfigError, DataError, FileError
-from subfleet.protocol.homes import cache_folder
+from subfleet.protocol.homes import find_cache_folder
 
 __all__ = ["DataFolders", "SourceFile", "find_availability", "find_data_folders", "locate"]
 
@@ -64,7 +64,7 @@ def find_data_folders() -> DataFolders:
     given = os.environ.get("SUBFLEET_DATA")
     if given and not Path(given).is_dir():
         raise ConfigError(f"SUBFLEET_DATA is {given!r}, but must name a folder of data sets; correct or unset it")
-    return DataFolders(given=Path(given) if given else None, cache=cache_folder() / "subfleet" / "data")
+    return DataFolders(given=Path(given) if given else None, cache=find_cache_folder() / "subfleet" / "data")
 
 
 def find_availability(file: SourceFile, folders: DataFolders) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from subfleet.protocol.errors import ConfigError, DataError, FileError
 from subfleet.protocol.jobs import DataSummary
-from subfleet.protocol.suggestion import did_you_mean
+from subfleet.protocol.suggestion import suggest
 from subfleet.tasks.arrays_file import make_dataset, read_npz, write_npz
 from subfleet.tasks.data_form import DataForm, fit_to_form
 from subfleet.tasks.dataset import Dataset
@@ -93,7 +93,7 @@ def _read_named(source: str, name: str, part: str) -> Dataset:
     from subfleet.tasks.named_dataset import DATASETS
 
     if name not in DATASETS.names:
-        meant = did_you_mean(name, DATASETS.names) if part in _PARTS else ""
+        meant = suggest(name, DATASETS.names) if part in _PARTS else ""
         return _read_entry_point(source, name, part, meant)
     try:
         named = DATASETS.named(name)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from subfleet.device.describing import announced_profile
+from subfleet.device.describing import make_profile
 from subfleet.emulation.gathered import EmulatedDevice
 from subfleet.protocol.messages import Profile
 from subfleet.tasks.measuring import measure_inputs
@@ -15,4 +15,4 @@ def announcement(client: EmulatedDevice) -> Profile:
     summary = replace(client.data.summary(), inputs=measure_inputs(client.data))
     held_out = None if client.test is None else client.test.summary()
     session_id = f"{client.client_id}-1"
-    return announced_profile(client.client_id, session_id, client.profile, client.runtime, summary, held_out)
+    return make_profile(client.client_id, session_id, client.profile, client.runtime, summary, held_out)

@@ -15,7 +15,7 @@ from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.settings.attacks import Attack
 from subfleet.trainers.job_files import read_program, write_change
-from subfleet.trainers.step_layout import step_layout
+from subfleet.trainers.layouts import read_step_layout
 
 __all__ = ["AttackingTrainer"]
 
@@ -75,7 +75,7 @@ class AttackingTrainer:
         return self._inner.calibrate(job, stopped)
 
     def _buffers(self, job: Job[Train]) -> frozenset[str]:
-        return step_layout(read_program(job.program_path, self.target).manifest).buffers
+        return read_step_layout(read_program(job.program_path, self.target).manifest).buffers
 
     def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
         """See `Trainer.score`."""

@@ -9,7 +9,7 @@ from subfleet.protocol.jobs import Trainer
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.kept import Host, Kept
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.memory import Watch
+from subfleet.trainers.memory_watch import GrowthWatch
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.torch import TorchTrainer
 
@@ -76,7 +76,7 @@ class SharedHost:
         if len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
 
-    def watch(self, limit_bytes: int, *, held_bytes: int) -> Watch:
+    def watch(self, limit_bytes: int, *, held_bytes: int) -> GrowthWatch:
         """See `Host.watch`."""
         del limit_bytes, held_bytes
         return Unmeasured()

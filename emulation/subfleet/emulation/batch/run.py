@@ -17,9 +17,9 @@ from subfleet import tasks
 from subfleet.agent.states import AgentSettings
 from subfleet.device.meters import ReplayMeter
 from subfleet.device_profiles import ReplayedLog
-from subfleet.edge_client.session import Device, Session
+from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
-from subfleet.edge_client.worker import TrainingWorker
+from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.emulation.batch.announcing import announcement
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import LazyExports
@@ -31,7 +31,7 @@ from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResu
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.jobs import Trainer
-from subfleet.protocol.scratch import scratch_folder, scratch_places
+from subfleet.protocol.scratch import list_scratch_folders, make_scratch_folder
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.state import ClientState
 from subfleet.serving.deployment import StoppedError
@@ -41,7 +41,7 @@ from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.transport.base import Transport
 from subfleet.transport.counting import CountingTransport
-from subfleet.transport.memory import MemoryBroker
+from subfleet.transport.in_memory import MemoryBroker
 
 __all__ = ["BatchResult", "LogicalClock", "run_batch"]
 
@@ -126,7 +126,7 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         SubfleetError: the configuration or the data cannot be used.
     """
     shared = shared_trainers({client.runtime for client in gathered.devices})
-    with scratch_folder(_roomy_place()) as folder:
+    with make_scratch_folder(_roomy_place()) as folder:
         clock = LogicalClock()
         broker = MemoryBroker(gathered.faults, clock=clock)
         evaluation = folder / "evaluation.npz"
@@ -190,7 +190,7 @@ def _link_of(
 
 def _roomy_place() -> Path:
     """Where a run's files lie: in memory where there is room, as nothing of them must outlive the process."""
-    in_memory, on_disk = scratch_places()
+    in_memory, on_disk = list_scratch_folders()
     roomy = in_memory.is_dir() and shutil.disk_usage(in_memory).free >= _LEAST_ROOM_BYTES
     return in_memory if roomy else on_disk
 
@@ -259,7 +259,7 @@ class _BatchDevice:
         streams = client.data.transform is not None
         settings = AgentSettings(profile=announcement(client), data_bytes=data_bytes, streams=streams)
         device = Device(store=store, worker=self._worker, meter=meter)
-        self._session = Session(settings, link, topics, device, clock=clock)
+        self._session = EdgeSession(settings, link, topics, device, clock=clock)
         self._session.open()
 
     def turn(self) -> None:

@@ -27,9 +27,9 @@ from subfleet.export.requests import ProgramRequest, TrainRequest
 from subfleet.export.steps import Step
 from subfleet.export.targets import torch as torch_target
 from subfleet.export.versions import tool_versions
-from subfleet.protocol.chains import Chain, Link, LinkOperator, program_name
+from subfleet.protocol.chains import Chain, Link, LinkOperator, name_program
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.memory import MemoryPlan, Packing
+from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, ValueInfo
 from subfleet.protocol.schema import canonical_json
 
@@ -173,7 +173,7 @@ def manifest_of(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest
 
 
 def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, chain: Chain) -> ProgramManifest:
-    programs = {program_name(piece, kind): step for piece, steps in written.items() for kind, step in steps.items()}
+    programs = {name_program(piece, kind): step for piece, steps in written.items() for kind, step in steps.items()}
     inputs, outputs = _values(cut, request)
     fixed = [link.operators[0].needs for link in chain.links if not link.open]
     packings = [packing for step in programs.values() for packing in step.program.memory.packings]

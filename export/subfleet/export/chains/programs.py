@@ -12,7 +12,7 @@ from subfleet.export.requests import ProgramRequest
 from subfleet.export.steps import SampleSpec
 from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import remove_names
-from subfleet.protocol.chains import program_name
+from subfleet.protocol.chains import name_program
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program
 from subfleet.protocol.schema import canonical_json
@@ -45,7 +45,7 @@ def _body(request: ProgramRequest, written: _Written) -> bytes:
     if request.target == TORCH:
         return canonical_json(remove_names(request))
     bodies = {
-        program_name(piece, kind): step.program.body for piece, steps in written.items() for kind, step in steps.items()
+        name_program(piece, kind): step.program.body for piece, steps in written.items() for kind, step in steps.items()
     }
     return encode_container(
         Tensor(name=name, dtype="U8", shape=(len(body),), data=body) for name, body in bodies.items()
@@ -69,7 +69,7 @@ def _write_pieces(
 
 def _programs(piece: Piece, request: ProgramRequest, program_id: str) -> Mapping[str, WrittenStep]:
     return {
-        kind: write_step(step, kind, target=request.target, seed=f"{program_id}/{program_name(piece.name, kind)}")
+        kind: write_step(step, kind, target=request.target, seed=f"{program_id}/{name_program(piece.name, kind)}")
         for kind, step in steps_of(piece, request).items()
     }
 

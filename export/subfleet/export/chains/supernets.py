@@ -13,7 +13,7 @@ from subfleet.export.request_steps import sample_of
 from subfleet.export.requests import ProgramRequest, TrainRequest
 from subfleet.export.steps import Step
 from subfleet.export.targets.torch import read_torch_request
-from subfleet.protocol.chains import program_name
+from subfleet.protocol.chains import name_program
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.programs import PieceProgram, Program, ValueInfo
 
@@ -89,7 +89,7 @@ def read_torch_pieces(program: Program) -> Mapping[str, Step]:
     """Return the steps of a chain's pieces for PyTorch, by name in the manifest; errors as in `read_torch_step`."""
     request = read_torch_request(program)
     steps = {
-        program_name(piece.name, kind): step
+        name_program(piece.name, kind): step
         for piece in cut_of(request).pieces.pieces
         for kind, step in steps_of(piece, request).items()
     }

@@ -28,7 +28,7 @@ from subfleet.export.targets.xnnpack.preparing import prepare
 from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT
 from subfleet.export.targets.xnnpack.regions import DelegateRegion, split_regions
 from subfleet.export.tracing import inputs_of, results_of, trace
-from subfleet.protocol.memory import USUAL_WIDTH
+from subfleet.protocol.memory_plan import USUAL_WIDTH
 
 __all__ = ["executorch_program", "onnx_program", "torch_program"]
 

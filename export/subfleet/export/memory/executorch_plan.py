@@ -18,11 +18,11 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.device_profiles import own_packing_width
+from subfleet.device_profiles import detect_packing_width
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.steps.step import Step
-from subfleet.protocol.memory import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
+from subfleet.protocol.memory_plan import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
 from subfleet.protocol.programs import ValueInfo
 
 __all__ = ["BASE_BYTES", "PROGRAM_COPIES", "HeapGrowth", "heap_growth", "plan_executorch"]
@@ -144,7 +144,7 @@ def plan_executorch(step: Step, *, body: bytes, arena_bytes: int, packed: Sequen
     bytes_by_width = {
         width: sum(4 * rows * -(-columns // width) * width for rows, columns in packed) for width in widths
     }
-    own_bytes, usual_bytes = bytes_by_width[own_packing_width()], bytes_by_width.pop(USUAL_WIDTH)
+    own_bytes, usual_bytes = bytes_by_width[detect_packing_width()], bytes_by_width.pop(USUAL_WIDTH)
     growth = heap_growth(body, step.inputs, step.outputs, arena_bytes=arena_bytes)
     if growth is None:
         structures = _STRUCTURE_BYTES_PER_PROGRAM_BYTE * len(body)

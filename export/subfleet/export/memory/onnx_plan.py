@@ -29,7 +29,7 @@ from subfleet.export.memory.onnx_arena import simulate_arena
 from subfleet.export.memory.onnx_run import ExecutedGraph, TensorType, run_onnx
 from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
 from subfleet.export.steps.step import Step
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 
 __all__ = [
     "FIRST_SESSION_BYTES",

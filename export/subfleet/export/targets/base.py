@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, fx
 
 from subfleet.export.steps.step import Step
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 
 __all__ = ["Target", "WrittenProgram"]
 

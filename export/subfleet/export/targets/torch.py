@@ -27,7 +27,7 @@ from subfleet.export.versions import tool_versions
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.memory import MemoryPlan
+from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.submodel import Architecture

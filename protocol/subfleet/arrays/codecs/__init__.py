@@ -1,4 +1,4 @@
-"""Codecs of updates: the change that training made, in fewer bytes, and back again.
+"""Codecs that compress the change of a training.
 
 A codec is named by its settings in `subfleet.protocol.update_codecs`. A tensor that it makes smaller is one row of
 bytes in the update's container; every other tensor is as it was. Nothing that is read decides how much memory is taken:
@@ -19,7 +19,7 @@ from subfleet.arrays.codecs.coders import Coder, Floats, PlainCoder, QsgdCoder, 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 
-__all__ = ["UPDATE_CODECS", "Floats", "decode_change", "encode_changes", "encoded_bytes", "rounding_numbers"]
+__all__ = ["UPDATE_CODECS", "Floats", "count_encoded_bytes", "decode_change", "draw_rounding_numbers", "encode_changes"]
 
 _FLOAT_BYTES = 4
 
@@ -34,8 +34,8 @@ UPDATE_CODECS: Mapping[str, Callable[[Any], Coder]] = MappingProxyType(
 """By the name that configurations and tasks give a codec, what makes the coder of its settings."""
 
 
-def encoded_bytes(codec: AnyUpdateCodec, size: int) -> int:
-    """What the change of a tensor of so many values takes in an update, without the container's header."""
+def count_encoded_bytes(codec: AnyUpdateCodec, size: int) -> int:
+    """Compute the size of a tensor's encoded change, without the container's header."""
     return min(_coder(codec).encoded_bytes(size), size * _FLOAT_BYTES)
 
 
@@ -48,10 +48,10 @@ def encode_changes(
         codec: how.
         changes: finite float32, by tensor name.
         exact: tensors that are no weights, such as running statistics: they stay as they are.
-        uniform: gives each tensor random numbers of its own; see `rounding_numbers`.
+        uniform: gives each tensor random numbers of its own; see `draw_rounding_numbers`.
 
     Returns:
-        By the same names float32 of the same shape, or bytes (`encoded_bytes`,).
+        By the same names float32 of the same shape, or bytes (`count_encoded_bytes`,).
 
     Raises:
         TrainingError: a change is too large to be written so.
@@ -99,8 +99,8 @@ def decode_change(
         raise ProtocolError(f"tensor {name!r:.80} of the update cannot be read: {error}") from error
 
 
-def rounding_numbers(tensor: str, *, seed: int, round_number: int, client_id: str) -> Uniform:
-    """The random numbers with which a tensor's change is rounded: the same again for the same task."""
+def draw_rounding_numbers(tensor: str, *, seed: int, round_number: int, client_id: str) -> Uniform:
+    """Draw the random numbers that round a tensor's change; the same task gives the same numbers."""
     # Neither a number nor a client's id holds a slash, so that no two different tensors have the same text.
     text = f"subfleet rounding 1/{seed}/{round_number}/{client_id}/{tensor}"
     entropy = int.from_bytes(hashlib.sha256(text.encode()).digest(), "little")

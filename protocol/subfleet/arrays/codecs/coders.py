@@ -1,4 +1,4 @@
-"""What writes the values of one tensor, and reads them again.
+"""Coders: they encode and decode the values of one tensor.
 
 How many bytes a coder writes follows from the number of values alone. So a budget knows it before anything is trained,
 and a reader checks it before it takes any memory.
@@ -14,10 +14,10 @@ import numpy.typing as npt
 from subfleet.arrays.codecs.packing import (
     Bytes,
     Marks,
-    marks_bytes,
+    count_marks_bytes,
+    count_packed_bytes,
     pack,
     pack_marks,
-    packed_bytes,
     unpack,
     unpack_marks,
 )
@@ -35,14 +35,14 @@ _BLOCK_VALUES = 2**16
 
 
 class Coder(Protocol):
-    """Writes and reads the values of one tensor."""
+    """Encodes and decodes the values of one tensor."""
 
     def encoded_bytes(self, size: int) -> int:
-        """What so many values become."""
+        """Compute the size of encoded values."""
         ...
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
-        """Write finite values.
+        """Encode finite values.
 
         Args:
             values: (size,).
@@ -54,7 +54,7 @@ class Coder(Protocol):
         ...
 
     def decode(self, encoded: Bytes, size: int) -> Floats:
-        """Read so many values.
+        """Decode values.
 
         Args:
             encoded: of exactly the size that `encoded_bytes` tells.
@@ -85,7 +85,7 @@ class PlainCoder:
 
 
 class QsgdCoder:
-    """Values as multiples of their bucket's norm over the number of levels, rounded so that their mean is right.
+    """Values as multiples of their bucket's norm over the number of levels, rounded without bias.
 
     Alistarh et al. 2017, section 3.1: with |v| l / norm = n + p, the level is n + 1 with probability p, else n. So 0
     stays 0. All scales come first, then all levels, each level in whole bits with the number of levels added.
@@ -102,22 +102,22 @@ class QsgdCoder:
 
     def encoded_bytes(self, size: int) -> int:
         """See `Coder.encoded_bytes`."""
-        return self._scale_bytes(size) + packed_bytes(size, self._bits)
+        return self._count_scale_bytes(size) + count_packed_bytes(size, self._bits)
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
         """See `Coder.encode`."""
-        scales = np.empty(self._buckets(len(values)), _FLOAT)
+        scales = np.empty(self._count_buckets(len(values)), _FLOAT)
         codes = np.empty(len(values), np.uint8)
-        for here, buckets in self._blocks(len(values)):
+        for here, buckets in self._split_blocks(len(values)):
             block = values[here].astype(np.float64)
             starts = np.arange(0, len(block), self._bucket_size)
-            scales[buckets] = self._norms(block, starts)
-            codes[here] = self._rounded(block, self._spread(scales[buckets], len(block)), uniform) + self._levels
+            scales[buckets] = self._compute_norms(block, starts)
+            codes[here] = self._round(block, self._spread(scales[buckets], len(block)), uniform) + self._levels
         return np.concatenate([scales.view(np.uint8), codes if self._bits == 8 else pack(codes, self._bits)])
 
     def decode(self, encoded: Bytes, size: int) -> Floats:
         """See `Coder.decode`."""
-        split = self._scale_bytes(size)
+        split = self._count_scale_bytes(size)
         scales = np.frombuffer(encoded[:split].tobytes(), _FLOAT)
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise ProtocolError("a scale of quantised values must be a finite number of 0 or more, but one is not")
@@ -125,19 +125,19 @@ class QsgdCoder:
         if (codes > 2 * self._levels).any():
             raise ProtocolError(f"a level of quantised values is above {self._levels}, the highest there is")
         values = np.empty(size, np.float32)
-        for here, buckets in self._blocks(size):
+        for here, buckets in self._split_blocks(size):
             level = codes[here].astype(np.float64) - self._levels
             values[here] = level * self._spread(scales[buckets], len(level)) / self._levels
         return values
 
-    def _norms(self, block: npt.NDArray[np.float64], starts: npt.NDArray[np.int64]) -> Floats:
+    def _compute_norms(self, block: npt.NDArray[np.float64], starts: npt.NDArray[np.int64]) -> Floats:
         # In float64 no square of a float32 overflows or vanishes, so that no norm is below a magnitude of its bucket.
         norms = np.sqrt(np.add.reduceat(block * block, starts))
         if norms.max() > np.finfo(np.float32).max:
             raise TrainingError("the change of a tensor is too large to be quantised; lower the learning rate")
         return norms.astype(np.float32)
 
-    def _rounded(
+    def _round(
         self, block: npt.NDArray[np.float64], scale: npt.NDArray[np.float64], uniform: Uniform
     ) -> npt.NDArray[np.float64]:
         """Signed levels."""
@@ -150,21 +150,21 @@ class QsgdCoder:
         """The scale of each of so many values that begin with a bucket."""
         return np.repeat(scales.astype(np.float64), self._bucket_size)[:size]
 
-    def _blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
-        """Places of values, and of their buckets, that are handled at once."""
+    def _split_blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
+        """Split values and their buckets into blocks."""
         buckets = max(1, _BLOCK_VALUES // self._bucket_size)
-        for first in range(0, self._buckets(size), buckets):
+        for first in range(0, self._count_buckets(size), buckets):
             yield slice(first * self._bucket_size, (first + buckets) * self._bucket_size), slice(first, first + buckets)
 
-    def _buckets(self, size: int) -> int:
+    def _count_buckets(self, size: int) -> int:
         return -(-size // self._bucket_size)
 
-    def _scale_bytes(self, size: int) -> int:
-        return self._buckets(size) * _FLOAT.itemsize
+    def _count_scale_bytes(self, size: int) -> int:
+        return self._count_buckets(size) * _FLOAT.itemsize
 
 
 class TopKCoder:
-    """The values of largest magnitude, of equal ones the first; the others are read as 0. Their places come first.
+    """The values of largest magnitude (of equal ones the first), after their positions; others decode to 0.
 
     Args:
         fraction: fraction of the values that is kept, above 0 and at most 1; one at least.
@@ -178,23 +178,23 @@ class TopKCoder:
     def encoded_bytes(self, size: int) -> int:
         """See `Coder.encoded_bytes`."""
         count = self._count(size)
-        return marks_bytes(count, size) + self._values.encoded_bytes(count)
+        return count_marks_bytes(count, size) + self._values.encoded_bytes(count)
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
         """See `Coder.encode`."""
-        kept = self._largest(values)
+        kept = self._select_largest(values)
         return np.concatenate([pack_marks(kept), self._values.encode(values[kept], uniform)])
 
     def decode(self, encoded: Bytes, size: int) -> Floats:
         """See `Coder.decode`."""
         count = self._count(size)
-        split = marks_bytes(count, size)
+        split = count_marks_bytes(count, size)
         kept = unpack_marks(encoded[:split], count, size)
         values = np.zeros(size, np.float32)
         values[kept] = self._values.decode(encoded[split:], count)
         return values
 
-    def _largest(self, values: Floats) -> Marks:
+    def _select_largest(self, values: Floats) -> Marks:
         count, magnitudes = self._count(len(values)), np.abs(values)
         # In place and then anew, as a device has next to no room for one more copy.
         magnitudes.partition(len(values) - count)

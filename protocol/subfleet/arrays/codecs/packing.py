@@ -1,11 +1,21 @@
-"""Small numbers, and marks among many places, in as few bytes as a size that is known beforehand allows."""
+"""Packs small numbers, and sets of positions, into few bytes of predictable size."""
 
 import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["Bytes", "Integers", "Marks", "marks_bytes", "pack", "pack_marks", "packed_bytes", "unpack", "unpack_marks"]
+__all__ = [
+    "Bytes",
+    "Integers",
+    "Marks",
+    "count_marks_bytes",
+    "count_packed_bytes",
+    "pack",
+    "pack_marks",
+    "unpack",
+    "unpack_marks",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
@@ -15,42 +25,42 @@ _BLOCK_VALUES = 8192
 """Packed at once. A multiple of 8, so that every block but the last ends with a whole byte."""
 
 
-def packed_bytes(count: int, bits: int) -> int:
-    """The size of so many numbers of so many bits."""
+def count_packed_bytes(count: int, bits: int) -> int:
+    """Compute the size of packed numbers."""
     return -(-count * bits // 8)
 
 
 def pack(numbers: Bytes | Integers, bits: int) -> Bytes:
-    """Numbers from 0 up to, not including, 2**bits, one after the other, each with its highest bit first."""
-    packed = np.empty(packed_bytes(len(numbers), bits), np.uint8)
+    """Pack numbers from 0 to below 2**bits one after the other, highest bit first."""
+    packed = np.empty(count_packed_bytes(len(numbers), bits), np.uint8)
     shifts = np.arange(bits - 1, -1, -1)
     for start in range(0, len(numbers), _BLOCK_VALUES):
         block = numbers[start : start + _BLOCK_VALUES, None] >> shifts & 1
         place = start * bits // 8
-        packed[place : place + packed_bytes(len(block), bits)] = np.packbits(block.astype(np.bool_))
+        packed[place : place + count_packed_bytes(len(block), bits)] = np.packbits(block.astype(np.bool_))
     return packed
 
 
 def unpack(packed: Bytes, bits: int, count: int) -> Bytes | Integers:
-    """What was packed; `packed` has the size that `packed_bytes` tells."""
+    """Unpack numbers; `packed` has the size that `count_packed_bytes` computes."""
     numbers = np.empty(count, np.uint8 if bits <= 8 else np.int64)
     shifts = np.arange(bits - 1, -1, -1)
     for start in range(0, count, _BLOCK_VALUES):
         size, place = min(_BLOCK_VALUES, count - start), start * bits // 8
-        block = np.unpackbits(packed[place : place + packed_bytes(size, bits)], count=size * bits)
+        block = np.unpackbits(packed[place : place + count_packed_bytes(size, bits)], count=size * bits)
         numbers[start : start + size] = (block.reshape(size, bits).astype(np.int64) << shifts).sum(axis=1)
     return numbers
 
 
-def marks_bytes(count: int, size: int) -> int:
-    """The size of so many marks among so many places."""
+def count_marks_bytes(count: int, size: int) -> int:
+    """Compute the size of packed marks."""
     if count == size:
         return 0
-    return packed_bytes(size, 1) if _is_dense(count, size) else _sparse_bytes(count, size)
+    return count_packed_bytes(size, 1) if _is_dense(count, size) else _count_sparse_bytes(count, size)
 
 
 def pack_marks(marks: Marks) -> Bytes:
-    """Which places are marked: a bit for each place where marks are many, else Elias-Fano; nothing where all are.
+    """Pack the marked positions: a bitmap if there are many, else Elias-Fano; nothing if all are marked.
 
     Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 1974: the lowest bits of
     each marked place as they are, the others as a bitmap in which the i-th place sets bit (its high part + i). That
@@ -62,13 +72,13 @@ def pack_marks(marks: Marks) -> Bytes:
     if _is_dense(count, size):
         return np.packbits(marks)
     places = np.flatnonzero(marks)
-    low = _low_bits(count, size)
-    high = _marked((places >> low) + np.arange(count), _high_bits(count, size))
+    low = _pack_low_bits(count, size)
+    high = _mark((places >> low) + np.arange(count), _pack_high_bits(count, size))
     return np.concatenate([np.packbits(high), pack(places & ((1 << low) - 1), low)])
 
 
 def unpack_marks(packed: Bytes, count: int, size: int) -> Marks:
-    """What was packed; `packed` has the size that `marks_bytes` tells.
+    """Unpack marks; `packed` has the size that `count_marks_bytes` computes.
 
     Raises:
         ProtocolError: the bytes hold another number of marks, or one twice, or one at no place.
@@ -76,40 +86,40 @@ def unpack_marks(packed: Bytes, count: int, size: int) -> Marks:
     if count == size:
         return np.ones(size, np.bool_)
     if _is_dense(count, size):
-        return _counted(np.unpackbits(packed, count=size).view(np.bool_), count)
-    low, high = _low_bits(count, size), _high_bits(count, size)
-    split = packed_bytes(high, 1)
-    marked = np.flatnonzero(_counted(np.unpackbits(packed[:split], count=high).view(np.bool_), count))
+        return _count(np.unpackbits(packed, count=size).view(np.bool_), count)
+    low, high = _pack_low_bits(count, size), _pack_high_bits(count, size)
+    split = count_packed_bytes(high, 1)
+    marked = np.flatnonzero(_count(np.unpackbits(packed[:split], count=high).view(np.bool_), count))
     places = (marked - np.arange(count) << low) + unpack(packed[split:], low, count)
     if places[-1] >= size or (places[1:] <= places[:-1]).any():
         raise ProtocolError(f"packed places must rise and stay below {size}, but these do not")
-    return _marked(places, size)
+    return _mark(places, size)
 
 
-def _counted(marks: Marks, count: int) -> Marks:
+def _count(marks: Marks, count: int) -> Marks:
     found = int(np.count_nonzero(marks))
     if found != count:
         raise ProtocolError(f"packed marks are {found}, but must be {count}")
     return marks
 
 
-def _marked(places: Integers, size: int) -> Marks:
+def _mark(places: Integers, size: int) -> Marks:
     marks = np.zeros(size, np.bool_)
     marks[places] = True
     return marks
 
 
 def _is_dense(count: int, size: int) -> bool:
-    return packed_bytes(size, 1) <= _sparse_bytes(count, size)
+    return count_packed_bytes(size, 1) <= _count_sparse_bytes(count, size)
 
 
-def _sparse_bytes(count: int, size: int) -> int:
-    return packed_bytes(_high_bits(count, size), 1) + packed_bytes(count, _low_bits(count, size))
+def _count_sparse_bytes(count: int, size: int) -> int:
+    return count_packed_bytes(_pack_high_bits(count, size), 1) + count_packed_bytes(count, _pack_low_bits(count, size))
 
 
-def _low_bits(count: int, size: int) -> int:
+def _pack_low_bits(count: int, size: int) -> int:
     return (size // count).bit_length() - 1
 
 
-def _high_bits(count: int, size: int) -> int:
-    return (size - 1 >> _low_bits(count, size)) + count
+def _pack_high_bits(count: int, size: int) -> int:
+    return (size - 1 >> _pack_low_bits(count, size)) + count

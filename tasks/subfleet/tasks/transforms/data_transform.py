@@ -59,7 +59,7 @@ def prepare_picture(pixels: Pixels, transform: DataTransform) -> Pixels:
         transform: which accepts this shape.
     """
     pixels = _convert_channels(pixels, transform.channels)
-    scaled = transform.scaled_size(*pixels.shape[1:])
+    scaled = transform.compute_scaled_size(*pixels.shape[1:])
     if scaled != pixels.shape[1:]:
         pixels = np.stack([_resize(plane, scaled) for plane in pixels])
     height, width = transform.cut_size(scaled)

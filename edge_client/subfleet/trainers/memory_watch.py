@@ -1,4 +1,4 @@
-"""Measured memory: by how much this process grew while it did something, never what a plan foretold.
+"""Measures the memory growth of this process.
 
 On Linux the kernel keeps the process's high-water mark (VmHWM), and takes it back to the present size when "5" is
 written to `clear_refs`. Where that file cannot be written (sandboxes), the resident size is sampled at each call
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from subfleet.protocol.errors import MemoryLimitError
 
-__all__ = ["MemoryWatch", "Watch", "release_free_memory"]
+__all__ = ["GrowthWatch", "MemoryWatch", "release_free_memory"]
 
 _PROC = Path("/proc/self")
 _RESET_HIGH_WATER = "5"
@@ -25,21 +25,21 @@ _KIBIBYTE = 1024
 
 
 def release_free_memory() -> None:
-    """Give freed heap memory back to the system, where the C library can (glibc)."""
+    """Return freed heap memory to the system, if the C library can (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-class Watch(Protocol):
+class GrowthWatch(Protocol):
     """Measures the memory of one training."""
 
     def held_bytes(self) -> int:
-        """What is left of the growth now, and goes with what is held: not the pages of libraries."""
+        """Measure the current growth without the pages of libraries."""
         ...
 
     def growth_bytes(self) -> int:
-        """The largest growth so far; 0 where it is not measured."""
+        """Measure the largest growth so far; 0 if it is not measured."""
         ...
 
     def check(self) -> None:
@@ -48,7 +48,7 @@ class Watch(Protocol):
 
 
 class MemoryWatch:
-    """Measures growth from the moment when it is made, after memory that is free already was given back.
+    """Measures growth since it was made; free memory is returned to the system before.
 
     Args:
         limit_bytes: the most by which the process may grow.
@@ -60,30 +60,30 @@ class MemoryWatch:
         release_free_memory()
         self._limit_bytes = limit_bytes
         self._proc = proc
-        self._peak_bytes = _peak_reader(proc)
+        self._peak_bytes = _make_peak_reader(proc)
         self._growth_bytes = 0
         self._base_bytes = self._peak_bytes() - held_bytes
-        self._base_own_bytes = (self._own_bytes() or 0) - held_bytes
+        self._base_own_bytes = (self._measure_own_bytes() or 0) - held_bytes
 
     def held_bytes(self) -> int:
-        """What is left of the growth now, without pages of libraries; the largest growth where that cannot be read."""
-        own_bytes = self._own_bytes()
+        """Measure the current growth without pages of libraries; the largest growth if it cannot be read."""
+        own_bytes = self._measure_own_bytes()
         return self.growth_bytes() if own_bytes is None else max(own_bytes - self._base_own_bytes, 0)
 
     def growth_bytes(self) -> int:
-        """The largest growth so far."""
+        """Measure the largest growth so far."""
         self._growth_bytes = max(self._growth_bytes, self._peak_bytes() - self._base_bytes)
         return self._growth_bytes
 
-    def _own_bytes(self) -> int | None:
+    def _measure_own_bytes(self) -> int | None:
         """What is in memory and in no file; with files, on kernels before 4.5; None: neither told."""
         for field in ("RssAnon", "VmRSS"):
             with suppress(OSError, KeyError):
-                return _status_bytes(self._proc / "status", field)
+                return _read_status_bytes(self._proc / "status", field)
         return None
 
     def check(self) -> None:
-        """Compare with the limit.
+        """Compare the growth with the limit.
 
         Raises:
             MemoryLimitError: the process grew beyond it.
@@ -92,21 +92,21 @@ class MemoryWatch:
             raise MemoryLimitError(needed_bytes=self._growth_bytes, limit_bytes=self._limit_bytes)
 
 
-def _peak_reader(proc: Path) -> Callable[[], int]:
+def _make_peak_reader(proc: Path) -> Callable[[], int]:
     status = proc / "status"
     try:
-        _status_bytes(status, "VmRSS")
+        _read_status_bytes(status, "VmRSS")
     except (OSError, KeyError):
-        return _largest_ever_bytes
+        return _read_largest_bytes
     try:
         (proc / "clear_refs").write_text(_RESET_HIGH_WATER)
-        _status_bytes(status, "VmHWM")
+        _read_status_bytes(status, "VmHWM")
     except (OSError, KeyError):
-        return lambda: _status_bytes(status, "VmRSS")
-    return lambda: _status_bytes(status, "VmHWM")
+        return lambda: _read_status_bytes(status, "VmRSS")
+    return lambda: _read_status_bytes(status, "VmHWM")
 
 
-def _status_bytes(status: Path, field: str) -> int:
+def _read_status_bytes(status: Path, field: str) -> int:
     for line in status.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:
@@ -114,7 +114,7 @@ def _status_bytes(status: Path, field: str) -> int:
     raise KeyError(field)
 
 
-def _largest_ever_bytes() -> int:
+def _read_largest_bytes() -> int:
     import resource  # POSIX alone has it
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

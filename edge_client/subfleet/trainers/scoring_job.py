@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from subfleet.arrays.zico import zico
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.task import Score
-from subfleet.trainers.feeding import batches_to_score, check_settings, constant_values
-from subfleet.trainers.job_context import job_context
+from subfleet.trainers.feeding import check_settings, compute_constants, make_scoring_batches
+from subfleet.trainers.job_context import open_context
 from subfleet.trainers.job_files import read_weights
 from subfleet.trainers.kept import Host
-from subfleet.trainers.program_layout import places_of
+from subfleet.trainers.program_layout import list_stages
+from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
-from subfleet.trainers.session import Session
 
 __all__ = ["score_job"]
 
@@ -20,7 +20,7 @@ _LAYER_DIMENSIONS = 2
 
 
 def score_job(job: Job[Score], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host) -> float:
-    """The ZiCo score of a candidate on a device's own data; see `subfleet.arrays.zico`. Nothing is trained.
+    """Compute the ZiCo score of a candidate on a device's data; see `subfleet.arrays.zico`.
 
     Every batch starts from the given weights, buffers and gradients of zero, and no part of it lets the optimiser take
     a step: what the program has summed at the end of a batch is the gradient of its mean loss.
@@ -42,16 +42,18 @@ def score_job(job: Job[Score], stopped: Callable[[], bool], *, target: str, runt
         FileError: a file of the job cannot be read.
     """
     gradients: list[Mapping[str, Array]] = []
-    with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
+    with open_context(job, stopped, target=target, runtime=runtime, host=host) as context:
         loaded, dataset = context.loaded, context.dataset
         layout, links = loaded.layout.for_training, loaded.layout.chain.links
         loaded.layout.check_paths(named=False)
         loaded.load_within(links, job, drops=False)
         check_settings(job.work.settings, layout)
-        path = tuple(places_of(links))
-        for parts in batches_to_score(job, layout, dataset):
+        path = tuple(list_stages(links))
+        for parts in make_scoring_batches(job, layout, dataset):
             weights = read_weights(job.weights_path, layout.weights)
-            session = Session(loaded, links, weights, constant_values(job.work.settings, layout, dataset, weights))
+            session = ProgramSession(
+                loaded, links, weights, compute_constants(job.work.settings, layout, dataset, weights)
+            )
             del weights
             for fed in parts:
                 context.check_stopped("scoring was stopped")

@@ -16,14 +16,14 @@ from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.tasks import Dataset, split_batch
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.metrics import MetricTally
-from subfleet.trainers.evaluation_layout import EvaluationLayout
-from subfleet.trainers.job_context import job_context
+from subfleet.trainers.job_context import open_context
 from subfleet.trainers.job_files import read_weights
 from subfleet.trainers.kept import Host
+from subfleet.trainers.layouts import EvaluationLayout
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.program_layout import Path, places_of
+from subfleet.trainers.program_layout import Path, list_stages
+from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
-from subfleet.trainers.session import Session
 
 __all__ = ["LabelSums", "evaluate_job"]
 
@@ -34,11 +34,11 @@ _ROUNDING = 1e-5
 def evaluate_job(
     job: Job[Evaluate], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> EvaluationResult:
-    """How good a model is on a device's held-out data, or each path of a population. Nothing is trained or written.
+    """Evaluate a model, or each path of a population, on a device's held-out data. Nothing is written.
 
     The weights are held once, as they are. Each batch goes along all paths before the next one is read. Of a path there
     are its features at two links at a time, so that a population takes no more memory than its largest path. See
-    `job_context` for what counts as memory.
+    `open_context` for what counts as memory.
 
     Args:
         job: what to evaluate; its settings may name a population.
@@ -57,17 +57,17 @@ def evaluate_job(
         FileError: a file of the job cannot be read.
     """
     settings = job.work.settings
-    with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
+    with open_context(job, stopped, target=target, runtime=runtime, host=host) as context:
         loaded, layout = context.loaded, context.loaded.layout.for_evaluation
         loaded.layout.check_paths(named=bool(settings.population))
         _check_settings(settings, layout)
         links = loaded.layout.links(dict(job.choices))
-        paths = [_path(links, operators) for operators in settings.population or ((),)]
+        paths = [_find_path(links, operators) for operators in settings.population or ((),)]
         _load(job, loaded, links, paths, drops=not host.shared)
-        session = Session(loaded, links, read_weights(job.weights_path, loaded.layout.weights(links)), {})
+        session = ProgramSession(loaded, links, read_weights(job.weights_path, loaded.layout.weights(links)), {})
         host.release()  # what loading left behind would stay beneath the steps' peak
         sums = [LabelSums(layout, settings) for _ in paths]
-        for fed, labels, last in _batches_of(context.dataset, layout):
+        for fed, labels, last in _make_batches(context.dataset, layout):
             for path, own in zip(paths, sums, strict=True):
                 context.check_stopped("evaluating was stopped")
                 own.add(session.evaluate(path, fed, last=last and own is sums[-1]), labels)
@@ -76,11 +76,11 @@ def evaluate_job(
         del session
     peak_bytes = context.watch.growth_bytes()
     results = [own.result(sample_count=len(context.dataset), measured_peak_bytes=peak_bytes) for own in sums]
-    return _mean(results) if settings.population else results[0]
+    return _average(results) if settings.population else results[0]
 
 
-def _mean(results: Sequence[EvaluationResult]) -> EvaluationResult:
-    """The means over a population, with the score of each path."""
+def _average(results: Sequence[EvaluationResult]) -> EvaluationResult:
+    """Average the results of a population, with the score of each path."""
     return EvaluationResult(
         loss=fmean(one.loss for one in results),
         accuracy=fmean(one.accuracy for one in results),
@@ -91,30 +91,30 @@ def _mean(results: Sequence[EvaluationResult]) -> EvaluationResult:
     )
 
 
-def _path(links: Sequence[Link], operators: Sequence[str]) -> Path:
-    """A path by the operators of its choices."""
+def _find_path(links: Sequence[Link], operators: Sequence[str]) -> Path:
+    """Find a path by the operators of its choices."""
     choices = [link.name for link in links if link.open]
     if len(operators) != len(choices):
         raise ProtocolError(f"a path names {len(operators)} operators, but the subspace has {len(choices)} choices")
     named = dict(zip(choices, operators, strict=True))
-    path = tuple(place for place in places_of(links) if place.operator.name == named.get(place.link, ""))
+    path = tuple(stage for stage in list_stages(links) if stage.operator.name == named.get(stage.link, ""))
     if len(path) != len(links):
-        known = {(place.link, place.operator.name) for place in path}
+        known = {(stage.link, stage.operator.name) for stage in path}
         odd = next(one for one in named.items() if one not in known)
         raise ProtocolError(f"a path names the operator {odd[1]!r:.80} of {odd[0]!r:.80}, which the subspace lacks")
     return path
 
 
 def _load(job: Job[Evaluate], loaded: Loaded, links: Sequence[Link], paths: Sequence[Path], *, drops: bool) -> None:
-    """Load what the paths go through, where the largest of them has room."""
-    used = {(place.link, place.operator.name) for path in paths for place in path}
+    """Load the operators of the paths, if the largest path fits the memory limit."""
+    used = {(stage.link, stage.operator.name) for path in paths for stage in path}
     needed = tuple(
         Link(name=link.name, operators=tuple(one for one in link.operators if (link.name, one.name) in used))
         for link in links
     )
     held_bytes = loaded.layout.chain.room(links).held_bytes
     for path in paths:
-        needed_bytes = held_bytes + max(place.operator.kept_bytes + place.operator.peak_bytes for place in path)
+        needed_bytes = held_bytes + max(stage.operator.kept_bytes + stage.operator.peak_bytes for stage in path)
         if needed_bytes > job.memory_limit_bytes:
             raise MemoryLimitError(needed_bytes=needed_bytes, limit_bytes=job.memory_limit_bytes)
     if loaded.load(needed, job, drops=drops) != needed:
@@ -135,8 +135,8 @@ def _check_settings(settings: EvaluationSettings, layout: EvaluationLayout) -> N
         )
 
 
-def _batches_of(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Mapping[str, Array], Labels, bool]]:
-    """What is fed for each batch in order, the labels of its real samples, and whether it is the last."""
+def _make_batches(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Mapping[str, Array], Labels, bool]]:
+    """Yield for each batch the fed values, the labels of its real samples, and whether it is the last."""
     count = len(dataset)
     starts = range(0, count, layout.batch_size)
     whole = split_batch(np.arange(count), np.ones(count, np.float32), layout.batch_size)
@@ -147,7 +147,7 @@ def _batches_of(dataset: Dataset, layout: EvaluationLayout) -> Iterator[tuple[Ma
 
 
 class LabelSums:
-    """What the batches of one evaluation add up to."""
+    """The sums over the batches of one evaluation."""
 
     def __init__(self, layout: EvaluationLayout, settings: EvaluationSettings) -> None:
         self._layout = layout
@@ -158,7 +158,7 @@ class LabelSums:
         self._tally = MetricTally(TASK_KINDS[settings.objective], outputs, by_class=settings.per_class)
 
     def add(self, read: Mapping[str, Array], labels: Labels) -> None:
-        """Add what the program has told of a batch whose real samples have these labels.
+        """Add the outputs of a batch, with the labels of its real samples.
 
         Raises:
             DivergedError: its loss is not finite.
@@ -180,7 +180,7 @@ class LabelSums:
         self._tally.add(np.asarray(read[layout.logits][: len(labels)], np.float32), labels)
 
     def result(self, *, sample_count: int, measured_peak_bytes: int) -> EvaluationResult:
-        """The means; a data set has one label or more that counts.
+        """Compute the means; a data set has at least one label that counts.
 
         Raises:
             TrainingError: they are not such as can be.

@@ -1,4 +1,4 @@
-"""Measures what norms with running statistics are given on a device's own data, by the program that trains.
+"""Measures the inputs of norms with running statistics on a device's own data, with the training program.
 
 A training step at learning rate 0 moves no weight, and leaves in the running statistics the momentum's share of what
 its batch has, padding left out. From statistics of zero this is the batch's own mean and unbiased variance, which with
@@ -11,19 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.arrays import numpy_dtype
-from subfleet.protocol.calibration import NormLayer, sum_names
+from subfleet.protocol.calibration import NormLayer, name_sums
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.task import Calibrate
-from subfleet.trainers.feeding import Call, calls_of, check_settings, constant_values
-from subfleet.trainers.job_context import JobContext, job_context
+from subfleet.trainers.feeding import ProgramCall, Tally, check_settings, compute_constants, make_calls
+from subfleet.trainers.job_context import JobContext, open_context
 from subfleet.trainers.job_files import read_weights, write_arrays
 from subfleet.trainers.kept import Host
-from subfleet.trainers.program_layout import places_of
+from subfleet.trainers.layouts import StepLayout
+from subfleet.trainers.program_layout import list_stages
+from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
-from subfleet.trainers.session import Session
-from subfleet.trainers.step_layout import StepLayout
-from subfleet.trainers.tally import Tally
 
 __all__ = ["calibrate_job"]
 
@@ -35,7 +34,7 @@ def calibrate_job(
     job: Job[Calibrate], stopped: Callable[[], bool], *, target: str, runtime: Runtime, host: Host
 ) -> TrainResult:
     """Write the sums of one pass over the data; see `train_job` for the arguments and errors."""
-    with job_context(job, stopped, target=target, runtime=runtime, host=host) as context:
+    with open_context(job, stopped, target=target, runtime=runtime, host=host) as context:
         tally = _calibrate(job, context)
     return tally.result(sample_count=len(context.dataset), measured_peak_bytes=context.watch.growth_bytes())
 
@@ -49,13 +48,13 @@ def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
     check_settings(work.settings, layout)
     _check_norms(work, layout)
     weights = dict(read_weights(job.weights_path, layout.weights))
-    constants = constant_values(work.settings, layout, dataset, weights)
-    path, sums = tuple(places_of(links)), {norm.name: _Sums(norm) for norm in work.calibration.norms}
+    constants = compute_constants(work.settings, layout, dataset, weights)
+    path, sums = tuple(list_stages(links)), {norm.name: _Sums(norm) for norm in work.calibration.norms}
     host.release()
     tally, started_s = Tally(), host.now_s()
-    for call in calls_of(job, layout, dataset):
+    for call in make_calls(job, layout, dataset):
         context.check_stopped(f"measuring was stopped after {tally.step_count} steps")
-        session = Session(loaded, links, weights | _zero_statistics(layout, sums), constants)
+        session = ProgramSession(loaded, links, weights | _make_zero_statistics(layout, sums), constants)
         weights.clear()
         tally.take(call, session.step(path, call.fed, last=call.last), layout)
         # The weights are those that were given: they need not be held twice.
@@ -68,7 +67,7 @@ def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
 
 
 class _Sums:
-    """What one norm was given so far."""
+    """The sums of one norm's inputs."""
 
     def __init__(self, norm: NormLayer) -> None:
         self._norm = norm
@@ -88,9 +87,9 @@ class _Sums:
         self._squares = self._squares + spread + count * np.square(of_batch)
 
     def arrays(self) -> dict[str, Array]:
-        """By the names that the server expects."""
+        """Return the sums by the names that the server expects."""
         values: tuple[Array, ...] = (np.array(self._count, np.int64), self._total, self._squares)
-        return dict(zip(sum_names(self._norm.name), values, strict=True))
+        return dict(zip(name_sums(self._norm.name), values, strict=True))
 
 
 def _check_norms(work: Calibrate, layout: StepLayout) -> None:
@@ -106,7 +105,7 @@ def _check_norms(work: Calibrate, layout: StepLayout) -> None:
         raise ProtocolError(f"the task names the norm tensor {min(lacking)!r:.120}, but its program has none of it")
 
 
-def _zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[str, Array]:
+def _make_zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[str, Array]:
     return {
         value.tensor: np.zeros(value.shape, numpy_dtype(value.dtype))
         for value in layout.stored
@@ -114,7 +113,7 @@ def _zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> dict[st
     }
 
 
-def _add(sums: Mapping[str, _Sums], call: Call, weights: Mapping[str, Array], layout: StepLayout) -> None:
+def _add(sums: Mapping[str, _Sums], call: ProgramCall, weights: Mapping[str, Array], layout: StepLayout) -> None:
     samples = int(np.count_nonzero(call.fed[layout.sample_mask.name]))
     for name, one in sums.items():
         one.add(samples, weights[f"{name}.{_MEAN}"], weights[f"{name}.{_VARIANCE}"])

@@ -1,4 +1,4 @@
-"""What an agent and the process that does its tasks say to each other: lines of JSON, checked where they are read."""
+"""The messages between an agent and its worker process: lines of JSON, validated on reading."""
 
 import json
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
-from subfleet.edge_client.work import Finished, Outcome, output_path
+from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
+from subfleet.edge_client.task_work import Outcome, TrainingOutput, locate_output
 from subfleet.protocol.errors import (
     BrokenError,
     ConfigError,
@@ -24,16 +24,16 @@ from subfleet.protocol.schema import from_plain, parse_json, to_plain
 
 __all__ = [
     "MAX_LINE_BYTES",
-    "Ended",
     "Opened",
     "Order",
-    "Problem",
     "Report",
+    "StartFailed",
     "Stop",
+    "TaskEnded",
     "Workplace",
-    "line_of",
-    "order_of",
-    "report_of",
+    "decode_order",
+    "decode_report",
+    "encode_line",
 ]
 
 MAX_LINE_BYTES = 16 * 2**20
@@ -43,7 +43,7 @@ MOST_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """What tasks are done with, as the agent tells the process that does them.
+    """The means to do tasks, as the agent sends them to the worker process.
 
     Attributes:
         runtimes: names of trainers; the first working one is used.
@@ -66,13 +66,13 @@ class Workplace:
     log_level: int
 
     def line(self) -> bytes:
-        """The first line that the process reads. Paths may hold any bytes, so that it is no message like others."""
+        """Encode the first line that the process reads. Paths may hold any bytes, so it is no message like others."""
         plain = asdict(self) | {"blobs": str(self.blobs), "work_folder": str(self.work_folder)}
         return json.dumps(plain).encode() + b"\n"
 
     @classmethod
     def of_line(cls, line: bytes) -> "Workplace":
-        """Read what `line` wrote, in a process that this agent started."""
+        """Decode what `line` wrote."""
         plain = json.loads(line)
         folders = {name: Path(plain[name]) for name in ("blobs", "work_folder")}
         return cls(**{**plain, **folders, "runtimes": tuple(plain["runtimes"])})
@@ -80,7 +80,7 @@ class Workplace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A task to be done; the limits are those of `Worker.start`."""
+    """A task to do; see `TaskWorker.start` for the limits."""
 
     task: Task
     memory_limit_bytes: int
@@ -89,14 +89,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """A task is to end at its next step."""
+    """The task is to stop at its next step."""
 
     task_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The process is ready.
+    """The worker process is ready.
 
     Attributes:
         target: of the programs that it runs.
@@ -110,31 +110,31 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """The process cannot do any task, and ends: an exit code, and the sentence that goes with it."""
+class StartFailed:
+    """The worker process cannot do any task, and ends with an exit code and a sentence."""
 
     code: int
     text: str
 
     def error(self) -> SubfleetError:
-        """The error to raise in its place."""
+        """Make the error to raise."""
         return _ERRORS.get(self.code, SubfleetError)(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a task ended, and how much memory is kept for the next one."""
+class TaskEnded:
+    """The outcome of a task, and the memory that is kept for the next one."""
 
     outcome: Outcome
     held_bytes: int
 
 
-Report = Opened | Problem | Ended
+Report = Opened | StartFailed | TaskEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trained:
-    """What of `Finished` is told; where the output lies follows from the task's id."""
+class _OutputReport:
+    """`TrainingOutput` without its path, which is derived from the task's id."""
 
     task_id: str
     result: TrainResult
@@ -144,25 +144,28 @@ _ERRORS: Mapping[int, type[SubfleetError]] = MappingProxyType(
     {kind.exit_code: kind for kind in (BrokenError, ConfigError, DataError, FileError, ProtocolError, TrainingError)}
 )
 _KINDS: Mapping[str, type[Any]] = MappingProxyType(
-    {kind.__name__: kind for kind in (Order, Stop, Opened, Problem, _Trained, Scored, EvaluationEnded, WorkFailed)}
+    {
+        kind.__name__: kind
+        for kind in (Order, Stop, Opened, StartFailed, _OutputReport, ScoringEnded, EvaluationEnded, WorkFailed)
+    }
 )
 _HELD = "held_bytes"
 
 
-def line_of(message: Order | Stop | Report) -> bytes:
-    """A message as a line."""
+def encode_line(message: Order | Stop | Report) -> bytes:
+    """Encode a message as a line."""
     held: dict[str, int] = {}
     inner: Any = message
-    if isinstance(message, Ended):
+    if isinstance(message, TaskEnded):
         held, inner = {_HELD: message.held_bytes}, message.outcome
-    if isinstance(inner, Finished):
-        inner = _Trained(task_id=inner.task_id, result=inner.result)
-    plain = {type(inner).__name__: _sendable(to_plain(inner)), **held}
+    if isinstance(inner, TrainingOutput):
+        inner = _OutputReport(task_id=inner.task_id, result=inner.result)
+    plain = {type(inner).__name__: _make_sendable(to_plain(inner)), **held}
     return json.dumps(plain).encode() + b"\n"
 
 
-def order_of(line: bytes) -> Order | Stop:
-    """Read what an agent wrote.
+def decode_order(line: bytes) -> Order | Stop:
+    """Decode an order of an agent.
 
     Raises:
         ProtocolError: it is no such message.
@@ -173,20 +176,20 @@ def order_of(line: bytes) -> Order | Stop:
     raise ProtocolError(f"an agent sent {type(message).__name__}, but must send an order")
 
 
-def report_of(line: bytes, work_folder: Path) -> Report:
-    """Read what a process wrote that does tasks in a folder.
+def decode_report(line: bytes, work_folder: Path) -> Report:
+    """Decode a report of a worker process.
 
     Raises:
         ProtocolError: it is no such message.
     """
     message, held_bytes = _read(line)
-    if isinstance(message, Opened | Problem):
+    if isinstance(message, Opened | StartFailed):
         return message
-    if isinstance(message, _Trained):
-        path = output_path(work_folder, message.task_id)
-        message = Finished(task_id=message.task_id, result=message.result, output_path=path)
-    if isinstance(message, Finished | Scored | EvaluationEnded | WorkFailed):
-        return Ended(outcome=message, held_bytes=held_bytes)
+    if isinstance(message, _OutputReport):
+        path = locate_output(work_folder, message.task_id)
+        message = TrainingOutput(task_id=message.task_id, result=message.result, output_path=path)
+    if isinstance(message, TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed):
+        return TaskEnded(outcome=message, held_bytes=held_bytes)
     raise ProtocolError(f"a process that does tasks sent {type(message).__name__}, but must send a report")
 
 
@@ -200,12 +203,12 @@ def _read(line: bytes) -> tuple[Any, int]:
     return from_plain(_KINDS[name], plain[name]), max(held_bytes, 0)
 
 
-def _sendable(plain: Any) -> Any:
-    """Plain data with texts that JSON can carry: file names and error texts may hold anything."""
+def _make_sendable(plain: Any) -> Any:
+    """Replace characters that JSON cannot carry: file names and error texts may contain anything."""
     if isinstance(plain, str):
         return plain.encode("utf-8", "replace").decode().replace("\0", "?")[:MOST_CHARACTERS]
     if isinstance(plain, list):
-        return [_sendable(item) for item in plain]
+        return [_make_sendable(item) for item in plain]
     if isinstance(plain, dict):
-        return {key: _sendable(item) for key, item in plain.items()}
+        return {key: _make_sendable(item) for key, item in plain.items()}
     return plain

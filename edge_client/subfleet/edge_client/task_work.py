@@ -1,4 +1,4 @@
-"""Does one task of a server: trains, scores or evaluates, and tells every end as an outcome."""
+"""Does one task: trains, calibrates, scores or evaluates, and returns every end as an outcome."""
 
 import hashlib
 import logging
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from subfleet.agent.events import EvaluationEnded, Scored, WorkFailed
+from subfleet.agent.events import EvaluationEnded, ScoringEnded, WorkFailed
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.errors import (
@@ -30,7 +30,7 @@ from subfleet.protocol.jobs import Job, Trainer, TrainResult
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train
 
-__all__ = ["Finished", "Outcome", "TaskWork", "Worker", "discard", "output_path"]
+__all__ = ["Outcome", "TaskWork", "TaskWorker", "TrainingOutput", "discard", "locate_output"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,23 +51,23 @@ WorkT = TypeVar("WorkT", bound=Train | Calibrate | Score | Evaluate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A training ended well; its output file is the caller's to store and remove."""
+class TrainingOutput:
+    """A finished training or calibration; the caller stores and removes its output file."""
 
     task_id: str
     result: TrainResult
     output_path: Path
 
 
-Outcome = Finished | Scored | EvaluationEnded | WorkFailed
+Outcome = TrainingOutput | ScoringEnded | EvaluationEnded | WorkFailed
 """How a task ended."""
 
 
-class Worker(Protocol):
+class TaskWorker(Protocol):
     """Does tasks beside the agent's loop, one at a time."""
 
     def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
-        """Begin a task; `outcome` gives its end. Called only when the last one has ended.
+        """Start a task; `outcome` returns its end. Called only after the previous task ended.
 
         Args:
             task: to be done.
@@ -77,33 +77,33 @@ class Worker(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ask the task to end at its next step."""
+        """Ask the task to stop at its next step."""
         ...
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the task to end, at most so long."""
+        """Wait for the end of the task, at most `timeout_s` seconds."""
         ...
 
     def outcome(self) -> Outcome | None:
-        """How the task ended, once; None before."""
+        """Return the outcome of the task, once; None before its end."""
         ...
 
 
-def output_path(work_folder: Path, task_id: str) -> Path:
-    """Where a task's output is written. An id is any text of the server's; its digest is a safe name for a file."""
+def locate_output(work_folder: Path, task_id: str) -> Path:
+    """Locate a task's output file. An id is any text from the server; its digest is a safe file name."""
     name = hashlib.sha256(task_id.encode(errors="surrogatepass")).hexdigest()[:32]
     return work_folder / f"{name}.safetensors"
 
 
 def discard(work_folder: Path, task_id: str) -> None:
-    """Remove what a task that failed may have written: nobody will come for it."""
+    """Remove what a failed task may have written."""
     with suppress(OSError):
-        output_path(work_folder, task_id).unlink(missing_ok=True)
+        locate_output(work_folder, task_id).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """What tasks are done with.
+    """The means to do tasks.
 
     Attributes:
         trainers: by the target of the programs that they run.
@@ -127,7 +127,7 @@ class TaskWork:
         return sum(trainer.held_bytes for trainer in self.trainers.values())
 
     def do(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
-        """Do a task. Whatever a trainer raises is the task's failure, but for what ends a process or a thread.
+        """Do a task. Every exception of a trainer becomes a failure of the task.
 
         Args:
             task: to be done.
@@ -136,13 +136,13 @@ class TaskWork:
         """
         outcome: Outcome | None = None
         try:
-            outcome = self._outcome(task, memory_limit_bytes, stopped)
+            outcome = self._run_guarded(task, memory_limit_bytes, stopped)
         finally:
-            if not isinstance(outcome, Finished):
+            if not isinstance(outcome, TrainingOutput):
                 discard(self.work_folder, task.task_id)
         return outcome
 
-    def _outcome(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
+    def _run_guarded(self, task: Task, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Outcome:
         try:
             return self._run(task, memory_limit_bytes, stopped)
         except MemoryError:
@@ -150,7 +150,7 @@ class TaskWork:
             available_bytes = min(memory_limit_bytes, task.planned_peak_bytes) // 2
             return WorkFailed(task_id=task.task_id, reason="memory", detail=detail, available_bytes=available_bytes)
         except SubfleetError as error:
-            return _failure(task, error)
+            return _explain_failure(task, error)
         except Exception as error:  # noqa: BLE001 - a trainer is a plug-in, and whatever it raises ends its task alone
             _LOG.warning("task %s: the trainer raised an error of its own", task.task_id, exc_info=True)
             return WorkFailed(task_id=task.task_id, reason="failed", detail=f"{type(error).__name__}: {error}")
@@ -180,7 +180,7 @@ class TaskWork:
                 never(task.work)
         return outcome
 
-    def _score(self, task: Task, work: Score, memory_limit_bytes: int, stopped: Callable[[], bool]) -> Scored:
+    def _score(self, task: Task, work: Score, memory_limit_bytes: int, stopped: Callable[[], bool]) -> ScoringEnded:
         """Score every candidate by itself: one that cannot be scored does not affect the others."""
         scores: list[CandidateScore] = []
         unloadable = 0
@@ -194,7 +194,7 @@ class TaskWork:
         if all(score.score is None for score in scores):
             kind = LoadError if unloadable == len(scores) else TrainingError
             raise kind(f"no candidate could be scored, the first because {scores[0].reason}")
-        return Scored(task_id=task.task_id, scores=tuple(scores))
+        return ScoringEnded(task_id=task.task_id, scores=tuple(scores))
 
     def _job(self, task: Task, work: WorkT, submodel: TaskSubmodel, memory_limit_bytes: int, data: str) -> Job[WorkT]:
         if submodel.weights is None:
@@ -203,7 +203,7 @@ class TaskWork:
             work=work,
             program_path=self.blob_path(submodel.program.blob),
             weights_path=self.blob_path(submodel.weights),
-            output_path=output_path(self.work_folder, task.task_id),
+            output_path=locate_output(self.work_folder, task.task_id),
             data=data,
             round=task.round,
             client_id=task.client_id,
@@ -218,10 +218,10 @@ class TaskWork:
         return self.trainers[submodel.program.target]
 
 
-def _finish(task: Task, result: TrainResult, path: Path) -> Finished:
+def _finish(task: Task, result: TrainResult, path: Path) -> TrainingOutput:
     if not (math.isfinite(result.loss) and math.isfinite(result.accuracy)):
         raise DivergedError(f"the loss is {result.loss} after {result.step_count} steps; try a smaller learning rate")
-    return Finished(task_id=task.task_id, result=result, output_path=path)
+    return TrainingOutput(task_id=task.task_id, result=result, output_path=path)
 
 
 def _score_candidate(trainer: Trainer, job: Job[Score], stopped: Callable[[], bool]) -> CandidateScore:
@@ -236,7 +236,7 @@ def _score_candidate(trainer: Trainer, job: Job[Score], stopped: Callable[[], bo
     return CandidateScore(score=score)
 
 
-def _failure(task: Task, error: SubfleetError) -> WorkFailed:
+def _explain_failure(task: Task, error: SubfleetError) -> WorkFailed:
     if isinstance(error, MemoryLimitError):
         # The limit in terms of planned bytes: this program grew by more than its plan, and a smaller one will, too.
         excess = max(error.needed_bytes / max(task.planned_peak_bytes, 1), 1.0)

@@ -13,12 +13,12 @@ from subfleet.protocol.messages import Claim, encode
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import mqtt_client_id, parse_url
 from subfleet.transport.base import Delivery, Transport
-from subfleet.transport.claiming import ClaimingTransport, Place, device_place, server_place
-from subfleet.transport.memory import Faults, MemoryBroker
+from subfleet.transport.in_memory import Faults, MemoryBroker
+from subfleet.transport.locking import Lock, LockingTransport, make_device_lock, make_server_lock
 from subfleet.transport.mqtt import MqttTransport
 
 TOPICS = Topics("main")
-CAM = device_place(TOPICS, "cam")
+CAM = make_device_lock(TOPICS, "cam")
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Time:
 class Holder:
     """A process that wants a place."""
 
-    transport: ClaimingTransport
+    transport: LockingTransport
     told: list[str]
     heard: list[Delivery] = field(default_factory=list)
     ended: str = ""
@@ -58,11 +58,11 @@ class Street:
         self.broker = MemoryBroker(faults, clock=self.clock)
         self.holders: list[Holder] = []
 
-    def join(self, client_id: str, place: Place = CAM, *, since_s: float, also: tuple[str, ...] = ()) -> Holder:
+    def join(self, client_id: str, lock: Lock = CAM, *, since_s: float, also: tuple[str, ...] = ()) -> Holder:
         told: list[str] = []
         inner = self.broker.client(client_id)
-        transport = ClaimingTransport(
-            inner, place, tell=told.append, clock=self.clock, unix_time=lambda: since_s
+        transport = LockingTransport(
+            inner, lock, tell=told.append, clock=self.clock, unix_time=lambda: since_s
         )  # fmt: skip
         transport.open(also)
         self.holders.append(Holder(transport, told))
@@ -152,13 +152,13 @@ def test_one_that_cannot_hear_itself_says_so_once() -> None:
     broker = MemoryBroker(clock=clock)
     # Another topic stands for a broker that hands nothing on.
     inner = broker.client("cam")
-    transport = ClaimingTransport(inner, CAM, tell=told.append, clock=clock)
+    transport = LockingTransport(inner, CAM, tell=told.append, clock=clock)
     inner.open(())
     for _ in range(200):
         clock.now_s += 0.25
         transport.poll(0)
     assert len(told) == 2
-    assert told[1].startswith(f"what is said on {CAM.topic} does not come back")
+    assert told[1].startswith(f"claims on {CAM.topic} do not come back")
 
 
 def test_damaged_words_end_nobody() -> None:
@@ -188,9 +188,9 @@ def test_a_second_server_says_nothing_before_the_first_one_could_answer() -> Non
     street = Street()
     device = street.broker.client("device")
     device.open((TOPICS.all("round"),))
-    first = street.join("main:server:long", server_place(TOPICS, "long"), since_s=10.0)
+    first = street.join("main:server:long", make_server_lock(TOPICS, "long"), since_s=10.0)
     street.run()
-    later = street.join("main:server:short", server_place(TOPICS, "short"), since_s=20.0)
+    later = street.join("main:server:short", make_server_lock(TOPICS, "short"), since_s=20.0)
     for _ in range(40):
         street.run(0.25)
         later.transport.publish(TOPICS.all("round"), b"mine")
@@ -203,12 +203,12 @@ def test_a_second_server_says_nothing_before_the_first_one_could_answer() -> Non
 
 def test_a_server_that_was_killed_speaks_again_after_a_while() -> None:
     street = Street()
-    street.join("main:server:run", server_place(TOPICS, "run"), since_s=10.0)
+    street.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=10.0)
     street.run()
     street.holders.clear()
     device = street.broker.client("device")
     device.open((TOPICS.all("round"),))
-    again = street.join("main:server:run", server_place(TOPICS, "run"), since_s=20.0)
+    again = street.join("main:server:run", make_server_lock(TOPICS, "run"), since_s=20.0)
     for _ in range(20):
         street.run(0.25)
         again.transport.publish(TOPICS.all("round"), b"mine")
@@ -249,10 +249,10 @@ def _end_of(transports: dict[str, tuple[Transport, list[str]]], limit: int = 120
     raise AssertionError("nobody found out")
 
 
-def _claiming(url: str, client_id: str, place: Place, since_s: float) -> tuple[Transport, list[str]]:
+def _claiming(url: str, client_id: str, place: Lock, since_s: float) -> tuple[Transport, list[str]]:
     told: list[str] = []
     inner = MqttTransport(parse_url(url), client_id)
-    transport = ClaimingTransport(inner, place, repeat_s=0.5, tell=told.append, unix_time=lambda: since_s)
+    transport = LockingTransport(inner, place, repeat_s=0.5, tell=told.append, unix_time=lambda: since_s)
     transport.open(())
     return transport, told
 
@@ -269,7 +269,7 @@ def test_two_devices_of_one_id_stop_putting_each_other_out(
     urls: Callable[[str], str], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, client_id = urls(kind), mqtt_client_id("main", "device", f"cam-{kind}")
-    place = device_place(TOPICS, f"cam-{kind}")
+    place = make_device_lock(TOPICS, f"cam-{kind}")
     transports = {"first": _claiming(url, client_id, place, 10.0)}
     transports["first"][0].poll(0.5)
     transports["later"] = _claiming(url, client_id, place, 20.0)
@@ -292,7 +292,7 @@ def test_two_servers_of_one_fleet_are_told_and_two_of_two_fleets_live_together(
     url, fleet = urls(kind), f"fleet-{kind}"
 
     def serve(fleet: str, run: str, since_s: float) -> tuple[Transport, list[str]]:
-        place = server_place(Topics(fleet), run)
+        place = make_server_lock(Topics(fleet), run)
         return _claiming(url, mqtt_client_id(fleet, "server", run), place, since_s)
 
     transports = {"first": serve(fleet, "long", 10.0)}

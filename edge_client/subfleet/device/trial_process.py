@@ -1,4 +1,4 @@
-"""What a child process does for `subfleet.device.trying`: loads a package, or loads a runtime and trains with it.
+"""The child process of `subfleet.device.trials`: loads a package, or loads a runtime and trains with it.
 
 It writes lines of JSON: the stage that it begins, and at its end one report. Whatever happens on the way, an error, an
 abort or a signal, happens to this process alone.
@@ -21,11 +21,11 @@ from types import MappingProxyType
 from subfleet.device.runtimes import load_trainer
 from subfleet.protocol.errors import BrokenError, ConfigError, MissingExtraError, SubfleetError
 from subfleet.protocol.jobs import Job, Trainer
-from subfleet.protocol.loading import unloadable
+from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 
-__all__ = ["DATA", "EXPECTED", "SETTINGS", "TARGETS", "WEIGHTS", "Trial", "main", "program_file", "trial_job"]
+__all__ = ["DATA", "EXPECTED", "SETTINGS", "TARGETS", "WEIGHTS", "Trial", "main", "make_trial_job", "name_program_file"]
 
 TARGETS = ("onnx", "executorch")
 """Whose programs the package ships (`scripts/make_trial_programs.py`); other runtimes are loaded, and no more."""
@@ -41,7 +41,7 @@ Report = dict[str, str | bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a trial works with.
+    """The context of a trial.
 
     Attributes:
         work: a folder to write to.
@@ -65,25 +65,23 @@ def main(arguments: Sequence[str]) -> None:
         os.write(channel, json.dumps(report).encode() + b"\n")
 
     tell(
-        _reported(
-            lambda: _KINDS[kind](first, second, Trial(work=Path(work), begin=lambda stage: tell({"stage": stage})))
-        )
+        _report(lambda: _KINDS[kind](first, second, Trial(work=Path(work), begin=lambda stage: tell({"stage": stage}))))
     )
     os.close(channel)
     sys.stderr.flush()
     os._exit(0)  # a runtime that dies while it is taken down has worked
 
 
-def program_file(target: str) -> str:
-    """The name of a target's program in the folder of trials."""
+def name_program_file(target: str) -> str:
+    """Name the file of a target's program in the folder of trials."""
     return f"{target}.program"
 
 
-def trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
-    """Two steps of training with the files in a folder."""
+def make_trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
+    """Make a job of two training steps with the files in a folder."""
     return Job(
         work=Train(settings=SETTINGS),
-        program_path=folder / program_file(target),
+        program_path=folder / name_program_file(target),
         weights_path=folder / WEIGHTS,
         output_path=output_path,
         data=str(folder / DATA),
@@ -93,7 +91,7 @@ def trial_job(folder: Path, target: str, output_path: Path) -> Job[Train]:
     )
 
 
-def _reported(work: Callable[[], str]) -> Report:
+def _report(work: Callable[[], str]) -> Report:
     try:
         return {"text": work()}
     except (MissingExtraError, ConfigError) as error:
@@ -101,7 +99,7 @@ def _reported(work: Callable[[], str]) -> Report:
     except SubfleetError as error:
         return {"problem": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever a package raises is what is to be found out
-        return {"problem": str(unloadable("", error))}
+        return {"problem": str(explain_load_error("", error))}
 
 
 def _load_package(module: str, distribution: str, trial: Trial) -> str:
@@ -111,7 +109,7 @@ def _load_package(module: str, distribution: str, trial: Trial) -> str:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module.partition(".")[0]:
             raise MissingExtraError(distribution, "edge") from error
-        raise unloadable(distribution, error) from error
+        raise explain_load_error(distribution, error) from error
     try:
         return version(distribution)
     except PackageNotFoundError:  # a system's own build may be registered by another name, or by none
@@ -123,7 +121,7 @@ def _run_runtime(name: str, provider: str, trial: Trial) -> str:
     trainer = load_trainer(name, provider)
     text = trainer.describe_runtime()
     folder = resources.files("subfleet.device") / "trial_files"
-    if (folder / program_file(trainer.target)).is_file():
+    if (folder / name_program_file(trainer.target)).is_file():
         trial.begin("trained with")
         with resources.as_file(folder) as path:
             _train(trainer, path, trial.work)
@@ -133,7 +131,7 @@ def _run_runtime(name: str, provider: str, trial: Trial) -> str:
 def _train(trainer: Trainer, folder: Path, work: Path) -> None:
     expected = json.loads((folder / EXPECTED).read_text(encoding="utf-8"))["loss"]
     try:
-        result = trainer.train(trial_job(folder, trainer.target, work / "update"), lambda: False)
+        result = trainer.train(make_trial_job(folder, trainer.target, work / "update"), lambda: False)
     except SubfleetError as error:
         what = str(error).partition("; ")[0]  # what to do about a program helps nobody against a runtime
         raise BrokenError(f"training with it failed: {what}; install another build of it") from error

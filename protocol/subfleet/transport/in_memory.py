@@ -1,7 +1,7 @@
-"""An in-process broker with exactly the weaknesses that it is told to have: for emulated fleets and for tests.
+"""An in-process broker with configurable faults, for emulated fleets and for tests.
 
-All of it is driven by the caller's clock: with a hand-made clock and `poll(0)` it is deterministic in one thread; with
-the real clock any number of threads may use it.
+It uses the caller's clock: with a manual clock and `poll(0)` it is deterministic in one thread; with the real clock any
+number of threads may use it.
 """
 
 import heapq
@@ -25,7 +25,7 @@ __all__ = ["Faults", "MemoryBroker", "MemoryTransport"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Faults:
-    """What goes wrong, drawn from a seed for each pair of sender and receiver, in the sender's order.
+    """Faults, drawn from a seed for each pair of sender and receiver, in the sender's order.
 
     Attributes:
         seed: equal seeds and equal traffic give equal faults, however threads interleave.
@@ -41,8 +41,8 @@ class Faults:
 
 
 @dataclass(slots=True, kw_only=True)
-class Link:
-    """A client's state at the broker; to everyone else a token."""
+class BrokerLink:
+    """A client's state at the broker; an opaque token to everyone else."""
 
     client_id: str
     subscriptions: tuple[str, ...]
@@ -56,14 +56,14 @@ class MemoryBroker:
     """Routes messages between its clients.
 
     Args:
-        faults: what goes wrong; nothing without it.
+        faults: to inject; none by default.
         clock: seconds, monotonic.
     """
 
     def __init__(self, faults: Faults | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._faults = faults or Faults()
+        self.faults = faults or Faults()
         self._clock = clock
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, BrokerLink] = {}
         self._retained: dict[str, tuple[str, bytes]] = {}  # topic to sender and payload
         self._generators: dict[tuple[str, str], random.Random] = {}
         self._routes: dict[str, tuple[str, ...]] = {}  # topic to receivers; cleared whenever somebody subscribes
@@ -75,11 +75,11 @@ class MemoryBroker:
         return MemoryTransport(self, client_id)
 
     def cut(self, client_id: str, *, mend_after_s: float | None = 0.0) -> None:
-        """Break a client's link: what is on its way to it is lost, and its will is published.
+        """Break a client's link: messages in transit to it are lost, and its will is published.
 
         Args:
-            client_id: of the client; nothing happens where it has no link.
-            mend_after_s: the client finds a link again this many seconds later; None: not before `mend`.
+            client_id: of the client; nothing happens if it has no link.
+            mend_after_s: the client reconnects this many seconds later; None means not before `mend`.
         """
         with self._changed:
             link = self._links.get(client_id)
@@ -89,25 +89,25 @@ class MemoryBroker:
             self._break(link, "the link was cut")
 
     def mend(self, client_id: str) -> None:
-        """Let a client whose link was cut find it again now."""
+        """Let a client with a cut link reconnect now."""
         with self._changed:
             link = self._links.get(client_id)
             if link is not None and not link.up:
                 link.mend_at_s = self._clock()
                 self._changed.notify_all()
 
-    def attach(self, client_id: str, subscriptions: tuple[str, ...], will: Will | None) -> Link:
-        """Connect a client (`MemoryTransport.open`). A second client of the same id takes the first one's place."""
+    def attach(self, client_id: str, subscriptions: tuple[str, ...], will: Will | None) -> BrokerLink:
+        """Connect a client (`MemoryTransport.open`). A second client of the same id replaces the first."""
         with self._changed:
             old = self._links.get(client_id)
             if old is not None and old.up:
                 self._break(old, "another client took this client's id")
-            link = Link(client_id=client_id, subscriptions=subscriptions, will=will)
+            link = BrokerLink(client_id=client_id, subscriptions=subscriptions, will=will)
             self._links[client_id] = link
             self._connect(link)
             return link
 
-    def detach(self, link: Link) -> None:
+    def detach(self, link: BrokerLink) -> None:
         """Disconnect a client without its will (`MemoryTransport.close`)."""
         with self._changed:
             link.up, link.mend_at_s = False, None
@@ -116,16 +116,16 @@ class MemoryBroker:
                 self._routes.clear()
             self._changed.notify_all()
 
-    def publish(self, link: Link, topic: str, payload: bytes, *, retain: bool) -> None:
+    def publish(self, link: BrokerLink, topic: str, payload: bytes, *, retain: bool) -> None:
         """Route a client's message (`MemoryTransport.publish`); without a link it is lost."""
         with self._changed:
-            if link.up and self._draw(link.client_id, "") >= self._faults.loss:
+            if link.up and self._draw(link.client_id, "") >= self.faults.loss:
                 self._route(link.client_id, topic, payload, retain=retain)
                 self._changed.notify_all()
 
-    def poll(self, link: Link, timeout_s: float) -> Event | None:
+    def poll(self, link: BrokerLink, timeout_s: float) -> Event | None:
         """A client's next event (`MemoryTransport.poll`)."""
-        # The time-out is real time whatever the clock is: with a hand-made clock it could never pass otherwise.
+        # The timeout is real time: with a manual clock it would never pass.
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -143,7 +143,7 @@ class MemoryBroker:
                     awaited.append(link.mend_at_s - now_s)
                 self._changed.wait(min([left_s, *awaited]))
 
-    def _break(self, link: Link, reason: str) -> None:
+    def _break(self, link: BrokerLink, reason: str) -> None:
         now_s = self._clock()
         link.up = False
         link.inbox = [entry for entry in link.inbox if entry[0] <= now_s]
@@ -153,7 +153,7 @@ class MemoryBroker:
             self._route(link.client_id, link.will.topic, link.will.payload, retain=True)
         self._changed.notify_all()
 
-    def _connect(self, link: Link) -> None:
+    def _connect(self, link: BrokerLink) -> None:
         self._routes.clear()
         self._enqueue(link, Connected(), self._clock())
         for topic, (sender, payload) in self._retained.items():
@@ -176,21 +176,21 @@ class MemoryBroker:
             self._send(sender, receiver, Delivery(topic=topic, payload=payload))
 
     def _send(self, sender: str, receiver: str, delivery: Delivery) -> None:
-        link, faults = self._links[receiver], self._faults
+        link, faults = self._links[receiver], self.faults
         if not link.up or self._draw(sender, receiver) < faults.loss:
             return
         copies = 2 if self._draw(sender, receiver) < faults.double else 1
         for _ in range(copies):
             self._enqueue(link, delivery, self._clock() + faults.delay_s * self._draw(sender, receiver))
 
-    def _enqueue(self, link: Link, event: Event, due_s: float) -> None:
+    def _enqueue(self, link: BrokerLink, event: Event, due_s: float) -> None:
         heapq.heappush(link.inbox, (due_s, next(self._arrivals), event))
 
     def _draw(self, sender: str, receiver: str) -> float:
         pair = (sender, receiver)
         if pair not in self._generators:
-            # Not for secrets: a reproducible sequence is what faults are drawn for.
-            self._generators[pair] = random.Random(f"{self._faults.seed}/{sender}/{receiver}")  # noqa: S311
+            # Not for secrets: faults must be reproducible.
+            self._generators[pair] = random.Random(f"{self.faults.seed}/{sender}/{receiver}")  # noqa: S311
         return self._generators[pair].random()
 
 
@@ -200,7 +200,7 @@ class MemoryTransport:
     def __init__(self, broker: MemoryBroker, client_id: str) -> None:
         self._broker = broker
         self._client_id = client_id
-        self._link: Link | None = None
+        self._link: BrokerLink | None = None
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""
@@ -223,5 +223,5 @@ class MemoryTransport:
             self._broker.detach(self._link)
 
     def drop_link(self) -> None:
-        """Vanish as a device that loses power: the will is published, and no link is looked for."""
+        """Vanish as a device that loses power: the will is published, and the client does not reconnect."""
         self._broker.cut(self._client_id, mend_after_s=None)

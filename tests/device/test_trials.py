@@ -10,8 +10,8 @@ from device.broken_packages import put
 from export.oldest import OLDEST, needs_oldest
 from trainers.hidden_binding import NO_BINDING, hide_binding
 
-from subfleet.device.known_runtimes import tried_once
-from subfleet.device.trying import Tried, _died, try_package, try_runtime
+from subfleet.device.runtimes import try_once
+from subfleet.device.trials import TrialResult, explain_death, try_package, try_runtime
 from subfleet.protocol.exit_codes import ExitCode
 
 pytestmark = pytest.mark.slow
@@ -74,12 +74,12 @@ def test_every_signal_that_ends_a_child_has_a_sentence(number: int) -> None:
         '  File "/venv/lib/python3/dist-packages/numpy/core/__init__.py", line 2 in <module>\n'
         '  File "/venv/lib/site-packages/onnxruntime/__init__.py", line 2 in <module>\n'
     )
-    found = _died(-number, dump, "loaded", "the runtime")
+    found = explain_death(-number, dump, "loaded", "the runtime")
     assert found.broken
     assert found.text.endswith("while it was loaded")
     assert "{" not in found.sentence
     assert "numpy" in found.sentence or number == signal.SIGKILL or f"signal {number}" in found.text
-    assert "numpy" not in _died(-number, "", "loaded", "the runtime").sentence
+    assert "numpy" not in explain_death(-number, "", "loaded", "the runtime").sentence
 
 
 def test_a_runtime_that_hangs_is_given_up(place: Path) -> None:
@@ -130,11 +130,11 @@ def test_what_has_worked_is_not_tried_again_until_something_is_installed(
     monkeypatch.syspath_prepend(str(packages))
 
     def once(name: str, provider: str = "cpu", *, works: bool = True) -> bool:
-        def attempt(name: str, provider: str) -> Tried:
+        def attempt(name: str, provider: str) -> TrialResult:
             tried.append((name, provider))
-            return Tried(text="it") if works else Tried(code=ExitCode.MISSING_EXTRA, text="no")
+            return TrialResult(text="it") if works else TrialResult(code=ExitCode.MISSING_EXTRA, text="no")
 
-        return tried_once(name, provider, file=file, attempt=attempt).works
+        return try_once(name, provider, file=file, attempt=attempt).works
 
     assert once("onnx")
     assert once("onnx")
@@ -157,7 +157,7 @@ def test_what_has_worked_is_not_tried_again_until_something_is_installed(
 def test_where_nothing_can_be_noted_each_start_tries(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     found = [
-        tried_once("onnx", "cpu", file=tmp_path / "file" / "runtimes.json", attempt=lambda *_: Tried(text="it"))
+        try_once("onnx", "cpu", file=tmp_path / "file" / "runtimes.json", attempt=lambda *_: TrialResult(text="it"))
         for _ in range(2)
     ]
     assert [one.text for one in found] == ["it", "it"]

@@ -1,9 +1,9 @@
-"""Finds out that two processes claim one place: two servers of a fleet, or two devices of one id.
+"""Locks over a broker: detects two servers of one fleet, or two devices of one id.
 
-A broker lets both in, as their ids there differ (`mqtt_client_id`). So whoever has a place says again and again on a
-topic of the place who it is and since when, and listens there. Two words of somebody else, after its own has come back,
-are of somebody who is alive: the one that came later leaves. One such word alone proves nothing, as a broker that was
-started again may show what it had kept of a session of long ago.
+A broker accepts both, as their MQTT client ids differ (`mqtt_client_id`). So the holder of a lock publishes a claim,
+with its session and start time, again and again on the lock's topic, and subscribes to it. Two claims of another
+session, received after its own came back, prove that the other process is alive: the later one leaves. A single claim
+proves nothing, as a restarted broker may deliver the retained claim of an old session.
 """
 
 import logging
@@ -12,28 +12,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from subfleet.protocol.errors import ProtocolError, TakenError
-from subfleet.protocol.identifiers import new_message_id
+from subfleet.protocol.identifiers import make_message_id
 from subfleet.protocol.messages import Claim, decode, encode
 from subfleet.protocol.topics import Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Transport, Will
 
-__all__ = ["ClaimingTransport", "Place", "device_place", "server_place"]
+__all__ = ["Lock", "LockingTransport", "make_device_lock", "make_server_lock"]
 
 _LOG = logging.getLogger(__name__)
-_PROOF = 2
-_DEAF = 4  # so many words without one that came back; fewer may just be lost
+_PROOF = 2  # claims of another session that prove it alive
+_DEAF = 4  # claims without one that came back; fewer may just be lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What only one process may be.
+class Lock:
+    """A role that only one process may have.
 
     Attributes:
-        topic: where its holder speaks.
-        holder: what it says of itself: the id of the device, the name of the run.
-        lost: what one that came later ends with; `{other}` is what the first one says of itself.
-        kept: what the first one tells of one that came later.
-        silence_s: how long one that finds another's word says nothing else, so that the other can answer.
+        topic: on which its holder publishes claims.
+        holder: name of the process: the device's id, or the run.
+        lost: error message of the later process; `{other}` is the name of the first one.
+        kept: warning of the first process about the later one, `{other}`.
+        silence_s: how long a process that finds another claim publishes nothing else, so that the other one can answer.
     """
 
     topic: str
@@ -43,9 +43,9 @@ class Place:
     silence_s: float = 0.0
 
 
-def device_place(topics: Topics, client_id: str) -> Place:
-    """The place of a device, by its id."""
-    return Place(
+def make_device_lock(topics: Topics, client_id: str) -> Lock:
+    """Make the lock of a device, by its id."""
+    return Lock(
         topic=topics.up(client_id, Claim.KIND),
         holder=client_id,
         lost="another device of the id {other!r} was in this fleet first; give this one another with --id, or stop it",
@@ -53,9 +53,9 @@ def device_place(topics: Topics, client_id: str) -> Place:
     )
 
 
-def server_place(topics: Topics, run: str) -> Place:
-    """The place of a fleet's server, whatever run it serves."""
-    return Place(
+def make_server_lock(topics: Topics, run: str) -> Lock:
+    """Make the lock of a fleet's server, whatever run it serves."""
+    return Lock(
         topic=topics.all(Claim.KIND),
         holder=run,
         lost="run {other!r} serves this fleet on this broker already; choose another fleet, or stop that run",
@@ -64,24 +64,24 @@ def server_place(topics: Topics, run: str) -> Place:
     )
 
 
-class ClaimingTransport:
-    """A transport whose owner has a place that nobody else may have.
+class LockingTransport:
+    """A transport that holds a lock.
 
-    `poll` raises TakenError when somebody was there before; nothing is sent from then on.
+    `poll` raises TakenError if another process held the lock before; nothing is sent from then on.
 
     Args:
         inner: what carries the messages.
         place: what is claimed.
-        repeat_s: seconds between two words; a word may be lost.
-        tell: is told once of each other that came later, and where our own words do not come back.
+        repeat_s: seconds between two claims; a claim may be lost.
+        tell: called once for each later process, and if our own claims do not come back.
         clock: seconds, monotonic.
-        unix_time: seconds since 1970: it alone says who was first, also between machines.
+        unix_time: seconds since 1970, which decides who was first, also between machines.
     """
 
     def __init__(
         self,
         inner: Transport,
-        place: Place,
+        lock: Lock,
         *,
         repeat_s: float = 5.0,
         tell: Callable[[str], None] = _LOG.warning,
@@ -89,28 +89,28 @@ class ClaimingTransport:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._inner = inner
-        self._place = place
+        self._lock = lock
         self._repeat_s = repeat_s
         self._tell = tell
         self._clock = clock
-        self._session_id = new_message_id()
+        self._session_id = make_message_id()
         self._since_s = unix_time()
         self._connected = False
         self._next_word_s = 0.0
         self._unheard = 0
-        self._established = False  # our own word has come back: who speaks now, speaks after us
+        self._established = False  # our own claim has come back: whoever claims now came after us
         self._silent_until_s: float | None = None
         self._left = False
         self._words: dict[str, set[str]] = {}
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""
-        self._inner.open((*subscriptions, self._place.topic), will)
+        self._inner.open((*subscriptions, self._lock.topic), will)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See `Transport.publish`."""
         if self._left or (self._silent_until_s is not None and self._clock() < self._silent_until_s):
-            _LOG.debug("dropped a message on %s: somebody else may have our place", topic)
+            _LOG.debug("dropped a message on %s: another process may hold our lock", topic)
             return
         self._inner.publish(topic, payload, retain=retain)
 
@@ -118,7 +118,7 @@ class ClaimingTransport:
         """See `Transport.poll`.
 
         Raises:
-            TakenError: somebody else was in our place first.
+            TakenError: another process held the lock first.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -129,31 +129,31 @@ class ClaimingTransport:
                 self._connected, self._unheard = isinstance(event, Connected), 0
             if isinstance(event, Connected):
                 self._speak()
-            if not isinstance(event, Delivery) or event.topic != self._place.topic:
+            if not isinstance(event, Delivery) or event.topic != self._lock.topic:
                 return event
             self._hear(event)
 
     def close(self) -> None:
         """See `Transport.close`."""
         if self._connected and not self._left:
-            self._inner.publish(self._place.topic, b"", retain=True)
+            self._inner.publish(self._lock.topic, b"", retain=True)
         self._left = True
         self._inner.close()
 
     def _speak(self) -> None:
-        claim = Claim(session_id=self._session_id, holder=self._place.holder, since_s=self._since_s)
-        self._inner.publish(self._place.topic, encode(claim), retain=True)
+        claim = Claim(session_id=self._session_id, holder=self._lock.holder, since_s=self._since_s)
+        self._inner.publish(self._lock.topic, encode(claim), retain=True)
         self._next_word_s = self._clock() + self._repeat_s
         self._unheard += 1
         if self._unheard == _DEAF:
             self._tell(
-                f"what is said on {self._place.topic} does not come back: either another client has taken this one's "
-                "place, or the broker's access list does not let it read there"
+                f"claims on {self._lock.topic} do not come back: either another client has taken this one's id, or the "
+                "broker's access list does not let it read there"
             )
 
     def _hear(self, delivery: Delivery) -> None:
         if not delivery.payload:
-            return  # somebody has left
+            return  # another process has left
         try:
             claim = decode(delivery.payload, expected=Claim.KIND)
         except ProtocolError as error:
@@ -165,7 +165,7 @@ class ClaimingTransport:
             self._established, self._unheard = True, 0
         elif not self._established:
             if self._silent_until_s is None:
-                self._silent_until_s = self._clock() + self._place.silence_s
+                self._silent_until_s = self._clock() + self._lock.silence_s
         else:
             self._weigh(claim)
 
@@ -174,10 +174,10 @@ class ClaimingTransport:
         if claim.message_id in words or len(words) == _PROOF:
             return
         words.add(claim.message_id)
-        self._speak()  # the other one needs our word as we need its
+        self._speak()  # the other process needs our claim as we need its
         if len(words) < _PROOF:
             return
         if (claim.since_s, claim.session_id) < (self._since_s, self._session_id):
             self._left = True
-            raise TakenError(self._place.lost.format(other=claim.holder))
-        self._tell(self._place.kept.format(other=claim.holder))
+            raise TakenError(self._lock.lost.format(other=claim.holder))
+        self._tell(self._lock.kept.format(other=claim.holder))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from subfleet.agent.events import WorkFailed
-from subfleet.edge_client.work import Outcome, TaskWork
+from subfleet.edge_client.task_work import Outcome, TaskWork
 from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.messages import Task
 from subfleet.transport.blob_store import BlobStore

@@ -1,4 +1,4 @@
-"""Tries packages and runtimes in child processes: one that aborts takes its child with it, and nobody else.
+"""Tries packages and runtimes in child processes: one that aborts ends its child only.
 
 A build for a newer processor ends its process at the first instruction that this one lacks, without an exception that
 could be caught; so does a library that calls `abort`, or one for which there is no memory.
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from subfleet.protocol.children import child_command
+from subfleet.protocol.children import make_child_command
 from subfleet.protocol.errors import BrokenError
 from subfleet.protocol.exit_codes import ExitCode
 
-__all__ = ["DEADLINE_S", "Tried", "try_package", "try_runtime"]
+__all__ = ["DEADLINE_S", "TrialResult", "explain_death", "try_package", "try_runtime"]
 
 _LOG = logging.getLogger(__name__)
 
 DEADLINE_S = 300.0
 """A board with an SD card reads PyTorch for a minute; what takes longer than this hangs."""
-_TRIAL = "subfleet.device.trial"
+_TRIAL = "subfleet.device.trial_process"
 _INSTALLED_FILE = re.compile(r'^  File ".*?/(?:site|dist)-packages/((?!subfleet/)[^/"]+)', re.MULTILINE)
 """A line of what Python writes down when a signal ends it, the innermost call first; our own files only call others."""
 _NOISE = re.compile(r'^(Fatal Python error|Current thread|Thread 0x|Extension modules|  File "|  \.\.\.|\s*$)')
@@ -62,8 +62,8 @@ _OTHER_DEATH = ("signal {number} ended it", _ANOTHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """How a package or a runtime did.
+class TrialResult:
+    """The result of a trial of a package or a runtime.
 
     Attributes:
         code: OK where it works, else what a command would end with because of it.
@@ -79,21 +79,21 @@ class Tried:
 
     @property
     def works(self) -> bool:
-        """Whether it does."""
+        """Whether it works."""
         return self.code is ExitCode.OK
 
     @property
     def broken(self) -> bool:
-        """Whether it is there and does not work."""
+        """Whether it is installed and does not work."""
         return self.installed and not self.works
 
     @property
     def sentence(self) -> str:
-        """What is wrong, and what to do."""
+        """The problem and its remedy."""
         return f"{self.text}; {self.remedy}" if self.remedy else self.text
 
 
-def try_package(module: str, distribution: str, *, deadline_s: float = DEADLINE_S) -> Tried:
+def try_package(module: str, distribution: str, *, deadline_s: float = DEADLINE_S) -> TrialResult:
     """Import a package; `text` is then its version.
 
     Args:
@@ -101,51 +101,51 @@ def try_package(module: str, distribution: str, *, deadline_s: float = DEADLINE_
         distribution: by which it is installed.
         deadline_s: how long that may take.
     """
-    return _tried(["package", module, distribution], distribution, deadline_s)
+    return _try(["package", module, distribution], distribution, deadline_s)
 
 
-def try_runtime(name: str, provider: str, *, deadline_s: float = DEADLINE_S) -> Tried:
-    """Load a runtime and train with it; `text` is then what it says of itself.
+def try_runtime(name: str, provider: str, *, deadline_s: float = DEADLINE_S) -> TrialResult:
+    """Load a runtime and train with it; `text` is then its description.
 
     Args:
         name: of its trainer's entry point.
         provider: what is to compute.
         deadline_s: how long that may take.
     """
-    return _tried(["runtime", name, provider], "the runtime", deadline_s)
+    return _try(["runtime", name, provider], "the runtime", deadline_s)
 
 
-def _tried(trial: Sequence[str], package: str, deadline_s: float) -> Tried:
+def _try(trial: Sequence[str], package: str, deadline_s: float) -> TrialResult:
     try:
         done = _run(trial, deadline_s)
     except subprocess.TimeoutExpired as error:
-        stage, _ = _told(error.stdout or b"")
+        stage, _ = _read_reports(error.stdout or b"")
         remedy = "install it again, or choose another runtime with --runtime"
-        return _broken(f"it was {stage} for {deadline_s:g} s without an end", remedy)
+        return _make_broken(f"it was {stage} for {deadline_s:g} s without an end", remedy)
     except OSError as error:
-        return _broken(
+        return _make_broken(
             f"no process can be started to try it ({error.strerror})", "let this user start Python, or free memory"
         )
     said = done.stderr.decode(errors="replace")
     _LOG.debug("trying %s ended with %d: %s", " ".join(trial), done.returncode, said)
-    stage, report = _told(done.stdout)
+    stage, report = _read_reports(done.stdout)
     if report is None:
-        return _died(done.returncode, said, stage, package)
+        return explain_death(done.returncode, said, stage, package)
     if "problem" not in report:
-        return Tried(text=report["text"])
+        return TrialResult(text=report["text"])
     text, _, remedy = report["problem"].partition("; ")
     code = ExitCode(int(report.get("code", BrokenError.exit_code)))
-    return Tried(code=code, text=text, remedy=remedy, installed=report.get("installed", True))
+    return TrialResult(code=code, text=text, remedy=remedy, installed=report.get("installed", True))
 
 
 def _run(trial: Sequence[str], deadline_s: float) -> subprocess.CompletedProcess[bytes]:
     with tempfile.TemporaryDirectory(prefix="subfleet-trial-") as work:  # a child that dies leaves its files
-        command = child_command(_TRIAL, work, *trial)
+        command = make_child_command(_TRIAL, work, *trial)
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False)
 
 
-def _told(output: bytes) -> tuple[str, dict[str, Any] | None]:
-    """The stage that the child had come to, and its report; None where it came to none."""
+def _read_reports(output: bytes) -> tuple[str, dict[str, Any] | None]:
+    """Read the last stage of the child, and its report, or None without one."""
     stage = "started"
     for line in output.splitlines():
         report = json.loads(line)
@@ -155,11 +155,19 @@ def _told(output: bytes) -> tuple[str, dict[str, Any] | None]:
     return stage, None
 
 
-def _died(returncode: int, said: str, stage: str, package: str) -> Tried:
+def explain_death(returncode: int, said: str, stage: str, package: str) -> TrialResult:
+    """Explain why a child process ended without a report.
+
+    Args:
+        returncode: of the process; below 0 it is a signal's.
+        said: what it wrote to standard error.
+        stage: that it had reached.
+        package: that was tried.
+    """
     lines = [line for line in said.splitlines() if not _NOISE.match(line)]
     last = f"{lines[-1]:.200}" if lines else ""
     if returncode >= 0:
-        return _broken(
+        return _make_broken(
             f"its process ended with {returncode} while it was {stage}{f' ({last})' if last else ''}",
             _ANOTHER.format(package=package),
         )
@@ -171,8 +179,8 @@ def _died(returncode: int, said: str, stage: str, package: str) -> Tried:
         "number": -returncode,
         "said": f": {last}" if last else "",
     }
-    return _broken(f"{what.format(**words)} while it was {stage}", remedy.format(**words))
+    return _make_broken(f"{what.format(**words)} while it was {stage}", remedy.format(**words))
 
 
-def _broken(text: str, remedy: str) -> Tried:
-    return Tried(code=BrokenError.exit_code, text=text, remedy=remedy)
+def _make_broken(text: str, remedy: str) -> TrialResult:
+    return TrialResult(code=BrokenError.exit_code, text=text, remedy=remedy)

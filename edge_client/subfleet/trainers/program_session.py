@@ -1,4 +1,4 @@
-"""Runs batches along paths: forward, with each link's input kept; back, each link computed again; then the update.
+"""Runs batches along paths: forward, keeping each link's input; backward, recomputing each link; then the update.
 
 An operator that a batch does not go through stays as it is, its optimiser states with it (FedorAS, section 3.1). Along
 the one path of a plain program this is one run for each batch. There two sets of buffers take turns as what a step
@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from subfleet.protocol.chains import Link
 from subfleet.protocol.programs import Role, ValueInfo
+from subfleet.trainers.layouts import StepLayout
 from subfleet.trainers.loaded import Loaded
-from subfleet.trainers.program_layout import Key, Path, Place, ProgramValues, places_of
-from subfleet.trainers.runtime import Array, Operands, Value, copied, zeros
-from subfleet.trainers.step_layout import StepLayout
+from subfleet.trainers.program_layout import Key, Path, ProgramValues, Stage, list_stages
+from subfleet.trainers.runtime import Array, Operands, Value, copy_array, make_zeros
 
-__all__ = ["Session"]
+__all__ = ["ProgramSession"]
 
 _Floats = npt.NDArray[np.float32]
 _SETS = 2
@@ -26,7 +26,7 @@ _DIVISOR_GUARD = 1e-6
 """Of `torch.nn.utils.clip_grad_norm_`."""
 
 
-class Session:
+class ProgramSession:
     """The weights, buffers and optimiser states of a subspace, and the loaded programs that change them.
 
     After an error it is not used any more.
@@ -51,8 +51,8 @@ class Session:
         self._trains = isinstance(self._layout.values, StepLayout)
         self._told = tuple(self._layout.told.items())
         self._constants = {name: self._programs.hold(array) for name, array in constants.items()}
-        self._held = {place: self._begin(place, weights) for place in places_of(links)}
-        self._spare: dict[Key, Value] = self._twins() if self._layout.plain else {}
+        self._held = {stage: self._hold_first(stage, weights) for stage in list_stages(links)}
+        self._spare: dict[Key, Value] = self._make_twins() if self._layout.plain else {}
         self._turns: list[Operands] = []
 
     def step(
@@ -64,7 +64,7 @@ class Session:
         last: bool = False,
         max_gradient_norm: float = 0.0,
     ) -> Mapping[str, Array]:
-        """Train with a batch, or with a part of one.
+        """Train on a batch, or on a part of one.
 
         Args:
             path: of the batch, the same for all of its parts.
@@ -79,64 +79,64 @@ class Session:
         Raises:
             TrainingError: the runtime failed.
         """
-        computing = [place for place in path if place.operator.piece]
-        updated = [place for place in computing if updates and self._layout.updates(place)]
-        features = self._forward(computing, fed)
-        told = self._back(computing, fed, features, last=last and not updated)
+        computing = [stage for stage in path if stage.operator.piece]
+        updated = [stage for stage in computing if updates and self._layout.updates(stage)]
+        features = self._run_forward(computing, fed)
+        told = self._run_backward(computing, fed, features, last=last and not updated)
         if updated:
             self._update(updated, fed, max_gradient_norm, last=last)
         return told
 
     def evaluate(self, path: Path, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
-        """What an evaluation gives of a batch, by the names of the whole package; raises as `step`."""
+        """Evaluate a batch; returns the outputs by the names of the whole package. Raises as `step`."""
         given: Mapping[Role, Value] = {}
-        steps = [(place, name) for place in path for name in self._layout.steps(place)]
-        for place, name in steps:
-            given = self._run(place, name, fed, given, last=last and (place, name) == steps[-1])
-        return self._named(given)
+        steps = [(stage, name) for stage in path for name in self._layout.steps(stage)]
+        for stage, name in steps:
+            given = self._run(stage, name, fed, given, last=last and (stage, name) == steps[-1])
+        return self._read_outputs(given)
 
     def gradients(self) -> Mapping[str, Array]:
-        """Copies of the sums of gradients as the last step left them, by the network's names."""
-        return self._arrays("gradient", copies=True)
+        """Copy the summed gradients of the last step, by the network's names."""
+        return self._collect("gradient", copies=True)
 
     def finish(self) -> dict[str, Array]:
-        """The weights and buffers as they stand, by the network's names; nothing is held any more."""
+        """Return weights and buffers by the network's names, and release everything."""
         # The spare set goes first, so that a copy from another device finds its memory free.
         self._spare, self._constants, self._turns = {}, {}, []
-        found = self._arrays("parameter", "buffer")
+        found = self._collect("parameter", "buffer")
         self._held = {}
         return found
 
-    def _arrays(self, *roles: Role, copies: bool = False) -> dict[str, Array]:
+    def _collect(self, *roles: Role, copies: bool = False) -> dict[str, Array]:
         return {
-            f"{place.operator.prefix}{name}": np.array(array) if copies else array
-            for place, held in self._held.items()
+            f"{stage.operator.prefix}{name}": np.array(array) if copies else array
+            for stage, held in self._held.items()
             for (role, name), value in held.items()
             if role in roles
             for array in (self._programs.array(value),)
         }
 
-    def _begin(self, place: Place, weights: Mapping[str, Array]) -> dict[Key, Value]:
-        """Everything that is held of an operator before the first batch."""
+    def _hold_first(self, stage: Stage, weights: Mapping[str, Array]) -> dict[Key, Value]:
+        """Make the held values of an operator before the first batch."""
         held: dict[Key, Value] = {}
-        for name in self._layout.steps(place):
+        for name in self._layout.steps(stage):
             program, carried = self._layout.programs[name], {key for _, key in self._layout.sources[name].carried}
             keys = dict(self._layout.sources[name].held)
             for value in program.inputs:
                 key = keys.get(value.name)
                 if key is None or key in held or (value.role == "gradient" and key not in carried):
                     continue
-                held[key] = self._programs.hold(self._first(place, value, weights))
+                held[key] = self._programs.hold(self._make_first(stage, value, weights))
         return held
 
-    def _first(self, place: Place, value: ValueInfo, weights: Mapping[str, Array]) -> Array:
+    def _make_first(self, stage: Stage, value: ValueInfo, weights: Mapping[str, Array]) -> Array:
         if value.role not in ("parameter", "buffer"):
-            return zeros(value)
-        array = weights[f"{place.operator.prefix}{value.tensor}"]
-        return copied(array) if self._trains else array
+            return make_zeros(value)
+        array = weights[f"{stage.operator.prefix}{value.tensor}"]
+        return copy_array(array) if self._trains else array
 
-    def _twins(self) -> dict[Key, Value]:
-        """The second set of what is carried, where the runtime writes into one."""
+    def _make_twins(self) -> dict[Key, Value]:
+        """Make the second set of carried values, if the runtime writes into one."""
         carried = {key for values in self._layout.sources.values() for _, key in values.carried}
         twins = {
             key: self._programs.twin(value)
@@ -146,44 +146,46 @@ class Session:
         }
         return {key: value for key, value in twins.items() if value is not None}
 
-    def _forward(self, path: Path, fed: Mapping[str, Value]) -> list[Value]:
-        """What each link reads, from the second on: the first one reads the batch, and the loss is left out."""
+    def _run_forward(self, path: Path, fed: Mapping[str, Value]) -> list[Value]:
+        """Compute the input of each link from the second on."""
         features: list[Value] = []
-        for place in path[:-1]:
+        for stage in path[:-1]:
             passed: dict[Role, Value] = {"features": features[-1]} if features else {}
-            features.append(self._run(place, place.program("forward"), fed, passed)["features"])
+            features.append(self._run(stage, stage.program("forward"), fed, passed)["features"])
         return features
 
-    def _back(self, path: Path, fed: Mapping[str, Value], features: list[Value], *, last: bool) -> Mapping[str, Array]:
-        """Add up the gradients of all links, from the loss on; what the loss has given."""
+    def _run_backward(
+        self, path: Path, fed: Mapping[str, Value], features: list[Value], *, last: bool
+    ) -> Mapping[str, Array]:
+        """Sum the gradients of all links, from the loss on; returns the outputs of the loss."""
         told: Mapping[str, Array] = {}
         passed: dict[Role, Value] = {}
-        for place in reversed(path):
+        for stage in reversed(path):
             if features:
                 passed["features"] = features.pop()
-            given = self._run(place, place.program("backward"), fed, passed, last=last and place is path[0])
-            told = told or self._named(given)
+            given = self._run(stage, stage.program("backward"), fed, passed, last=last and stage is path[0])
+            told = told or self._read_outputs(given)
             passed = {role: value for role, value in given.items() if role == "features_gradient"}
         return told
 
     def _update(self, path: Path, fed: Mapping[str, Value], max_gradient_norm: float, *, last: bool) -> None:
         scale = 1.0
-        gradients = {place: [key for key in self._held[place] if key[0] == "gradient"] for place in path}
+        gradients = {stage: [key for key in self._held[stage] if key[0] == "gradient"] for stage in path}
         if max_gradient_norm:
-            norm = sum(_square_sum(self._held[place][key]) for place, keys in gradients.items() for key in keys) ** 0.5
+            norm = sum(_sum_squares(self._held[stage][key]) for stage, keys in gradients.items() for key in keys) ** 0.5
             scale = min(1.0, max_gradient_norm / (norm + _DIVISOR_GUARD))
         passed: dict[Role, Value] = {"gradient_scale": np.array(scale, np.float32)}
-        for place in path:
-            self._run(place, place.program("update"), fed, passed, last=last and place is path[-1])
-            for key in gradients[place]:
-                del self._held[place][key]
+        for stage in path:
+            self._run(stage, stage.program("update"), fed, passed, last=last and stage is path[-1])
+            for key in gradients[stage]:
+                del self._held[stage][key]
 
     def _run(
-        self, place: Place, name: str, fed: Mapping[str, Value], passed: Mapping[Role, Value], *, last: bool = False
+        self, stage: Stage, name: str, fed: Mapping[str, Value], passed: Mapping[Role, Value], *, last: bool = False
     ) -> dict[Role, Value]:
-        """Run one of an operator's programs and hold what it gives of the operator; the rest is for others."""
-        sources, held = self._layout.sources[name], self._held[place]
-        operands = self._turns.pop(0) if len(self._turns) == _SETS else self._operands(sources, held, passed)
+        """Run a program of an operator, hold the operator's outputs, and return the others."""
+        sources, held = self._layout.sources[name], self._held[stage]
+        operands = self._turns.pop(0) if len(self._turns) == _SETS else self._make_operands(sources, held, passed)
         if not self._layout.plain:
             fed = {own: fed[source] for own, source in sources.fed if source in fed}
         given = self._runs[name](operands, fed, last=last)
@@ -201,18 +203,20 @@ class Session:
                 held[key] = gradient
         return {role: given[own] for own, role in sources.given}
 
-    def _operands(self, sources: ProgramValues, held: Mapping[Key, Value], passed: Mapping[Role, Value]) -> Operands:
+    def _make_operands(
+        self, sources: ProgramValues, held: Mapping[Key, Value], passed: Mapping[Role, Value]
+    ) -> Operands:
         values = {own: held[key] for own, key in sources.held}
         values |= {own: self._constants[source] for own, source in sources.fed if source in self._constants}
         values |= {own: passed[role] for own, role in sources.passed}
         spare = {own: self._spare[key] for own, key in sources.carried if key in self._spare}
         return Operands(values=values, spare=spare)
 
-    def _named(self, given: Mapping[Role, Value]) -> Mapping[str, Array]:
+    def _read_outputs(self, given: Mapping[Role, Value]) -> Mapping[str, Array]:
         return {name: self._programs.array(given[role]) for role, name in self._told if role in given}
 
 
-def _square_sum(array: _Floats) -> float:
+def _sum_squares(array: _Floats) -> float:
     flat = array.reshape(-1)
     # Made double bit by bit, where a square of its own would take twice the gradient's memory.
     return float(np.einsum("i,i->", flat, flat, dtype=np.float64))
