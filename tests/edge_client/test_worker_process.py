@@ -308,9 +308,9 @@ import json, sys, time
 from pathlib import Path
 sys.path[:] = json.loads(sys.argv[1])
 from subfleet.edge_client.worker_process import WorkerProcess
-from subfleet.edge_client.worker_messages import Workplace, order_of
+from subfleet.edge_client.worker_messages import Workplace, decode_order
 place = Workplace.of_line(sys.argv[2].encode())
-order = order_of(sys.argv[3].encode())
+order = decode_order(sys.argv[3].encode())
 worker = WorkerProcess(place)
 worker.start(order.task, order.memory_limit_bytes)
 print(worker.process_id, flush=True)

@@ -61,7 +61,7 @@ def test_the_eight_networks_of_the_paper_have_one_union() -> None:
     assert union.config == wider, "it is VGG-19-Wider"
 
 
-SOME = frozenset({"fedadp", "flexifed-max", "standalone"})
+SOME = frozenset({"fedadp", "standalone"})
 
 
 @pytest.mark.parametrize("every", mostly_long([True, False], False))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from elastic.elastic_cases import CONVOLUTIONAL, LAYERED
+from matrices import crossed
 from shared_programs import program_bytes
 
 from subfleet.arrays import decode_arrays, encode_arrays
@@ -29,6 +30,7 @@ from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.onnx import OnnxTrainer
 
 EVERY = {**CONVOLUTIONAL, **LAYERED}
+TRAINERS: dict[str, Callable[[], Trainer]] = {"onnx": OnnxTrainer, "executorch": ExecutorchTrainer}
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
 SETTINGS = TrainingSettings(epochs=1, batch_size=6, learning_rate=0.05, seed=3)
@@ -100,10 +102,14 @@ def eager_change(config: Family, start: dict[str, torch.Tensor]) -> dict[str, np
     return {name: (trained[name] - start[name]).numpy() for name in start}
 
 
-@pytest.mark.parametrize("make_trainer", [OnnxTrainer, ExecutorchTrainer])
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "plain vgg"])
-def test_a_submodel_trains_as_in_pytorch(tmp_path: Path, name: str, make_trainer: Callable[[], Trainer]) -> None:
-    trainer = make_trainer()
+@pytest.mark.parametrize(
+    ("name", "target"),
+    crossed(
+        [name for name in EVERY if name != "plain vgg"], TRAINERS, "bottleneck", "mobilenet_v3", "nas_bench_201", "vgg"
+    ),
+)
+def test_a_submodel_trains_as_in_pytorch(tmp_path: Path, name: str, target: str) -> None:
+    trainer = TRAINERS[target]()
     config = EVERY[name]
     network = network_of(config)
     start = extract(network, half(network), init_state(network, 0))

@@ -20,8 +20,8 @@ from subfleet.protocol.scratch import make_scratch_folder, sweep
 CHILD = """
 import sys, time
 from pathlib import Path
-from subfleet.protocol.scratch import scratch_folder
-with scratch_folder(Path(sys.argv[1])) as folder:
+from subfleet.protocol.scratch import make_scratch_folder
+with make_scratch_folder(Path(sys.argv[1])) as folder:
     (folder / "deep").mkdir()
     (folder / "deep" / "weights").write_bytes(bytes(100_000))
     print(folder, flush=True)

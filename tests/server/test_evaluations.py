@@ -351,6 +351,7 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     engine.dispose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [5, pytest.param(3, marks=pytest.mark.long)])
 def test_a_server_that_is_killed_anywhere_comes_to_the_same(kills: int, tmp_path: Path) -> None:
     def evaluate(weights: Mapping[str, Any], given: Task) -> tuple[float, float]:

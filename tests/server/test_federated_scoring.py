@@ -80,6 +80,7 @@ def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
     assert all(isinstance(one, Evaluate) and one.settings.population == paths for one in given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "first"), [(1.0, 0.8), (0.5, 0.5)])
 def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers(share: float, first: float) -> None:
     """However many labels a device says to have counted, it has no more than its share of them."""

@@ -49,6 +49,7 @@ def fleet_of(context: RunContext, count: int) -> RunState:
     return step(context, state, Tick(), 2.0)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [10, 3000])
 @pytest.mark.parametrize("phase", ["waiting", "measure"])
 def test_a_heartbeat_shares_all_other_members_and_looks_at_none(

@@ -100,6 +100,7 @@ def test_an_id_that_no_ack_could_carry_is_dropped(tmp_path: Path) -> None:
     assert set(_statuses(world).values()) == {"aggregated"}
 
 
+@pytest.mark.slow
 def test_half_a_character_is_dropped_before_the_journal_meets_it(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
     profile: Profile = replace(world.devices["ada"].profile(), client_id="eve")
@@ -179,6 +180,7 @@ def test_a_ack_settles_only_its_senders_task(tmp_path: Path) -> None:
     assert world.server._link._outbox.pending == pending > 0
 
 
+@pytest.mark.slow
 def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
     world.run(until=lambda: all(device.tasks for device in world.devices.values()))
@@ -226,6 +228,7 @@ def test_an_upload_that_is_not_there_when_its_round_closes_is_deleted(tmp_path: 
     assert (_partials(world), world.server._link._exchange.active) == ([], 0)
 
 
+@pytest.mark.slow
 def test_a_refused_task_takes_its_upload_with_it(tmp_path: Path) -> None:
     world = _world_with_an_upload(tmp_path)
     ada = world.broker.client("ada")
@@ -256,6 +259,7 @@ def test_what_a_killed_server_left_of_uploads_goes_when_no_task_is_open(tmp_path
     assert not (tmp_path / "state" / "blobs" / ("b" * 64)).exists()
 
 
+@pytest.mark.slow
 def test_clients_that_live_but_never_answer_do_not_hold_a_run_for_ever(tmp_path: Path) -> None:
     deadlines = Deadlines(join_s=50, measure_s=10, lease_s=1e4, linger_s=0)
     world = World(tmp_path, config(deadlines=deadlines), fleet())
@@ -300,6 +304,7 @@ def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run
     assert len(rounds) == 3
 
 
+@pytest.mark.slow
 def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,8 @@ FEW = (
     "fedoras by devices",
 )
 """One for each thing that a method goes by of what members say: sizes, losses, budgets, scores, networks, paths."""
+NUMERIC = ("oort", "dynamic_selection", "fedtrans", "fedfa by scores", "fedoras by devices")
+"""Those that go by numbers that members say."""
 FEW_NUMBERS = (2**63 - 1, 5e-324, 1.7976931348623157e308)
 
 
@@ -222,7 +224,7 @@ def _deployed(machine: WithEve, task: Task) -> Deployed:
 ANSWERS: tuple[Callable[[WithEve, Task], Message], ...] = (_update, _found, _scores, _refusal, _deployed)
 
 
-@pytest.mark.parametrize("name", mostly_long(VARIANTS, *FEW))
+@pytest.mark.parametrize("name", mostly_long(VARIANTS, *NUMERIC))
 def test_one_number_wherever_it_is_valid_ends_no_run(name: str) -> None:
     _say_numbers(name, FEW_NUMBERS)
 

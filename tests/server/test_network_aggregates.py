@@ -22,6 +22,7 @@ def client_in(lineage: Lineage, client: DrawnClient, blobs: BlobStore) -> Client
     return store_update(context, client, blobs)
 
 
+@pytest.mark.slow
 def test_networks_are_aggregated_each_by_its_own_clients(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     state, lineages = grown(replicated("a"), draw_state(CONTEXT.network))

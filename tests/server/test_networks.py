@@ -160,6 +160,7 @@ def test_a_copy_has_the_bits_of_its_parent_and_memory_of_its_own() -> None:
     assert before.shared["stem.weight"].any()
 
 
+@pytest.mark.slow
 def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
     before = draw_state(CONTEXT.network)
     state, lineages = grown(replicated(), before)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from matrices import mostly_long
 from server.coordinator_cases import CLIENTS, context_of, looked_around, measuring, profile, telemetry, wanted_of
 from server.random_cases import survived
 from server.server_rig import MODEL, World, config, fleet
@@ -201,7 +202,7 @@ def played(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kil
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("method", mostly_long(METHODS, METHODS[0], METHODS[3]), ids=repr)
 def test_a_union_grows_with_who_comes_whatever_is_lost_and_whoever_dies(method: AnyMethod, tmp_path: Path) -> None:
     calm = played(tmp_path / "calm", method)
     states = [{row.client_id: row.status for row in record.clients} for record in calm.notes.records]

@@ -57,6 +57,7 @@ def samples(shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(classes, (40,), generator=stream)
 
 
+@pytest.mark.slow
 def test_a_path_is_scored_by_running_statistics_of_its_own() -> None:
     context = context_of(BATCH)
     network, data = context.network, samples(BATCH.input_shape, BATCH.class_count)
@@ -90,6 +91,7 @@ def test_a_supernets_mean_is_of_paths_with_running_statistics_of_their_own() -> 
     assert all(torch.equal(seen[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [False, True])
 def test_a_generation_is_scored_by_accuracy_or_where_symbols_are_predicted_by_loss(text: bool) -> None:
     stream = torch.Generator().manual_seed(3)

@@ -94,6 +94,7 @@ def test_a_method_that_chooses_by_evaluations_needs_them_after_every_round() -> 
     assert config(method=PowerOfChoice(losses="evaluated"), evaluation=EACH).evaluation == EACH
 
 
+@pytest.mark.slow
 def test_what_clients_found_is_told_to_methods(tmp_path: Path) -> None:
     """Of three clients the two are chosen whose losses were largest, once all are known."""
     losses = {"ada": 3.0, "bob": 1.0, "cyd": 2.0}

@@ -30,6 +30,7 @@ from subfleet.rounds.work import GenerationRequest
 from subfleet.testing.rounds import SUPERNET
 
 
+@pytest.mark.slow
 def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_place_of_the_supernet() -> None:
     state, actions = supernet_round(BY_SERVER)
     assert state.phase == "search"
@@ -104,6 +105,7 @@ def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
     assert state.failure == ("generation 1 of the search after round 1 cannot be scored: the search failed: no samples")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_taken_up_behind_any_generation_finds_the_same(tmp_path: Path) -> None:
     journal = journal_in(tmp_path, BY_SERVER)
     before, (state, actions) = RunState(), supernet_round(BY_SERVER)

@@ -58,6 +58,7 @@ def test_who_goes_makes_room_for_one_and_moves_no_other(names: set[str], count: 
     assert set(before) - {before[0]} <= set(after)
 
 
+@pytest.mark.slow
 def test_every_client_comes_as_often_as_the_others() -> None:
     names = [f"c{number:02d}" for number in range(50)]
     counts = Counter(name for number in range(2000) for name in drawn(names, 10, seed=7, round_number=number))

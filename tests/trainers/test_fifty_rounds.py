@@ -40,7 +40,7 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 from subfleet.device.runtimes import load_trainer
-from subfleet.edge_client.task_work import Finished
+from subfleet.edge_client.task_work import TrainingOutput
 from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.protocol.task import Task, TaskSubmodel, Train
 from subfleet.protocol.programs import ProgramRef
@@ -79,7 +79,7 @@ for pattern in patterns:
         worker.start(task, 2**40)
         worker.join(60)
         outcome = worker.outcome()
-        assert isinstance(outcome, Finished), outcome
+        assert isinstance(outcome, TrainingOutput), outcome
         blobs.add_file(outcome.output_path)
         outcome.output_path.unlink()
         peaks.append((place, outcome.result.measured_peak_bytes))

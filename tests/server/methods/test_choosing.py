@@ -369,6 +369,7 @@ def test_a_method_that_transforms_whole_updates_sends_no_parts_of_them() -> None
         )
 
 
+@pytest.mark.slow
 def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
     context = make_context(PyramidFL())
     network: Network = context.network

@@ -14,6 +14,7 @@ import pytest
 import torch
 from elastic.zico_reference import zico_score
 from elsewhere import ELSEWHERE, elsewhere
+from matrices import mostly_long
 from server.methods import test_uniting as united
 from server.methods.method_cases import QUICK
 from server.methods.test_fedtrans import METHOD
@@ -113,7 +114,11 @@ def check(context: RunContext, place: torch.device, folder: Path, *, exact: bool
         torch.testing.assert_close(back[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", QUICK)
+OWN_CODE = ("heterofl", "fedfa", "flexifed", "dynamic_selection", "sattler")
+"""One for each way to aggregate: elements, grafted ones, common layers, lessons for sizes, and clusters."""
+
+
+@pytest.mark.parametrize("name", mostly_long(QUICK, *OWN_CODE))
 def test_a_round_of_every_method_is_aggregated_where_the_model_is(
     name: str, place: torch.device, tmp_path: Path
 ) -> None:
@@ -123,13 +128,13 @@ def test_a_round_of_every_method_is_aggregated_where_the_model_is(
 MADE = {one.TYPE: one for one in (CoordinateMedian(), MultiKrum(), NormClipping(max_norm=2.0), TrimmedMean())}
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", mostly_long(MADE, "multi_krum", "coordinate_median"))
 def test_so_it_is_with_every_merge(name: str, place: torch.device, tmp_path: Path) -> None:
     assert MADE.keys() == ROBUST_AGGREGATIONS.keys()
     check(make_context(HeteroFL(), robust_aggregation=MADE[name]), place, tmp_path, exact=False)
 
 
-@pytest.mark.parametrize("name", SERVER_OPTIMISERS)
+@pytest.mark.parametrize("name", mostly_long(SERVER_OPTIMISERS, "fedadam"))
 def test_so_it_is_with_every_server_optimiser(name: str, place: torch.device, tmp_path: Path) -> None:
     check(
         make_context(FedAvg(model="nested"), server_optimiser=SERVER_OPTIMISERS[name]()), place, tmp_path, exact=False
@@ -155,7 +160,7 @@ def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, place: torch.
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("share", ["transform", "crop"])
+@pytest.mark.parametrize("share", mostly_long(["transform", "crop"], "transform"))
 def test_networks_grow_and_share_where_the_model_is(share: Any, place: torch.device, tmp_path: Path) -> None:
     """Wider and deeper ones, with noise, in both directions."""
     method = replace(METHOD, share=share, large_to_small=True, noise=0.1, alpha=0.0)

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from matrices import mostly_long
 from server.methods.method_cases import QUICK
 
 from subfleet.aggregation.aggregation import Aggregation
@@ -222,7 +223,9 @@ def keys_of(case: Case, state: ModelState, client: DrawnClient) -> Mapping[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", mostly_long(QUICK, "heterofl", "flexifed", "standalone", "nefl", "fluid", "dynamic_selection")
+)
 def test_learning_rate_0_and_what_nobody_held_change_nothing_that_anybody_sees(name: str, tmp_path: Path) -> None:
     accepted = 0
     for case in cases(name, pairs(), tmp_path):

@@ -52,6 +52,7 @@ class Copying:
         return Roles(assigner=Assigner(exchange=replicated))
 
 
+@pytest.mark.slow
 class TestCopying(MethodContract):
     method = Copying()
     model: Family = replace(MODEL, norm="batch")

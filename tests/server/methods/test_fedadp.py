@@ -76,6 +76,7 @@ def test_a_client_alone_gets_back_what_it_trained_and_by_the_paper_it_does_not(t
     assert ways["paper"] > 0.1
 
 
+@pytest.mark.slow
 def test_clients_that_all_have_the_union_are_averaged_as_fedavg_does(tmp_path: Path) -> None:
     """P3: to the last bit in the group form, and to float32 where the union becomes the mean of networks."""
     whole = [DrawnClient(name=name, size=-1, samples=count) for name, count in (("ada", 3), ("bob", 5), ("cyd", 1))]
@@ -89,6 +90,7 @@ def test_clients_that_all_have_the_union_are_averaged_as_fedavg_does(tmp_path: P
         assert far(dict(found), dict(expected)) < 1e-6, method
 
 
+@pytest.mark.slow
 def test_a_round_that_learns_nothing_leaves_the_union_and_every_client_as_they_are(tmp_path: Path) -> None:
     """P4: in the group form, whatever networks clients have."""
     context = context_of()

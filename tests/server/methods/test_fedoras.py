@@ -86,6 +86,7 @@ def everywhere(operator: str, count: int) -> Counts:
     return {choice: {operator: count} for choice in CHOICES}
 
 
+@pytest.mark.slow
 def test_with_one_operator_at_each_place_it_is_federated_averaging_by_examples(tmp_path: Path) -> None:
     """O1."""
     before, after = aggregated(CONTEXT, [everywhere("conv3", count) for count in (40, 120, 80)], tmp_path)
@@ -114,6 +115,7 @@ def test_an_operator_that_too_few_clients_drew_stays_to_the_bit(least: int, tmp_
             torch.testing.assert_close(moved, mean_change(name, (0, 1, 0)), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_operator_counts_by_its_own_examples_and_what_is_always_on_by_all(tmp_path: Path) -> None:
     """Equation 5."""
     shares = ((10, 30), (90, 30), (60, 0))
@@ -132,6 +134,7 @@ def test_each_operator_counts_by_its_own_examples_and_what_is_always_on_by_all(t
         torch.testing.assert_close(moved, mean_change(name, weights), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_plain_averaging_counts_samples_whatever_was_drawn(tmp_path: Path) -> None:
     shares = ((10, 30), (90, 30), (60, 0))
     drawn = [{choice: {"conv1": one, "dsconv3": other} for choice in CHOICES} for one, other in shares]

@@ -154,6 +154,7 @@ def test_a_search_comes_once_behind_the_last_round_of_the_supernet() -> None:
     assert [number for number in range(12) if search.is_due(TierMemory(), number)] == [7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objectives", ["accuracy", "accuracy_macs"])
 def test_every_tiers_best_path_lies_in_its_bracket(objectives: Literal["accuracy", "accuracy_macs"]) -> None:
     """O7."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import mostly_long
 from safetensors.torch import load
 from server.server_rig import World, config, fleet
 
@@ -73,7 +74,7 @@ def test_everybody_has_a_turn_and_whoever_waited_trains_longer(page: ModuleType,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [0, 5, 8])
+@pytest.mark.parametrize("kills", mostly_long([0, 5, 8], 5))
 def test_a_network_grows_out_of_the_last_one_whoever_is_killed(kills: int, page: ModuleType, tmp_path: Path) -> None:
     """Every change turns where the bound is 1: the second round's ends with one of twice the width, and so on."""
     method = page.Growing(turning=1.0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices import mostly_long
 from server.server_rig import World, config, fleet
 
 from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
@@ -74,6 +75,7 @@ def opposed(scale: float = 1.0) -> list[ClientUpdate]:
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 24), linkage=st.sampled_from(["complete", "single"]))
 def test_groups_are_those_of_scikit_learn(seed: int, count: int, linkage: Linkage) -> None:
     from sklearn.cluster import AgglomerativeClustering
@@ -176,6 +178,7 @@ def sum_of(left: Direction, right: Direction) -> Direction:
     return {name: left[name] + right[name] for name in left}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lie",
     [
@@ -186,7 +189,7 @@ def sum_of(left: Direction, right: Direction) -> Direction:
         pytest.param(lambda number, learned: times(-2.5, direction(number % 8 + 1)), id="its opposite"),
     ],
 )
-@pytest.mark.parametrize("norms", ["absolute", "relative"])
+@pytest.mark.parametrize("norms", mostly_long(["absolute", "relative"], "relative"))
 def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, Direction], Direction]) -> None:
     """Whatever it sends, and under however many names it comes back."""
     method = Sattler(warmup_rounds=0, norms=norms)
@@ -276,6 +279,7 @@ def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **c
     return aggregation.aggregate(state, 1, clients, memory or SattlerMemory())
 
 
+@pytest.mark.slow
 def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> None:
     """To the bit what a run of these clients alone would have come to."""
     outcome = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
@@ -355,6 +359,7 @@ def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_larg
         assert candidate.architecture == declared[expected == "c2"].space[-1]
 
 
+@pytest.mark.slow
 def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) -> None:
     """A whole run with a server that is killed: fake devices of two kinds, each drawn to a target of its kind."""
 

@@ -128,6 +128,7 @@ def inherited_elements(line: Line) -> dict[str, dict[str, Tensor]]:
 # --- what networks share ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["transform", "crop", "none"])
 def test_the_first_network_takes_in_nothing(share: Any, tmp_path: Path) -> None:
     """T5: to the bit what it is without sharing; the others are moved where something is shared."""
@@ -181,6 +182,7 @@ def test_a_child_takes_in_its_parent_by_likeness_and_age(line: Line) -> None:
                 assert torch.equal(found[key][~ours[key]], own[~ours[key]])
 
 
+@pytest.mark.slow
 def test_copies_stay_apart(line: Line) -> None:
     """What a child's copies have in common moves towards the parent; what tells them apart stays, round after round."""
     states = altered(line.states, 7)
@@ -214,6 +216,7 @@ def test_what_lies_in_front_is_shared_as_published(line: Line) -> None:
     assert moved, "the child is wider somewhere"
 
 
+@pytest.mark.slow
 def test_grandchildren_take_in_both(line: Line) -> None:
     """Likeness is that of the ends, and what the first has comes through both maps."""
     states = altered(line.states, 6)
@@ -245,6 +248,7 @@ def test_likeness_multiplies_along_a_lineage(parts: list[int]) -> None:
     assert 0 < similarity(first, third) <= 1
 
 
+@pytest.mark.slow
 def test_each_network_has_a_server_optimiser_of_its_own(tmp_path: Path) -> None:
     """FedYogi under FedTrans: what it remembers of a network is of that network's tensors, and begins with it."""
     method = replace(METHOD, mu=0.1)

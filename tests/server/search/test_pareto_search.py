@@ -116,6 +116,7 @@ def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     network = network_of(Mlp(input_shape=(8,), class_count=4, widths=(32, 64), depths=(2, 2), group_size=4))
     space = search_space(network, RATES)
 
+    @cache
     def dear(architecture: Architecture) -> Candidate:
         return _linear(architecture, network)
 
