@@ -322,9 +322,7 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     assert after.clusters == {"ada": "c8", "bob": "c8", "cyd": "c9", "zoe": "c8", "yan": "c7"}
     assert (after.split_count, after.first_norms) == (4, {"c7": 2.0})
     assert after.sizes == {"c8": 2, "c9": 1}
-    assert roles.memory.remember(memory, replace(closed, observation=None)).clusters["bob"] == "", (
-        "nothing was looked for"
-    )
+    assert roles.memory.remember(memory, replace(closed, observation=None)).clusters["bob"] == ""
 
 
 def test_whose_cluster_was_split_has_the_same_submodel_of_its_half() -> None:
@@ -360,10 +358,9 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
     """A whole run with a server that is killed: fake devices of two kinds, each drawn to a target of its kind."""
 
     def towards(sign: float) -> Any:
-        def change(weights: Any, task: Any) -> dict[str, Any]:
-            return {name: (0.5 * (sign - array)).astype(np.float32) for name, array in sorted(weights.items())}
-
-        return change
+        return lambda weights, task: {
+            name: (0.5 * (sign - array)).astype(np.float32) for name, array in sorted(weights.items())
+        }
 
     kinds = {"ada": 1.0, "bob": -1.0, "cyd": 1.0}
     behaviours = {name: replace(one, change=towards(kinds[name])) for name, one in fleet().items()}
@@ -388,8 +385,7 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
 
 def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
     plain = make_context(replace(METHOD, warmup_rounds=9))
-    clients = [DrawnClient(name=name, size=0) for name in ("ada", "bob")]
-    state = draw_state(plain.network)
+    clients, state = [DrawnClient(name=name, size=0) for name in ("ada", "bob")], draw_state(plain.network)
     moved = play(plain, state, clients, tmp_path).state
     one, other = (draw_change(plain, client, 1) for client in clients)
     place = tensor_maps(plain.network, plain.space[0])
