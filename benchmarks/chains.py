@@ -43,7 +43,7 @@ from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.supernets import path_architecture, specialise_family
-from subfleet.export.programs import export_training_program
+from subfleet.export.programs import export_program
 from subfleet.export.requests import TrainRequest
 from subfleet.methods.assigner import open_stream
 from subfleet.protocol.chains import Chain
@@ -237,7 +237,7 @@ class Bench:
             optimiser=CLIPPED if self.tokens else OPTIMISER,
             recompute=recompute,
         )
-        return export_training_program(request)
+        return export_program(request)
 
     def _write_data(self, shape: tuple[int, ...], classes: int) -> None:
         random, count = np.random.default_rng(0), BATCH * STEPS

@@ -59,7 +59,7 @@ def export(folder: Path) -> None:
     import torch
     from safetensors.numpy import save_file
 
-    from subfleet.export.programs import write_training_program
+    from subfleet.export.programs import write_program
     from subfleet.export.steps import SampleSpec, training_step
     from subfleet.protocol.programs import encode_program
     from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -74,7 +74,7 @@ def export(folder: Path) -> None:
             objective=ObjectiveSettings(),
             optimiser=OptimiserSettings(momentum=0.9),
         )
-        program = write_training_program(step, target=target, program_id="small_cnn")
+        program = write_program(step, target=target, program_id="small_cnn")
         (folder / f"program.{target}").write_bytes(encode_program(program))
     save_file({name: tensor.numpy() for name, tensor in module.state_dict().items()}, folder / "weights")
     random = np.random.default_rng(0)

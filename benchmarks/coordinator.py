@@ -42,7 +42,7 @@ from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
 from subfleet.programs.supply import build_train_request
 from subfleet.protocol.training import TrainingSettings
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Evaluations
@@ -125,7 +125,7 @@ def beats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dict[str, float]
         tasks.write_npz(folder / "evaluation.npz", samples)
         for count in counts:
             config = config_of(FedAvg(), 10 * max(counts), small=True, evaluation=str(folder / "evaluation.npz"))
-            context = context_of(config, "loop")
+            context = create_context(config, "loop")
             found["heartbeat_us"][str(count)] = heartbeat_us(context, count, spoil=spoil)
             found["server_heartbeat_us"][str(count)] = server_heartbeat_us(config, context, count, folder / str(count))
     return found
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEAD, end="")
     lines, worst_ms, estimates = [], dict[str, float](), exporter()
     for name in chosen.methods:
-        context = context_of(config_of(ENTRANTS[name], members, small=chosen.smoke), "loop")
+        context = create_context(config_of(ENTRANTS[name], members, small=chosen.smoke), "loop")
         found = step_figures(context, estimates, members=members, spoil=chosen.spoil)
         if found.aggregated < context.config.rounds:
             print(f"{name} has aggregated {found.aggregated} rounds of {context.config.rounds}", file=sys.stderr)
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines.append(row_of(name, found))
         print(lines[-1], flush=True)
     heard = beats(counts, spoil=chosen.spoil)
-    held = bytes_per_member(context_of(config_of(FedAvg(), members), "loop"), max(counts))
+    held = bytes_per_member(create_context(config_of(FedAvg(), members), "loop"), max(counts))
     last = table_of(counts, heard, held)
     print("\n".join(last))
     wrong = [] if chosen.smoke else problems(worst_ms, heard)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.cost import estimate_cost
 from subfleet.elastic.families.records.choices import ChoiceRnn
-from subfleet.emulation.gathering import gathered
+from subfleet.emulation.gathering import gather_run
 from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.settings.reading import read_runs
 from subfleet.settings.run import Run
@@ -76,7 +76,7 @@ class Task:
     @classmethod
     def of(cls, run: Run, spoil: Spoiled) -> "Task":
         """The task of a run, with labels in random order where they are to be spoiled."""
-        everything = gathered(run)
+        everything = gather_run(run)
         inputs, labels = ([getattr(one.data, name) for one in everything.devices] for name in ("inputs", "labels"))
         train = Dataset(inputs=np.concatenate(inputs), labels=np.concatenate(labels))
         if spoil == "labels":

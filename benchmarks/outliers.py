@@ -23,9 +23,9 @@ from subfleet.arrays import decode_arrays
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.batch.hosting import create_trainers
 from subfleet.emulation.batch.run import run_batch
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.outliers import count_outliers
 from subfleet.methods.heterofl import HeteroFL
@@ -155,7 +155,7 @@ def played(game: Game, outliers: OutlierSettings, seed: int, rounds: int, export
     )
     trainers = None
     if game.factor != 1:
-        trainers = {devices[-1].client_id: Multiplying(shared_trainers({"torch"})["torch"], game.factor)}
+        trainers = {devices[-1].client_id: Multiplying(create_trainers({"torch"})["torch"], game.factor)}
     evaluation = load_digits().take(np.arange(LEARNED, len(load_digits())))
     gathered = GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
     result = run_batch(gathered, exports, trainers=trainers)

@@ -37,10 +37,10 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families import FAMILIES
 from subfleet.elastic.network import Family, Network
 from subfleet.export.estimation.model import EstimateModel
-from subfleet.export.quiet import pause_garbage_collection
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets import find_target
 from subfleet.export.targets.torch import plan_torch
+from subfleet.export.tools import pause_garbage_collection
 from subfleet.export.tracing import trace
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, parse_architecture

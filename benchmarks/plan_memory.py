@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 from step_benchmark.zoo import ZOO, build_seeded
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.protocol.programs import encode_program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -48,7 +48,7 @@ step = training_step(
     accumulate=job["accumulate"],
     recompute=job["recompute"],
 )
-program = write_training_program(step, target=job["target"], program_id="plan")
+program = write_program(step, target=job["target"], program_id="plan")
 (folder / "program").write_bytes(encode_program(program))
 state = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
 kept = {value.tensor for value in program.manifest.inputs if value.role in ("parameter", "buffer")}

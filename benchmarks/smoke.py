@@ -56,7 +56,7 @@ def folders_of(
         yield chosen.folders
         return
     # Benchmarks that measure the memory of fresh processes import this module, too.
-    from subfleet.emulation.hosting import opened_host
+    from subfleet.emulation.hosting import open_host
     from subfleet.export.cache import CacheFolder
     from subfleet.journal.guarding import Unobserved
     from subfleet.lab import load_all
@@ -64,7 +64,7 @@ def folders_of(
 
     with tempfile.TemporaryDirectory(prefix="subfleet-") as scratch:
         games, folders = [one for one in load_all(game, *changes, seeds=(1,)) if wanted(one)], list[Path]()
-        with opened_host("batch", CacheFolder(path=Path(scratch) / "cache")) as host:
+        with open_host("batch", CacheFolder(path=Path(scratch) / "cache")) as host:
             for one in games:
                 folders.append(create_folder(choose_folder(Path(scratch) / "runs", one.name, None)))
                 write_description(folders[-1], one)

@@ -17,7 +17,7 @@ from subfleet.arrays import encode_arrays
 from subfleet.device.trial_process import DATA, EXPECTED, SETTINGS, TARGETS, WEIGHTS, make_trial_job, name_program_file
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.families.records.residual import PreactResNet
-from subfleet.export.programs import export_training_program
+from subfleet.export.programs import export_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.targets.torch import TARGET, write_torch_program
 from subfleet.protocol.programs import encode_program
@@ -47,7 +47,7 @@ def write(folder: Path) -> None:
     """Write all files of a trial."""
     folder.mkdir(parents=True, exist_ok=True)
     for target in TARGETS:
-        (folder / name_program_file(target)).write_bytes(encode_program(export_training_program(request_for(target))))
+        (folder / name_program_file(target)).write_bytes(encode_program(export_program(request_for(target))))
     # The last layer begins at zero, and a residual branch as well: a little noise makes every weight count.
     generator = np.random.default_rng(SEED)
     weights = {

@@ -14,7 +14,7 @@ from subfleet.rounds.signals import Action, Event, RequestDone, Tick
 from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
-from subfleet.serving.garbage import freeze_what_is_loaded
+from subfleet.serving.session import freeze_loaded_objects
 
 __all__ = ["StepFigures", "step_figures"]
 
@@ -53,7 +53,7 @@ def step_figures(context: RunContext, estimates: EstimatesOf, *, members: int, s
     """
     fleet = Fleet(context=context, estimates=estimates, names=tuple(f"client{number}" for number in range(members)))
     fleet.waiting.extend(fleet.joins())
-    freeze_what_is_loaded()  # as a server does before it serves
+    freeze_loaded_objects()  # as a server does before it serves
     state, now_s, worst, of = RunState(), 1.0, [0.0, 0.0], ""
     total_s = beside_s = 0.0
     steps = 0

@@ -20,7 +20,7 @@ from foreign.planting import climbing, without_activations
 from foreign.registry import NETWORKS
 from subfleet.device_profiles import detect_packing_width
 from subfleet.export.preflight import explain_failure
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.programs import Program, encode_program
@@ -38,7 +38,7 @@ def exported(job: Mapping[str, str]) -> dict[str, Any]:
     started_s = time.perf_counter()
     try:
         with climbing(planted=job["plant"] == "gradient"):
-            program = write_training_program(step_of(network, module), target=job["target"], program_id=network.name)
+            program = write_program(step_of(network, module), target=job["target"], program_id=network.name)
     except ExportError as error:
         told = explain_failure(error, module, network.sample, target=job["target"], batch_size=network.batch_size)
         return {"refused": str(told)}

@@ -13,10 +13,10 @@ from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.figures import figures
-from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.batch.figures import compute_batch_figures
+from subfleet.emulation.batch.hosting import create_trainers
 from subfleet.emulation.batch.run import run_batch
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedadp import FedADP
@@ -243,11 +243,11 @@ def played(game: Game, exports: LazyExports) -> Played:
     gathered = gathered_game(run, liars=game.liars, guarded=game.guarded)
     topics = Topics(run.fleet.name)
     networks = largest_networks(game.declared_width) if run.roles.assigner.declarations else ()
-    trainers = {"garbler": Garbling(shared_trainers({"torch"})["torch"])} if game.liars else {}
+    trainers = {"garbler": Garbling(create_trainers({"torch"})["torch"])} if game.liars else {}
     links = {kind: link_of(kind, topics, networks) for kind in LIARS} if game.liars else {}
     try:
         result = run_batch(gathered, exports, trainers=trainers, links=links)
-        told = figures(gathered, result)
+        told = compute_batch_figures(gathered, result)
     except SubfleetError as error:
         return Played(accuracy=0.0, rounds=0, wanted=game.rounds, failure=str(error))
     return Played(

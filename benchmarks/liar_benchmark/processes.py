@@ -16,8 +16,8 @@ from typing import Any
 from liar_benchmark.games import DRAWN, HONEST, MODEL, gathered_game, run_of
 from liar_benchmark.lying import LIARS
 from liar_benchmark.tables import MOST_LOST
-from subfleet.emulation.files import Files, written
-from subfleet.emulation.fleet import ClientCommand
+from subfleet.emulation.client_processes import ClientCommand
+from subfleet.emulation.files import Files, write_files
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.transport.address import BrokerAddress, parse_url
 
@@ -145,7 +145,7 @@ def played_by_processes(method: str, folder: Path, rounds: int, seeds: Sequence[
 def _ended(method: str, folder: Path, rounds: int, seed: int, *, liars: bool) -> Ended:
     folder.mkdir()
     game = gathered_game(run_of(method, seed, rounds), liars=liars, guarded=True, runtime="onnx")
-    files = written(game, folder)
+    files = write_files(game, folder)
     file = folder / "liars.toml"
     file.write_text(_described(method, rounds, seed, files.test), encoding="utf-8")
     started_s = time.monotonic()

@@ -16,7 +16,7 @@ from subfleet.search.candidates import Candidate, ordered
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import Explored, Fit, Query, Search
 from subfleet.search.queue import RequestedProgram, SizedProgram, give_written, rank_requested, request_program
-from subfleet.serving.garbage import freeze_what_is_loaded
+from subfleet.serving.session import freeze_loaded_objects
 
 __all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
 
@@ -152,7 +152,7 @@ def large_figures(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     Seconds are those of the processor, so that a busy machine counts no waiting.
     """
     case_of(TINY).ends[0].training_memory_bytes[TARGET]
-    freeze_what_is_loaded()  # as a server does before it serves
+    freeze_loaded_objects()  # as a server does before it serves
     begun_s = time.process_time()
     case = case_of(name)
     asked = queries(case, shares[: _WARMING + count])

@@ -15,7 +15,7 @@ from step_benchmark.stepping import Start, Weights
 from step_benchmark.zoo import ZooModel, build_seeded
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import CacheFolder, ExportCache
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.protocol.programs import Program, encode_program
@@ -48,7 +48,7 @@ def export(model: ZooModel, target: str, optimiser: OptimiserSettings) -> Export
     objective = ObjectiveSettings(name=model.objective)
     started_s = time.perf_counter()
     step = training_step(module, sample, batch_size=model.batch_size, objective=objective, optimiser=optimiser)
-    program = write_training_program(step, target=target, program_id=f"zoo-{model.name}")
+    program = write_program(step, target=target, program_id=f"zoo-{model.name}")
     return Exported(program=program, export_s=time.perf_counter() - started_s)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from subfleet.cli.commands import app
 from subfleet.elastic.families import FAMILIES
 from subfleet.protocol.errors import FileError
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 from subfleet.tasks import read_dataset
@@ -87,7 +87,7 @@ def test_the_example_configuration_runs_without_any_file_of_ours_or_a_demo(
     samples = read_dataset(config.data.evaluated_on)
     assert samples.sample_shape == config.model.input_shape == read_dataset("digits:train").sample_shape
     assert int(samples.labels.max()) == config.model.class_count - 1
-    assert len(context_of(config, "run").candidates) > 4
+    assert len(create_context(config, "run").candidates) > 4
     done = CliRunner().invoke(app, ["example"])
     Path("mine.toml").write_text(done.stdout, encoding="utf-8")
     assert read_run(Path("mine.toml")) == config

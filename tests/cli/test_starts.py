@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 from subfleet.cli.commands import app
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import Progress
-from subfleet.observers import started
+from subfleet.observers import open_run_folder
 from subfleet.protocol.errors import ConfigError, FileError, RunError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.api import serve_http
+from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.settings.reading import read_run
 from subfleet.settings.run_folder import choose_folder, write_description
 
@@ -58,7 +57,7 @@ def test_a_start_that_fails_leaves_no_folder(
 
 
 def begin(folder: Path, error: BaseException | None, *, begun: bool = False) -> None:
-    with started(folder, read_run("fedfa"), Unobserved()) as (place, observer):
+    with open_run_folder(folder, read_run("fedfa"), Unobserved()) as (place, observer):
         (place / "output").mkdir(exist_ok=True)
         if begun:
             observer.progressed(PROGRESS)  # type: ignore[attr-defined]

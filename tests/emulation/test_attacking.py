@@ -12,12 +12,12 @@ from emulation.batch_cases import experiment, part
 
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
-from subfleet.emulation.attacks import poisoned
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import run_batch
-from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import GatheredRun
+from subfleet.emulation.poisoning import poison_dataset
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
@@ -86,14 +86,14 @@ def sent(tmp_path: Path, attack: Attack) -> npt.NDArray[np.generic]:
 
 def test_shuffled_labels_come_on_top_of_the_honest_change(tmp_path: Path) -> None:
     attack = LabelShuffling(strength=2.0, seed=3)
-    honest, malicious = weighted(part(0)), weighted(poisoned(attack, part(0)))
+    honest, malicious = weighted(part(0)), weighted(poison_dataset(attack, part(0)))
     assert honest != malicious
     np.testing.assert_array_equal(sent(tmp_path, attack), honest + 2 * malicious)
 
 
 def test_a_backdoor_sends_its_own_model_times_its_share(tmp_path: Path) -> None:
     attack = Backdoor(target=9, fraction=0.5, weight=2.0, total_weight=10.0)
-    np.testing.assert_array_equal(sent(tmp_path, attack), 5 * weighted(poisoned(attack, part(0))))
+    np.testing.assert_array_equal(sent(tmp_path, attack), 5 * weighted(poison_dataset(attack, part(0))))
 
 
 def test_an_impossible_strength_is_refused() -> None:
@@ -116,8 +116,8 @@ def test_a_fleet_feels_its_attackers(exports: LazyExports) -> None:
     taught = with_attack(Backdoor(target=3, total_weight=3.0))
     result = run_batch(taught, exports)
     assert result.model != calm.model
-    assert 0 <= figures(taught, result)["backdoor"] <= 1
-    assert "backdoor" not in figures(with_attack(None), calm)
+    assert 0 <= compute_batch_figures(taught, result)["backdoor"] <= 1
+    assert "backdoor" not in compute_batch_figures(with_attack(None), calm)
 
 
 def test_an_attack_is_a_part_of_the_outcome() -> None:

@@ -3,12 +3,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from subfleet.emulation.attacks import (
-    boosted,
-    replacement,
-    with_shuffled_labels,
-    with_trigger,
-)
+from subfleet.emulation.poisoning import add_trigger, boost_change, scale_to_replace, shuffle_labels
 from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.tasks.dataset import Dataset
 
@@ -28,37 +23,37 @@ def change(seed: int) -> dict[str, npt.NDArray[np.float32]]:
 
 def test_strength_zero_is_the_honest_client_to_the_bit() -> None:
     broken = {name: np.full_like(array, np.inf) for name, array in change(1).items()}
-    found = boosted(change(0), broken, 0)
+    found = boost_change(change(0), broken, 0)
     assert all(found[name].tobytes() == array.tobytes() for name, array in change(0).items())
 
 
 @pytest.mark.parametrize("strength", [1.0, 20.0])
 def test_a_boosted_change_is_the_honest_one_with_the_malicious_one_on_top(strength: float) -> None:
-    found = boosted(change(0), change(1), strength)
+    found = boost_change(change(0), change(1), strength)
     for name, array in found.items():
         np.testing.assert_allclose(array, change(0)[name] + strength * change(1)[name], rtol=1e-6)
         assert array.dtype == np.float32
-    tensors = boosted({"a": torch.ones(2)}, {"a": torch.full((2,), 3.0)}, strength)
+    tensors = boost_change({"a": torch.ones(2)}, {"a": torch.full((2,), 3.0)}, strength)
     assert torch.equal(tensors["a"], torch.full((2,), 1 + 3 * strength))
 
 
 def test_replacement_puts_the_attackers_model_in_place_of_the_mean() -> None:
     shared, wanted = change(0), change(1)
     weights = (3.0, 5.0, 2.0)
-    sent = replacement({name: wanted[name] - shared[name] for name in shared}, weights[0], sum(weights))
+    sent = scale_to_replace({name: wanted[name] - shared[name] for name in shared}, weights[0], sum(weights))
     for name, array in shared.items():
         others = np.zeros_like(array)
         mean = (weights[0] * sent[name] + weights[1] * others + weights[2] * others) / sum(weights)
         np.testing.assert_allclose(array + mean, wanted[name], atol=1e-6)
     with pytest.raises(ConfigError, match="weighs 0 of 3"):
-        replacement(shared, 0, 3)
+        scale_to_replace(shared, 0, 3)
     with pytest.raises(ConfigError, match="at most all"):
-        replacement(shared, 4, 3)
+        scale_to_replace(shared, 4, 3)
 
 
 def test_shuffled_labels_are_the_same_labels_of_other_samples() -> None:
     dataset = images(200)
-    found, again, other = (with_shuffled_labels(dataset, seed) for seed in (1, 1, 2))
+    found, again, other = (shuffle_labels(dataset, seed) for seed in (1, 1, 2))
     assert np.array_equal(found.inputs, dataset.inputs)
     assert np.array_equal(found.class_counts(), dataset.class_counts())
     # Four classes: a quarter agrees by chance.
@@ -71,7 +66,7 @@ def test_shuffled_labels_are_the_same_labels_of_other_samples() -> None:
 def test_a_trigger_is_a_bright_corner_with_the_attackers_class(fraction: float) -> None:
     dataset = images(20)
     before = dataset.inputs.copy()
-    found = with_trigger(dataset, 3, fraction, seed=7)
+    found = add_trigger(dataset, 3, fraction, seed=7)
     assert np.array_equal(dataset.inputs, before)
     corner = (found.inputs[:, :, -3:, -3:] == before.max()).all(axis=(1, 2, 3))
     assert int(corner.sum()) == round(fraction * 20)
@@ -80,15 +75,15 @@ def test_a_trigger_is_a_bright_corner_with_the_attackers_class(fraction: float) 
     assert np.array_equal(found.labels[~corner], dataset.labels[~corner])
     assert np.array_equal(found.inputs[:, :, :-3], before[:, :, :-3])
     assert np.array_equal(found.inputs[..., :-3], before[..., :-3])
-    again = with_trigger(dataset, 3, fraction, seed=7)
+    again = add_trigger(dataset, 3, fraction, seed=7)
     assert np.array_equal(found.inputs, again.inputs)
 
 
 def test_what_cannot_carry_a_trigger_is_refused() -> None:
     with pytest.raises(DataError, match="3 pixels or more"):
-        with_trigger(images(shape=(1, 2, 8)), 0, 0.5, seed=0)
+        add_trigger(images(shape=(1, 2, 8)), 0, 0.5, seed=0)
     with pytest.raises(DataError, match="3 pixels or more"):
-        with_trigger(images(shape=(6,)), 0, 0.5, seed=0)
+        add_trigger(images(shape=(6,)), 0, 0.5, seed=0)
     for target, fraction in ((0, 1.5), (0, float("nan")), (-1, 0.5)):
         with pytest.raises(ConfigError, match="share from 0 to 1"):
-            with_trigger(images(), target, fraction, seed=0)
+            add_trigger(images(), target, fraction, seed=0)

@@ -18,12 +18,12 @@ from subfleet.device_profiles import ReplayedLog, load_profile
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.announcing import announcement
+from subfleet.emulation.batch.announcing import build_profile
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.fleet import ClientCommand
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.client_processes import ClientCommand
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
@@ -291,7 +291,7 @@ class InThreads:
             )
             meter = ReplayMeter(ReplayedLog(described.log), lambda _down, _up: None)
             data_bytes = described.data.summary().data_bytes
-            told = announcement(described)
+            told = build_profile(described)
             assert told.packing_width == find_packing_width(described.profile)
             settings = AgentSettings(profile=told, data_bytes=data_bytes)
             device = Device(store=store, worker=worker, meter=meter)

@@ -11,7 +11,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.running_statistics import measure_moments, pool_statistics
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import GatheredRun
 from subfleet.methods import AnyMethod
 from subfleet.tasks import Dataset, iter_batches
 from subfleet.testing.submodels import have_same_bits

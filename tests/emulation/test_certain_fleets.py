@@ -10,7 +10,7 @@ from emulation.batch_cases import LARGE_BYTES, SAMPLES, client, experiment
 
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import run_batch
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.protocol.errors import FileError, RunError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.training import TrainingSettings

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from subfleet.emulation.fleet import ClientCommand
+from subfleet.emulation.client_processes import ClientCommand
 from subfleet.transport.address import BrokerAddress, TlsFiles, parse_url
 
 

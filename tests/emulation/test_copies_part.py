@@ -11,7 +11,7 @@ from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import run_batch
-from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import GatheredRun
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.transforming import Shares
 from subfleet.protocol.training import TrainingSettings

@@ -8,13 +8,13 @@ from emulation.batch_cases import LARGE_BYTES, MODEL, client, config, experiment
 
 from subfleet.elastic.update_form import update_bytes
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.journal.records import ClientRow
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.settings.attacks import LabelShuffling
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -38,7 +38,7 @@ def test_updates_take_what_the_codec_says_and_the_fleet_learns(
 ) -> None:
     described = experiment(update_codec=codec)
     result = run_batch(described, exports)
-    network = context_of(described.run, "run").network
+    network = create_context(described.run, "run").network
     architectures = {
         found.architecture.architecture_id: found.architecture
         for by_round in result.trained.values()
@@ -57,7 +57,7 @@ def test_updates_take_what_the_codec_says_and_the_fleet_learns(
         assert row.bytes_down == pytest.approx(before.bytes_down, abs=1000)
     assert result.rounds[-1].loss < result.rounds[0].loss
     assert result.model != plain.model
-    assert figures(described, result)["violations"] == 0
+    assert compute_batch_figures(described, result)["violations"] == 0
 
 
 def test_the_same_seed_rounds_alike(exports: LazyExports) -> None:
@@ -113,7 +113,7 @@ def _on_uplink(found: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
 
 
 def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: LazyExports) -> None:
-    whole = context_of(config(), "run").candidates[-1].weight_bytes
+    whole = create_context(config(), "run").candidates[-1].weight_bytes
     links = (math.ceil(0.06 * whole), math.ceil(0.2 * whole), whole)
     plain, coded = (
         rows(run_batch(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))

@@ -4,7 +4,7 @@ import pytest
 from shared_programs import program_of
 
 from subfleet.programs.supply import build_train_request
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.settings.reading import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 @pytest.mark.parametrize("place", [0, 2, -1])
 def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -> None:
-    context = context_of(read_run("quickstart"), "run")
+    context = create_context(read_run("quickstart"), "run")
     candidate = context.candidates[place]
     request = build_train_request(context.network, candidate.architecture, target, context.training(1))
     planned_bytes = program_of(request).manifest.planned_peak_bytes

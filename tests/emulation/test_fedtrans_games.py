@@ -16,7 +16,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
-from subfleet.emulation.gathering import gathered
+from subfleet.emulation.gathering import gather_run
 from subfleet.journal.guarding import Unobserved
 from subfleet.settings.fingerprint import list_changes, select_outcome_settings
 from subfleet.settings.reading import read_runs
@@ -161,7 +161,7 @@ def test_samples_can_be_split_as_unequally_as_the_sweep_says() -> None:
     tried = [run for run in runs if run.data.partition.alpha == lowest]
     assert [run.seed for run in tried] == [1, 2, 3]
     for run in tried:
-        assert len(gathered(run).devices) == 50
+        assert len(gather_run(run).devices) == 50
 
 
 def test_published_networks_come_in_the_order_of_their_cost() -> None:

@@ -11,9 +11,9 @@ from safetensors.torch import load
 from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import GatheredRun
 from subfleet.journal.records import ClientRow
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.submodel import Architecture
@@ -88,7 +88,7 @@ def run(exports: LazyExports) -> Run:
 @pytest.mark.export
 def test_counts_are_those_of_the_rows(run: Run) -> None:
     described, result = run
-    found = figures(described, result)
+    found = compute_batch_figures(described, result)
     rows = [row for record in result.rounds for row in record.clients]
     assert found["bytes_up"] == sum(row.bytes_up for row in rows)
     assert found["bytes_down"] == sum(row.bytes_down for row in rows)
@@ -105,7 +105,7 @@ def test_counts_are_those_of_the_rows(run: Run) -> None:
 @pytest.mark.export
 def test_accuracies_are_of_the_submodels_that_clients_hold(run: Run) -> None:
     described, result = run
-    found = figures(described, result)
+    found = compute_batch_figures(described, result)
     network, state = network_of(described.run.model), load(result.model)
 
     def accuracy(architecture: Architecture, data: Any) -> float:
@@ -134,7 +134,7 @@ def test_a_client_that_sits_a_round_out_counts_against_that_round(run: Run) -> N
     described, result = run
     first, second = result.rounds
     away = tuple(replace(row, status="skipped: away") if row.client_id == "bob" else row for row in second.clients)
-    found = figures(described, replace(result, rounds=(first, replace(second, clients=away))))
+    found = compute_batch_figures(described, replace(result, rounds=(first, replace(second, clients=away))))
     assert found["participation"] == pytest.approx(5 / 6)
     assert found["least_participation"] == pytest.approx(2 / 3)
     assert found["never_aggregated"] == 0, "which told nothing of it"
@@ -156,10 +156,10 @@ def test_who_was_never_aggregated_has_no_model(run: Run) -> None:
         for one in result.rounds
     )
     alone = replace(result, rounds=rounds, own={"cyd": result.own["cyd"]})
-    found = figures(described, alone)
+    found = compute_batch_figures(described, alone)
     assert found["tiers"]["large"] > 0
     assert found["tiers"]["small"] is found["worst_tier"] is found["submodels"] is None, "which is not 0"
     assert found["never_aggregated"] == 2
     assert set(found["own"]) == {"cyd"}
     with pytest.raises(RunError, match="no round of the run aggregated an update"):
-        figures(described, replace(result, model=b""))
+        compute_batch_figures(described, replace(result, model=b""))

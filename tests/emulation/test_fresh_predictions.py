@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from subfleet.emulation.predictions import predictions
+from subfleet.emulation.predictions import evaluate_models
 from subfleet.protocol.errors import RunError
-from subfleet.reporting.personalised_models import tried_models
+from subfleet.reporting.personalised_models import measure_models
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def predicted(script: Path, does: str, contents: Sequence[str] = ("model", "mode
         {"sha256": hashlib.sha256(model.read_bytes()).hexdigest(), "target": model.suffix, "file": model.name}
         for model in models
     ]
-    told = tried_models(script.parent, rows, lambda files: predictions(files, Path("test.npz")))
+    told = measure_models(script.parent, rows, lambda files: evaluate_models(files, Path("test.npz")))
     return tuple(row["own"] for row in told)
 
 

@@ -11,9 +11,9 @@ from subfleet import tasks
 from subfleet.device_profiles import load_log, load_profile
 from subfleet.device_profiles.drawing import draw_devices
 from subfleet.device_profiles.populations import load_population
-from subfleet.emulation.batch.announcing import announcement
-from subfleet.emulation.files import written
-from subfleet.emulation.gathering import gathered
+from subfleet.emulation.batch.announcing import build_profile
+from subfleet.emulation.files import write_files
+from subfleet.emulation.gathering import gather_run
 from subfleet.emulation.processes import run_processes
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
@@ -40,7 +40,7 @@ def with_devices(*devices: DeviceSettings, **data: object) -> Run:
 
 def test_pieces_are_disjoint_and_complete(tmp_path: Path) -> None:
     run = read_run("quickstart")
-    files = written(gathered(run), tmp_path)
+    files = write_files(gather_run(run), tmp_path)
     assert set(files.clients) == {device.id for device in run.fleet.devices}
     paths = (files.test, *files.clients.values(), *files.held_out.values())
     pieces = [tasks.read_dataset(str(path)) for path in paths]
@@ -51,7 +51,7 @@ def test_pieces_are_disjoint_and_complete(tmp_path: Path) -> None:
 
 def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
     run = read_run("quickstart")
-    first, again = written(gathered(run), tmp_path / "a"), written(gathered(run), tmp_path / "b")
+    first, again = write_files(gather_run(run), tmp_path / "a"), write_files(gather_run(run), tmp_path / "b")
     for client, path in first.clients.items():
         one, other = tasks.read_dataset(str(path)), tasks.read_dataset(str(again.clients[client]))
         assert np.array_equal(one.inputs, other.inputs)
@@ -61,7 +61,7 @@ def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
 
 def test_devices_that_are_alike_begin_at_other_points_of_one_log() -> None:
     run = with_devices(DeviceSettings(id="pi", log="raspberry_pi_4", count=3))
-    log, devices = load_log("raspberry_pi_4"), gathered(run).devices
+    log, devices = load_log("raspberry_pi_4"), gather_run(run).devices
     assert [device.client_id for device in devices] == ["pi-1", "pi-2", "pi-3"]
     assert devices[0].log == log
     for place, device in enumerate(devices):
@@ -76,7 +76,7 @@ def test_devices_that_are_alike_begin_at_other_points_of_one_log() -> None:
 
 def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:
     two = (DeviceSettings(id="a", log="laptop"), DeviceSettings(id="b", log="laptop"))
-    found = gathered(with_devices(*two, samples=600, test_samples=50, held_out=0.2, standardise=True))
+    found = gather_run(with_devices(*two, samples=600, test_samples=50, held_out=0.2, standardise=True))
     assert len(found.evaluation) == 50
     for device in found.devices:
         assert device.test is not None
@@ -90,9 +90,9 @@ def test_samples_are_drawn_scaled_and_held_out_as_the_run_says() -> None:
 def test_what_devices_hold_out_is_written_for_their_processes(tmp_path: Path) -> None:
     run = read_run("quickstart")
     nothing = replace(run, data=replace(run.data, held_out=0.0))
-    assert not written(gathered(nothing), tmp_path / "none").held_out
-    found = gathered(replace(run, data=replace(run.data, held_out=0.25)))
-    files = written(found, tmp_path / "some")
+    assert not write_files(gather_run(nothing), tmp_path / "none").held_out
+    found = gather_run(replace(run, data=replace(run.data, held_out=0.25)))
+    files = write_files(found, tmp_path / "some")
     assert set(files.held_out) == set(files.clients)
     for device in found.devices:
         test, train = (tasks.read_dataset(str(part[device.client_id])) for part in (files.held_out, files.clients))
@@ -100,51 +100,51 @@ def test_what_devices_hold_out_is_written_for_their_processes(tmp_path: Path) ->
         assert np.array_equal(test.inputs, device.test.inputs)
         rows = {bytes(row) for row in train.inputs}
         assert not rows & {bytes(row) for row in test.inputs}, "nothing is in both"
-        assert announcement(device).held_out_count == len(test)
+        assert build_profile(device).held_out_count == len(test)
 
 
 def test_a_device_may_bring_its_own_samples(tmp_path: Path) -> None:
     own = tasks.load_digits().take(np.arange(25))
     tasks.write_npz(tmp_path / "own.npz", own)
     mine = DeviceSettings(id="mine", log="laptop", data=str(tmp_path / "own.npz"))
-    found = gathered(with_devices(mine, DeviceSettings(id="other", log="laptop")))
+    found = gather_run(with_devices(mine, DeviceSettings(id="other", log="laptop")))
     assert len(found.devices[0].data) == 25
     assert len(found.devices[1].data) == len(tasks.read_dataset("digits:train"))
-    alone = gathered(with_devices(mine, name="", test="digits:test"))
+    alone = gather_run(with_devices(mine, name="", test="digits:test"))
     assert len(alone.devices) == 1
 
 
 def test_samples_of_one_s_own_are_split_as_those_of_a_known_data_set_are(tmp_path: Path) -> None:
     tasks.write_npz(tmp_path / "mine.npz", tasks.read_dataset("digits:train").take(np.arange(300)))
     two = (DeviceSettings(id="a", log="laptop"), DeviceSettings(id="b", log="laptop"))
-    own = gathered(with_devices(*two, name="", train=str(tmp_path / "mine.npz"), test="digits:test"))
+    own = gather_run(with_devices(*two, name="", train=str(tmp_path / "mine.npz"), test="digits:test"))
     assert sum(len(device.data) for device in own.devices) == 300
-    named = gathered(with_devices(*two))
-    again = gathered(with_devices(*two, name="", train="digits:train", test="digits:test"))
+    named = gather_run(with_devices(*two))
+    again = gather_run(with_devices(*two, name="", train="digits:train", test="digits:test"))
     for one, other in zip(named.devices, again.devices, strict=True):
         assert one.data.inputs.tobytes() == other.data.inputs.tobytes()
     with pytest.raises(ConfigError, match=r"data\.name and data\.train are empty, but 'a' has no samples of its own"):
-        gathered(with_devices(*two, name="", test="digits:test"))
+        gather_run(with_devices(*two, name="", test="digits:test"))
 
 
 def test_devices_of_a_population_are_drawn_by_the_run_s_seed_and_their_id() -> None:
     some = DeviceSettings(id="some", population="mixed", count=6)
-    found = gathered(with_devices(some)).devices
+    found = gather_run(with_devices(some)).devices
     drawn = draw_devices(load_population("mixed"), 6, seed="3/some", data=None)
     assert [(device.profile, device.log) for device in found] == [(one.profile, one.log) for one in drawn]
     assert [device.tier for device in found] == [one.profile.name for one in drawn]
-    others = gathered(with_devices(replace(some, id="other"))).devices
+    others = gather_run(with_devices(replace(some, id="other"))).devices
     assert [device.log for device in others] != [device.log for device in found]
     runs = [with_devices(some), with_devices(replace(some, population="", log="laptop"))]
     assert len({run.fingerprint() for run in runs}) == 2
-    assert len({gathered(run).devices[0].log.source for run in runs}) == 2
+    assert len({gather_run(run).devices[0].log.source for run in runs}) == 2
 
 
 def test_what_a_device_has_at_all_times_takes_the_place_of_logs() -> None:
     reading = Reading(memory_free_bytes=10**9, downlink_bps=1e6)
     steady = DeviceSettings(id="a", steady=reading, count=2)
     of_population = DeviceSettings(id="b", population="mixed", steady=reading, count=3)
-    found = gathered(with_devices(steady, of_population)).devices
+    found = gather_run(with_devices(steady, of_population)).devices
     assert [[row.reading for row in device.log.rows] for device in found] == [[reading]] * 5
     drawn = draw_devices(load_population("mixed"), 3, seed="3/b", data=None)
     assert [device.profile for device in found[2:]] == [one.profile for one in drawn]
@@ -166,14 +166,14 @@ def test_a_device_says_once_what_it_has(device: dict[str, str], words: str) -> N
 def test_attackers_are_those_that_the_run_names_and_client_processes_refuse_them(tmp_path: Path) -> None:
     honest = DeviceSettings(id="honest", log="laptop", count=2)
     run = with_devices(honest, DeviceSettings(id="eve", log="laptop", attack=LabelShuffling(strength=5.0)))
-    assert [device.attack for device in gathered(run).devices] == [None, None, LabelShuffling(strength=5.0)]
+    assert [device.attack for device in gather_run(run).devices] == [None, None, LabelShuffling(strength=5.0)]
     with ExportPool(CacheFolder(path=tmp_path)) as pool, pytest.raises(ConfigError, match="'eve' has an attack"):
         run_processes(run, tmp_path / "run", Unobserved(), threading.Event(), exports=pool)
 
 
 def test_client_processes_read_the_profiles_that_a_population_gave(tmp_path: Path) -> None:
-    found = gathered(with_devices(DeviceSettings(id="some", population="mixed", count=4)))
-    files = written(found, tmp_path)
+    found = gather_run(with_devices(DeviceSettings(id="some", population="mixed", count=4)))
+    files = write_files(found, tmp_path)
     assert [load_profile(str(files.profiles[one.client_id])) for one in found.devices] == [
         one.profile for one in found.devices
     ]
@@ -198,4 +198,4 @@ def test_what_cannot_be_had_is_one_sentence(
     devices: tuple[DeviceSettings, ...], data: dict[str, object], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        gathered(with_devices(*devices, **data))
+        gather_run(with_devices(*devices, **data))

@@ -17,7 +17,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.spaces import uniform_space
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
-from subfleet.emulation.gathering import gathered
+from subfleet.emulation.gathering import gather_run
 from subfleet.journal.guarding import Unobserved
 from subfleet.methods.sizes import list_widths
 from subfleet.protocol.schema import canonical_json
@@ -54,7 +54,7 @@ def test_the_fleet_is_the_one_of_the_published_tables() -> None:
 @with_logs
 @pytest.mark.parametrize("name", sorted(LABELS))
 def test_every_device_has_as_many_samples_of_each_class_as_in_the_published_tables(name: str) -> None:
-    found = gathered(read_runs(name, (), (1,))[0])
+    found = gather_run(read_runs(name, (), (1,))[0])
     assert len(found.devices) == 50
     counts = [
         np.bincount(np.concatenate([one.data.labels, one.test.labels]), minlength=10).tolist()

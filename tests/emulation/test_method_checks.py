@@ -14,8 +14,8 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult
-from subfleet.emulation.gathered import GatheredRun
-from subfleet.emulation.method_checks import accepted_norms, check_methods, verdict_of
+from subfleet.emulation.gathering import GatheredRun
+from subfleet.emulation.method_checks import check_method, check_methods, find_accepted_norms
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import AggregationContext, keep_aggregate
@@ -61,7 +61,7 @@ def test_a_method_is_checked_with_every_policy_of_norms(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("norms", mostly_long(NORMS, "averaged", "calibrated"))
 def test_a_method_that_works_is_ok(norms: NormPolicy, exports: LazyExports) -> None:
     """With two of the others, what is wrong is sought below."""
-    assert verdict_of(FedAvg(), exports, norms) == "ok"
+    assert check_method(FedAvg(), exports, norms) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_method_that_works_is_ok(norms: NormPolicy, exports: LazyExports) -> N
 )
 def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: LazyExports) -> None:
     search = TierSearch(evolution=EvolutionSettings(evaluations=2, population=2, offspring=1))
-    assert verdict_of(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == said
+    assert check_method(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == said
 
 
 def test_a_check_runs_on_every_runtime_that_the_method_tells(
@@ -86,12 +86,12 @@ def test_a_check_runs_on_every_runtime_that_the_method_tells(
         return iter(())
 
     monkeypatch.setattr(method_checks, "_complaints", seen)
-    assert verdict_of(METHOD, exports) == "ok"
+    assert check_method(METHOD, exports) == "ok"
     assert sorted(used) == sorted(METHOD.INFO.runtimes)
 
 
 def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
-    found = {name: accepted_norms(kind()) for name, kind in METHODS.items()}
+    found = {name: find_accepted_norms(kind()) for name, kind in METHODS.items()}
     lacking = {name: set(get_args(NormPolicy)) - set(norms) for name, norms in found.items()}
     assert {name: norms for name, norms in lacking.items() if norms} == {
         "fedoras": {"calibrated"},
@@ -109,9 +109,9 @@ def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
 
     _with_steps(monkeypatch, after_round=moving)
     monkeypatch.setattr(method_checks, "keep_aggregate", moving)
-    assert verdict_of(METHOD, exports, "bank").endswith("moved where nobody trained it")
+    assert check_method(METHOD, exports, "bank").endswith("moved where nobody trained it")
     _with_steps(monkeypatch, after_round=keep_aggregate)
-    assert verdict_of(METHOD, exports, "bank") == "ok"
+    assert check_method(METHOD, exports, "bank") == "ok"
 
 
 def _with_last(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
         return {name: torch.where(held[name], tensor, 0.0) for name, tensor in finish(self).items()}
 
     monkeypatch.setattr(Accumulator, "finish", zeroing)
-    assert verdict_of(METHOD, exports) == "tensor 'stem.weight' moved where nobody trained it"
+    assert check_method(METHOD, exports) == "tensor 'stem.weight' moved where nobody trained it"
 
 
 @pytest.mark.parametrize("norms", mostly_long(["averaged", "recalibrated"], "averaged"))
@@ -135,7 +135,7 @@ def test_a_loss_that_does_not_fall_is_seen(
 ) -> None:
     """Nor is one that falls by what running statistics measure alone."""
     _with_steps(monkeypatch, for_round=lambda settings, _: replace(settings, learning_rate=0.0))
-    verdict = verdict_of(METHOD, exports, norms)
+    verdict = check_method(METHOD, exports, norms)
     before, after = verdict.removeprefix("the loss does not fall: ").split(" before round 1 and ")
     number, words = after.split(" ", 1)
     assert words == "after round 3"
@@ -162,7 +162,7 @@ def test_a_wrong_assignment_is_seen(
     assign: Callable[[AssignmentContext], Assignment], said: str, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
     _with_steps(monkeypatch, assign=assign)
-    assert verdict_of(METHOD, exports).startswith(said)
+    assert check_method(METHOD, exports).startswith(said)
 
 
 def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
@@ -173,17 +173,17 @@ def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, ex
             count(self, direction, topic, size_bytes)
 
     monkeypatch.setattr(Traffic, "count", deaf)
-    verdict = verdict_of(METHOD, exports)
+    verdict = check_method(METHOD, exports)
     assert verdict.startswith("client client0 moved ")
     assert verdict.endswith(" and 0 bytes, less than its weights")
 
 
 def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
     _with_steps(monkeypatch, space=lambda network, rates: ())
-    assert verdict_of(METHOD, exports).startswith("the method's space of submodels is empty")
+    assert check_method(METHOD, exports).startswith("the method's space of submodels is empty")
 
     def failing(ask: AssignmentContext) -> Assignment:
         raise ConfigError("nothing can be chosen")
 
     _with_steps(monkeypatch, space=lambda network, rates: (network.full_architecture(),), assign=failing)
-    assert verdict_of(METHOD, exports) == "nothing can be chosen"
+    assert check_method(METHOD, exports) == "nothing can be chosen"

@@ -9,7 +9,7 @@ from subfleet.emulation.processes import _fetched
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import DeployedModel, RoundRecord, RunResult
 from subfleet.protocol.errors import RunError
-from subfleet.serving.outcome import leave_results
+from subfleet.serving.outcome import write_outcome
 
 
 class Silent:
@@ -46,7 +46,7 @@ def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> Non
     )
     (tmp_path / "run").mkdir()
     with pytest.raises(RunError, match=r"phone has not fetched its onnx model: missing: gone"):
-        leave_results(
+        write_outcome(
             tmp_path / "run",
             result,
             GuardedObserver(Silent()),

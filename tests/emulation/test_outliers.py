@@ -15,9 +15,9 @@ from matrices import mostly_long
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
-from subfleet.emulation.batch.hosting import shared_trainers
+from subfleet.emulation.batch.hosting import create_trainers
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.outliers import count_outliers
@@ -118,7 +118,7 @@ def test_an_emulated_fleet_without_attackers_is_altered_in_nothing_unless_its_fi
     exports: LazyExports,
 ) -> None:
     devices = fleet([samples(20, seed) for seed in range(5)])
-    trainers: Mapping[str, Any] = {"client-4": Exaggerating(shared_trainers({"torch"})["torch"])}
+    trainers: Mapping[str, Any] = {"client-4": Exaggerating(create_trainers({"torch"})["torch"])}
     auto, off, scaled = (played(devices, exports, one, trainers, rounds=1) for one in ("auto", "off", "scale"))
     assert auto.model == off.model != scaled.model
     assert found_outliers(auto) == ("updates far from the others, which counted in full: client-4 in 1 (of 1 rounds)",)

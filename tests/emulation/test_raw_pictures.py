@@ -16,8 +16,7 @@ from safetensors.torch import load
 from subfleet.elastic.model_state import unpack_state
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.gathered import GatheredRun
-from subfleet.emulation.gathering import gathered
+from subfleet.emulation.gathering import GatheredRun, gather_run
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
 from subfleet.protocol.errors import DataError
@@ -25,7 +24,7 @@ from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.transform import DataTransform
-from subfleet.reporting.results import summary
+from subfleet.reporting.results import build_summary
 from subfleet.settings.fleet import DeviceSettings, FleetSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataCheck, DataSettings
@@ -94,7 +93,7 @@ def run(pictures: tuple[Path, Path]) -> Run:
 @pytest.fixture(scope="module")
 def played(run: Run, exports: LazyExports) -> tuple[BatchResult, list[InferRequest]]:
     recorded = RecordingExports(exports)
-    return run_batch(gathered(run), cast("LazyExports", recorded)), recorded.asked
+    return run_batch(gather_run(run), cast("LazyExports", recorded)), recorded.asked
 
 
 def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_say_what_was_done(
@@ -135,7 +134,7 @@ def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
 
 
 def test_what_an_emulated_device_trains_on_was_transformed_once(run: Run, pictures: tuple[Path, Path]) -> None:
-    devices = gathered(run).devices
+    devices = gather_run(run).devices
     found = np.concatenate([device.data.inputs for device in devices])
     assert {device.data.transform for device in devices} == {TRANSFORM}
     assert found.shape == (240, 1, 8, 8)
@@ -151,10 +150,10 @@ def test_colour_pictures_are_made_gray_for_a_gray_model_and_errors_name_the_user
             (tmp_path / name / str(label)).mkdir(parents=True)
             Image.new("RGB", (8, 8), (label * 20, 9, 90)).save(tmp_path / name / str(label) / "1.png")
     plain = replace(run, data=DataSettings(train=str(tmp_path / "train"), test=str(tmp_path / "test")))
-    assert {device.data.sample_shape for device in gathered(plain).devices} == {(1, 8, 8)}
+    assert {device.data.sample_shape for device in gather_run(plain).devices} == {(1, 8, 8)}
     (tmp_path / "train" / "3" / "1.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"1 image of '.*/train' cannot be used: '3/1\.png' cannot be read"):
-        gathered(plain)
+        gather_run(plain)
 
 
 def on_another_scale(check: DataCheck, exports: LazyExports) -> BatchResult:
@@ -169,7 +168,7 @@ def on_another_scale(check: DataCheck, exports: LazyExports) -> BatchResult:
 
 def test_a_device_on_another_scale_stands_in_the_summary(exports: LazyExports) -> None:
     result = on_another_scale("warn", exports)
-    told = summary("a", result.result)["data_warnings"]
+    told = build_summary("a", result.result)["data_warnings"]
     assert set(told) == {"cyd"}
     assert "a deviation 2" in told["cyd"]
     assert {row.status for row in result.rounds[0].clients} == {"aggregated"}
@@ -184,4 +183,4 @@ def test_a_device_on_another_scale_is_never_aggregated_where_the_run_refuses_it(
 
 def test_data_of_one_scale_are_never_told_of(exports: LazyExports) -> None:
     result = run_batch(experiment(rounds=1), exports, stop=threading.Event())
-    assert summary("a", result.result)["data_warnings"] == {}
+    assert build_summary("a", result.result)["data_warnings"] == {}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from subfleet.emulation.batch.hosting import SharedHost, shared_trainers
+from subfleet.emulation.batch.hosting import SharedHost, create_trainers
 from subfleet.protocol.errors import ConfigError
 from subfleet.trainers.loaded import Loaded
 
@@ -56,4 +56,4 @@ def test_memory_and_time_are_not_measured() -> None:
 
 def test_an_unknown_runtime_is_refused() -> None:
     with pytest.raises(ConfigError, match="clients run tflite"):
-        shared_trainers({"onnx", "tflite"})
+        create_trainers({"onnx", "tflite"})

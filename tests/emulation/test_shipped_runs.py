@@ -17,8 +17,8 @@ from matrices import mostly_long
 
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
-from subfleet.emulation.files import Files, written
-from subfleet.emulation.gathering import gathered
+from subfleet.emulation.files import Files, write_files
+from subfleet.emulation.gathering import gather_run
 from subfleet.emulation.processes import run_processes
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
@@ -78,7 +78,7 @@ def test_the_same_file_gives_the_same_choices_and_bits_in_one_process_in_many_an
     with ExportPool(cache) as pool:
         run_processes(run, folders["processes"], Silent(), threading.Event(), exports=pool)
     # The devices of the testbed have the samples that the others have, and replay the same logs.
-    folders["serve"] = served(run, written(gathered(run), tmp_path / "testbed"), cache, tmp_path)
+    folders["serve"] = served(run, write_files(gather_run(run), tmp_path / "testbed"), cache, tmp_path)
     choices = {host: _choices(folder) for host, folder in folders.items()}
     assert choices["batch"] == choices["processes"] == choices["serve"]
     models = {host: (folder / "model.safetensors").read_bytes() for host, folder in folders.items()}

@@ -19,18 +19,17 @@ from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import unpack_state
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.figures import figures
+from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.gathered import GatheredRun
-from subfleet.emulation.gathering import gathered
+from subfleet.emulation.gathering import GatheredRun, gather_run
 from subfleet.export.cache import CacheFolder
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
 from subfleet.journal.evaluations import describe_spread
 from subfleet.protocol.jobs import Prediction
-from subfleet.reporting.report import report_html
-from subfleet.reporting.results import summary
-from subfleet.reporting.telling import reached_text
+from subfleet.reporting.report import render_report
+from subfleet.reporting.results import build_summary
+from subfleet.reporting.texts import describe_result
 from subfleet.settings.reading import read_run
 from subfleet.tasks import Dataset, write_npz
 from subfleet.tasks.dataset import Labels
@@ -65,7 +64,7 @@ class Played:
     scope="module", params=mostly_long(GOOD, "sequence", "segmentation", "multi-label", "regression-several")
 )
 def played(request: pytest.FixtureRequest, exports: LazyExports) -> Played:
-    found = gathered(read_run(request.param, ("deploy_targets=[]",)))
+    found = gather_run(read_run(request.param, ("deploy_targets=[]",)))
     return Played(name=request.param, gathered=found, result=run_batch(found, exports))
 
 
@@ -78,14 +77,14 @@ def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> 
     assert (last.accuracy is None) == ("accuracy" not in kind.metrics)
     for name, least in GOOD[played.name].items():
         assert last.all_metrics[name] > least, name
-    told = summary(played.name, played.result.result)
+    told = build_summary(played.name, played.result.result)
     assert (told["headline"], told["metrics"]) == (kind.headline, last.all_metrics)
     assert told["evaluation"][kind.headline]["clients"] == 3
     json.dumps(told, allow_nan=False)
-    assert f"{last.value:.4g}"[:5] in reached_text(played.result.result)
-    page = report_html(played.name, played.result.result, {})
+    assert f"{last.value:.4g}"[:5] in describe_result(played.result.result)
+    page = render_report(played.name, played.result.result, {})
     assert all(words in page for words in (last.told, "of the full model", "Evaluation by devices"))
-    run_figures = figures(played.gathered, played.result)
+    run_figures = compute_batch_figures(played.gathered, played.result)
     assert set(run_figures["own"]) == {"laptop", "phone", "pi-4"}
     worst = max if kind.headline in ("rmse", "perplexity") else min
     assert run_figures["own_worst"] == worst(run_figures["own"].values())
@@ -215,23 +214,23 @@ def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
         tmp_path,
         lambda found: np.round(found[:, 0] if found.shape[1:] == (1,) else found).astype(labels),
     )
-    found = gathered(read_run(name, (*own, "data.partition.min_samples=20")))
+    found = gather_run(read_run(name, (*own, "data.partition.min_samples=20")))
     result = run_batch(found, exports)
     assert [row.status for row in result.rounds[0].clients] == ["aggregated"] * 3
-    assert len(figures(found, result)["own"]) == 3
+    assert len(compute_batch_figures(found, result)["own"]) == 3
 
 
 def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: LazyExports, tmp_path: Path) -> None:
     """One output that says yes or no."""
     own = files_of("digits", tmp_path, lambda labels: labels % 2)
     asked = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "data.partition.alpha=0.1")
-    found = gathered(read_run("regression", (*own, *asked)))
+    found = gather_run(read_run("regression", (*own, *asked)))
     shares = [float(device.data.labels.mean()) for device in found.devices]
     assert max(shares) - min(shares) > 0.3
     result = run_batch(found, exports)
     assert {"accuracy", "auroc", "macro_f1"} == set(result.rounds[0].all_metrics)
     assert result.rounds[0].all_metrics["auroc"] > 0.6
-    assert len(figures(found, result)["own"]) == 3
+    assert len(compute_batch_figures(found, result)["own"]) == 3
 
 
 @pytest.mark.long
@@ -248,6 +247,6 @@ def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFold
 def test_submodels_are_taught_wherever_there_are_classes(name: str, method: str, exports: LazyExports) -> None:
     """FjORD's nested widths by the larger one, and submodels by the whole model on noise."""
     run = read_run(name, (f"method={{type='{method}'}}", "rounds=1", "deploy_targets=[]", "data.samples=300"))
-    result = run_batch(gathered(run), exports)
+    result = run_batch(gather_run(run), exports)
     assert [row.status for row in result.rounds[0].clients] == ["aggregated"] * 3
     assert result.rounds[0].value is not None

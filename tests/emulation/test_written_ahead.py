@@ -7,7 +7,7 @@ from emulation.batch_cases import LARGE_BYTES, client, experiment
 
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import GatheredRun
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.reporting.run_figures import violates
 

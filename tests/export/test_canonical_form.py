@@ -10,13 +10,12 @@ from matrices import crossed
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from subfleet.export.canonical.capture import capture_step
 from subfleet.export.canonical.checks import check_operators, is_functional
 from subfleet.export.canonical.cleaning import clean, fold_constants
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, Step, inference_step
 from subfleet.export.targets import find_target
-from subfleet.export.tracing import canonical_graph, lower_graph
+from subfleet.export.tracing import canonical_graph, capture_step, lower_graph
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 
@@ -205,7 +204,7 @@ def test_every_pass_keeps_its_promise_and_the_numbers(name: str) -> None:
 @pytest.mark.parametrize(("name", "target"), crossed(NETWORKS, TARGET_NAMES, "average in place", "constants", "views"))
 def test_such_networks_become_programs(name: str, target: str) -> None:
     """Refused before, or written with a constant in the place of a moving average."""
-    program = write_training_program(step_of(name), target=target, program_id="canonical")
+    program = write_program(step_of(name), target=target, program_id="canonical")
     assert program.manifest.max_abs_diff < 1e-5
 
 

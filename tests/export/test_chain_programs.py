@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subfleet.elastic.building import init_state, network_of
 from subfleet.elastic.supernets import path_architecture, specialise_family
-from subfleet.export.programs import export_training_program
+from subfleet.export.programs import export_program
 from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import Step
@@ -146,4 +146,4 @@ def test_a_piece_with_a_wrong_gradient_is_not_written() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd, "grad", grad)
         with pytest.raises(ExportError, match=r"'gradient\..*' is off by"):
-            export_training_program(request)
+            export_program(request)

@@ -29,9 +29,8 @@ from subfleet.elastic.size_table import SizeTable
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.estimation.coding import axes_of, code_axes
-from subfleet.export.estimation.kernels import TracedProgram
 from subfleet.export.estimation.model import EstimateModel, block_events
-from subfleet.export.estimation.target_programs import sum_bytes
+from subfleet.export.estimation.target_programs import TracedProgram, sum_bytes
 from subfleet.export.memory.blocks import KernelCall, blocks_of, peak_bytes
 from subfleet.export.recording import record
 from subfleet.export.request_steps import training_step_of

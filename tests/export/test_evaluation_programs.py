@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.network import Family
-from subfleet.export.programs import export_evaluation_program, write_evaluation_program, write_training_program
+from subfleet.export.programs import export_program, write_program
 from subfleet.export.requests import EvaluateRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
 from subfleet.export.targets import TARGETS
@@ -103,7 +103,7 @@ def told_by_pytorch(module: nn.Module, given: dict[str, Tensor]) -> tuple[float,
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_an_evaluation_is_that_of_pytorch_in_evaluation_mode(target: str, name: str) -> None:
     module, step = step_of(name)
-    program = None if target == "torch" else write_evaluation_program(step, target=target, program_id=name)
+    program = None if target == "torch" else write_program(step, target=target, program_id=name)
     for real in (BATCH, 1):
         given = given_to(step, real)
         results = step.run(*given.values()) if program is None else TARGETS[target].run(bytes(program.body), given)
@@ -125,7 +125,7 @@ EVERY_FAMILY = {**CONVOLUTIONAL, "vit": VIT, "decoder": DECODER, "bert": BERT, "
 )
 def test_every_family_can_be_evaluated(target: str, name: str) -> None:
     objective = ObjectiveSettings(name="next_token" if name in {"decoder", "bert", "lstm"} else "cross_entropy")
-    program = export_evaluation_program(request(target, EVERY_FAMILY[name], batch_size=3, objective=objective))
+    program = export_program(request(target, EVERY_FAMILY[name], batch_size=3, objective=objective))
     assert program.manifest.max_abs_diff < 1e-5
 
 
@@ -143,12 +143,12 @@ def test_no_step_is_paid_for(target: str) -> None:
     """Weights are held once, and there is no gradient and no state."""
     model = build_module(network_of(RESNET), largest(RESNET))
     sample = SampleSpec(shape=RESNET.input_shape)
-    trained = write_training_program(
+    trained = write_program(
         training_step(model, sample, batch_size=BATCH, objective=ObjectiveSettings(), optimiser=OptimiserSettings()),
         target=target,
         program_id="trained",
     )
-    memory = export_evaluation_program(request(target, RESNET)).manifest.memory
+    memory = export_program(request(target, RESNET)).manifest.memory
     assert memory.optimiser_bytes == 0
     assert 2 * memory.weights_bytes == trained.manifest.memory.weights_bytes
     assert memory.peak_bytes < trained.manifest.memory.peak_bytes
@@ -157,7 +157,7 @@ def test_no_step_is_paid_for(target: str) -> None:
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_a_manifest_says_what_the_program_is_for(target: str) -> None:
     asked = request(target)
-    program = export_evaluation_program(asked)
+    program = export_program(asked)
     manifest = program.manifest
     assert (manifest.purpose, manifest.target, manifest.batch_size) == ("evaluate", target, BATCH)
     assert manifest.program_id == asked.program_id != train_request(target).program_id

@@ -6,7 +6,7 @@ from export.export_cases import MLP, PLAIN, largest, train_request
 from torch import Tensor, nn
 
 from subfleet.export.preflight import explain_failure, find_obstacles
-from subfleet.export.programs import export_training_program, write_training_program
+from subfleet.export.programs import export_program, write_program
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, training_step
@@ -25,7 +25,7 @@ def test_a_defect_in_a_lowering_is_found(target: str, monkeypatch: pytest.Monkey
     broken[torch.ops.aten.threshold_backward.default] = lambda gradient, output, threshold: gradient
     monkeypatch.setattr(type(TARGETS[target]), "lowerings", broken)
     with pytest.raises(ExportError, match=r"is off by .* but may be by"):
-        export_training_program(train_request(target))
+        export_program(train_request(target))
 
 
 def step_through(layer: nn.Module) -> Step:
@@ -87,7 +87,7 @@ def test_an_error_of_any_type_is_one_of_ours(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(
                 ExportError, match=r"cannot be written: KeyError: 'a shape'; use other layers"
             ) as raised:
-                write_training_program(step, target="onnx", program_id="x")
+                write_program(step, target="onnx", program_id="x")
         assert isinstance(raised.value.__cause__, KeyError)
     with monkeypatch.context() as patched:
         patched.setattr(type(TARGETS["onnx"]), "write_training", _fail)

@@ -11,7 +11,7 @@ from export.layer_cases import GROUPS, group_of
 from export.oldest import needs_oldest, run_on_oldest
 from torch import Tensor
 
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.steps import Step, training_step
 from subfleet.export.targets import find_target
 from subfleet.protocol.programs import Program
@@ -27,7 +27,7 @@ def written(group: str, target: str) -> tuple[Step, Program]:
     step = training_step(
         module, sample, batch_size=3, objective=ObjectiveSettings(), optimiser=OptimiserSettings(momentum=0.0)
     )
-    return step, write_training_program(step, target=target, program_id=group)
+    return step, write_program(step, target=target, program_id=group)
 
 
 def example_of(group: str) -> tuple[bytes, dict[str, Tensor], dict[str, Tensor]]:

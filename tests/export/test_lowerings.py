@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from subfleet.export.lowerings.activation import ACTIVATIONS
+from subfleet.export.lowerings.arithmetic import ACTIVATIONS
 from subfleet.export.lowerings.convolution_products import CONVOLUTIONS_AS_PRODUCTS
-from subfleet.export.lowerings.norms import NORMALISATIONS
+from subfleet.export.lowerings.norms import NORMS
 
 aten = torch.ops.aten
 TABLES = {"products": CONVOLUTIONS_AS_PRODUCTS}
@@ -59,14 +59,14 @@ def test_group_norm(sizes: tuple[int, ...], groups: int, affine: bool) -> None:
     counts = (3, 6, inputs[0, 0].numel(), groups)
     expected = aten.native_group_norm(inputs, weight, bias, *counts, 1e-5)
 
-    assert_same(NORMALISATIONS[aten.native_group_norm.default](inputs, weight, bias, *counts, 1e-5), expected)
+    assert_same(NORMS[aten.native_group_norm.default](inputs, weight, bias, *counts, 1e-5), expected)
     gradient = draw(*inputs.shape, seed=3)
     wanted = [True, affine, affine]
     backward = (gradient, inputs, expected[1], expected[2], weight, *counts, wanted)
     expected = aten.native_group_norm_backward(*backward)
     if not affine:
         expected = (expected[0], None, None)
-    assert_same(NORMALISATIONS[aten.native_group_norm_backward.default](*backward), expected)
+    assert_same(NORMS[aten.native_group_norm_backward.default](*backward), expected)
 
 
 @pytest.mark.parametrize("threshold", [0, 0.5])

@@ -10,7 +10,7 @@ from export.step_rig import carried, example, loaded, run, step_of_module
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, inference_step
 from subfleet.export.steps.module_calls import call_with_state
 from subfleet.export.steps.state_snapshot import StateSnapshot
@@ -346,7 +346,7 @@ def test_a_buffer_that_a_recomputed_block_changes_is_carried(in_place: bool) -> 
     right = run(plain, inputs)
     for name, actual in run(again, inputs).items():
         torch.testing.assert_close(actual, right[name], atol=1e-12, rtol=1e-12, msg=f"{name}: {{}}".format)
-    program = write_training_program(again, target="onnx", program_id="again")
+    program = write_program(again, target="onnx", program_id="again")
     assert program.manifest.max_abs_diff < 1e-5
 
 

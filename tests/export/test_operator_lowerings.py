@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from matrices import examples
 from torch import Tensor
 
-from subfleet.export.lowerings.activation import ACTIVATIONS
-from subfleet.export.lowerings.arithmetic import ARITHMETIC
-from subfleet.export.lowerings.indexing import EMBEDDINGS
-from subfleet.export.lowerings.norms import BATCH_NORMS, LAYER_NORMS, WEIGHT_NORMS
+from subfleet.export.lowerings.arithmetic import ACTIVATIONS, ARITHMETIC
+from subfleet.export.lowerings.indexing import INDEXING
+from subfleet.export.lowerings.norms import NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOL_BACKWARD, MAXIMUM_POOLS
-from subfleet.export.lowerings.resampling import RESAMPLINGS
+from subfleet.export.lowerings.separable import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
 from subfleet.export.lowerings.tables import COMMON, without
 from subfleet.protocol.errors import ExportError
@@ -85,10 +84,10 @@ def test_gelu_by_tanh() -> None:
 @pytest.mark.parametrize("features", [[6], [5, 6]])
 def test_layer_norm(features: list[int], affine: bool) -> None:
     weight, bias = (draw(*features, seed=1), draw(*features, seed=2)) if affine else (None, None)
-    assert_lowered(LAYER_NORMS, aten.native_layer_norm.default, IMAGE, features, weight, bias, 1e-5)
+    assert_lowered(NORMS, aten.native_layer_norm.default, IMAGE, features, weight, bias, 1e-5)
     _, mean, rstd = aten.native_layer_norm(IMAGE, features, weight, bias, 1e-5)
     arguments = (draw(*IMAGE.shape, seed=3), IMAGE, features, mean, rstd, weight, bias, [True, affine, affine])
-    assert_lowered(LAYER_NORMS, aten.native_layer_norm_backward.default, *arguments)
+    assert_lowered(NORMS, aten.native_layer_norm_backward.default, *arguments)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -97,36 +96,36 @@ def test_batch_norm(training: bool, affine: bool) -> None:
     weight, bias = (draw(4, seed=1), draw(4, seed=2)) if affine else (None, None)
     mean, variance = (None, None) if training else (draw(4, seed=3), draw(4, seed=4).abs())
     forward = (IMAGE, weight, bias, mean, variance, training, 0.1, 1e-5)
-    assert_lowered(BATCH_NORMS, aten.native_batch_norm.default, *forward)
+    assert_lowered(NORMS, aten.native_batch_norm.default, *forward)
     _, saved_mean, saved_rstd = aten.native_batch_norm(*forward)
     for wanted in ([True, affine, affine], [True, False, False]):
         backward = (draw(*IMAGE.shape, seed=5), IMAGE, weight, mean, variance, saved_mean, saved_rstd, training, 1e-5)
-        assert_lowered(BATCH_NORMS, aten.native_batch_norm_backward.default, *backward, wanted)
+        assert_lowered(NORMS, aten.native_batch_norm_backward.default, *backward, wanted)
 
 
 def test_a_normalisation_that_changes_its_statistics_is_refused() -> None:
     with pytest.raises(ExportError, match="running statistics inside an operator"):
-        BATCH_NORMS[aten.native_batch_norm.default](IMAGE, None, None, draw(4), draw(4), True, 0.1, 1e-5)
+        NORMS[aten.native_batch_norm.default](IMAGE, None, None, draw(4), draw(4), True, 0.1, 1e-5)
 
 
 @pytest.mark.parametrize("dim", [0, 2])
 def test_weight_norm(dim: int) -> None:
     direction, length = draw(3, 4, 5), draw(*(size if place == dim else 1 for place, size in enumerate((3, 4, 5))))
-    assert_lowered(WEIGHT_NORMS, aten._weight_norm_interface.default, direction, length, dim)
+    assert_lowered(NORMS, aten._weight_norm_interface.default, direction, length, dim)
     _, norms = aten._weight_norm_interface(direction, length, dim)
     backward = (draw(3, 4, 5, seed=1), direction, length, norms, dim)
-    assert_lowered(WEIGHT_NORMS, aten._weight_norm_interface_backward.default, *backward)
+    assert_lowered(NORMS, aten._weight_norm_interface_backward.default, *backward)
 
 
 @pytest.mark.parametrize("padding_index", [-1, 0, 2])
 def test_embedding_backward(padding_index: int) -> None:
     tokens = torch.tensor([[0, 2, 2], [1, 0, 2]])
-    assert_lowered(EMBEDDINGS, aten.embedding_dense_backward.default, draw(2, 3, 4), tokens, 5, padding_index, False)
+    assert_lowered(INDEXING, aten.embedding_dense_backward.default, draw(2, 3, 4), tokens, 5, padding_index, False)
 
 
 def test_an_embedding_scaled_by_frequency_is_refused() -> None:
     with pytest.raises(ExportError, match="scale_grad_by_freq"):
-        EMBEDDINGS[aten.embedding_dense_backward.default](draw(1, 4), torch.tensor([0]), 5, -1, True)
+        INDEXING[aten.embedding_dense_backward.default](draw(1, 4), torch.tensor([0]), 5, -1, True)
 
 
 GEOMETRY = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2), st.integers(3, 9))

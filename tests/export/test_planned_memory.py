@@ -22,10 +22,10 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families import preset
 from subfleet.elastic.network import Family
 from subfleet.export.memory import executorch_plan
+from subfleet.export.memory.blocks import activation_peak_bytes
 from subfleet.export.memory.executorch_plan import BASE_BYTES, HeapGrowth, plan_executorch
-from subfleet.export.memory.liveness import activation_peak_bytes
 from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_up_count, weights_bytes
-from subfleet.export.programs import export_training_program, write_evaluation_program, write_training_program
+from subfleet.export.programs import export_program, write_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
 from subfleet.protocol.memory_plan import PackingWidth, planned_for
@@ -143,7 +143,7 @@ def step_of(name: str, *, batch_size: int = BATCH, recompute: bool = False, accu
 @cache
 def written(name: str, target: str, **options: Any) -> Program:
     """Several tests look at the same programs."""
-    return write_training_program(step_of(name, **options), target=target, program_id="memory")
+    return write_program(step_of(name, **options), target=target, program_id="memory")
 
 
 def measured_bytes(program: Program, folder: Path) -> int:
@@ -193,7 +193,7 @@ def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tm
     config, share, objective = EAGER[name]
     cut = {one: axis for one, axis in network_of(config).axes.items() if axis.kind not in {"class", "kernel"}}
     architecture = Architecture(axes=tuple((one, Prefix(size=axis.size // share)) for one, axis in sorted(cut.items())))
-    program = export_training_program(
+    program = export_program(
         TrainRequest(
             model=config,
             architecture=architecture,
@@ -211,7 +211,7 @@ def test_a_fresh_process_of_pytorch_takes_no_more_than_was_planned(name: str, tm
 def test_an_evaluation_takes_what_was_planned(name: str, target: str, tmp_path: Path) -> None:
     sample = SampleSpec(shape=(3, SIDE, SIDE))
     step = evaluation_step(MODULES[name](), sample, batch_size=BATCH, objective=ObjectiveSettings())
-    program = write_evaluation_program(step, target=target, program_id="memory")
+    program = write_program(step, target=target, program_id="memory")
     off = planned_here(program) - measured_bytes(program, tmp_path)
     assert abs(off) <= MAPPED_BYTES, program.manifest.memory
 
@@ -222,7 +222,7 @@ def test_a_process_without_the_native_binding_takes_what_was_planned_without_it(
 ) -> None:
     native = written(name, "executorch").manifest
     hide_binding(tmp_path, monkeypatch)
-    program = write_training_program(step_of(name), target="executorch", program_id="memory")
+    program = write_program(step_of(name), target="executorch", program_id="memory")
     # Structures and workspaces are counted in the heap, of which each runtime takes some kilobytes of its own.
     assert abs(program.manifest.planned_peak_bytes - native.planned_peak_bytes) <= COUNTING_BYTES
     measured = measured_bytes(program, tmp_path)

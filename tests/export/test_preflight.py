@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.preflight import explain_failure, find_obstacles
-from subfleet.export.programs import export_training_program
+from subfleet.export.programs import export_program
 from subfleet.export.steps import SampleSpec
 from subfleet.protocol.errors import ExportError
 
@@ -106,7 +106,7 @@ def test_a_request_that_fails_names_the_layer(monkeypatch: pytest.MonkeyPatch) -
     mlp = Mlp.blueprint
     monkeypatch.setattr(Mlp, "blueprint", with_log_gamma)
     with pytest.raises(ExportError, match=r"^layer 'special' \(LogGamma\) cannot be exported .*; use") as raised:
-        export_training_program(train_request("onnx"))
+        export_program(train_request("onnx"))
     assert isinstance(raised.value.__cause__, ExportError)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from subfleet.export.quiet import pause_garbage_collection
+from subfleet.export.tools import pause_garbage_collection
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from subfleet.export.preflight import explain_failure
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[nn.Module, SampleSpec, str]] = {
 
 def written(module: nn.Module, sample: SampleSpec, target: str) -> Any:
     step = training_step(module, sample, batch_size=4, objective=ObjectiveSettings(), optimiser=OptimiserSettings())
-    return write_training_program(step, target=target, program_id="0" * 64)
+    return write_program(step, target=target, program_id="0" * 64)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from export.step_cases import CASES, IMAGE, images
 from matrices import crossed
 from torch import Tensor
 
-from subfleet.export.programs import write_inference_model, write_training_program
+from subfleet.export.programs import write_inference_model, write_program
 from subfleet.export.steps import Step, inference_step
 from subfleet.export.targets import TARGETS
 from subfleet.export.verification.distances import EAGER_FACTOR
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.export, pytest.mark.slow]
 @cache
 def written(name: str, target: str) -> tuple[Step, Program]:
     step = CASES[name]()
-    return step, write_training_program(step, target=target, program_id=name)
+    return step, write_program(step, target=target, program_id=name)
 
 
 def run(program: Program, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from export.step_rig import assert_close, example, run, step_of_module
 from torch import Tensor, nn
 
 from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, inference_step
 from subfleet.protocol.errors import ExportError
 
@@ -71,9 +71,7 @@ def test_stochastic_depth_leaves_out_what_the_step_says(new: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["onnx", "executorch"])
 def test_a_network_with_stochastic_depth_is_written(target: str) -> None:
-    program = write_training_program(
-        step_of_module(Residual(DropPath(new=False)), (4,)), target=target, program_id="drop path"
-    )
+    program = write_program(step_of_module(Residual(DropPath(new=False)), (4,)), target=target, program_id="drop path")
     assert [value.shape for value in program.manifest.inputs if value.role == "random"] == [(4, 1)]
 
 

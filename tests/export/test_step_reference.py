@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subfleet.export.layers import LAYERS
-from subfleet.export.layers.functions import POOLS, WHOLES
+from subfleet.export.layers.functions import FUNCTIONS
 from subfleet.export.layers.random_layers import DRAWS, RANDOMNESS
 from subfleet.export.steps import Step
 from subfleet.export.steps.reference.step_references import InferenceReference, TrainingReference
-from subfleet.export.verification.examples import second_step
+from subfleet.export.verification.verifying import second_step
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
@@ -90,7 +90,7 @@ def test_every_layer_of_ours_that_draws_has_its_reference() -> None:
     from subfleet.export.steps.reference.replayed_randomness import _RANDOM_LAYERS
 
     drawing = {function for function, layer in LAYERS.items() if "refuse" not in layer.__qualname__}
-    deterministic = {functional.pad, functional.rms_norm, *POOLS, *WHOLES, *RANDOMNESS.keys() - DRAWS.keys()}
+    deterministic = {functional.rms_norm, *FUNCTIONS, *RANDOMNESS.keys() - DRAWS.keys()}
     assert drawing - deterministic <= {*_RANDOM_LAYERS, *DRAWS}
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from shared_programs import program_of
 
 from subfleet.elastic.building import build_module, network_of
-from subfleet.export.programs import export_training_program
+from subfleet.export.programs import export_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.targets import TARGETS
 from subfleet.export.versions import TARGET_NAMES
@@ -115,7 +115,7 @@ def test_padding_samples_change_nothing(target: str) -> None:
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_equal_requests_give_equal_bytes(target: str) -> None:
     request = train_request(target)
-    assert export_training_program(request).body == program_of(request).body
+    assert export_program(request).body == program_of(request).body
 
 
 def test_no_momentum_keeps_no_state() -> None:

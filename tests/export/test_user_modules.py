@@ -12,7 +12,7 @@ from export import user_modules
 from export.user_modules import CLASSES, USER_MODULES
 from torch import Tensor, nn
 
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import find_target
 from subfleet.protocol.errors import ExportError
@@ -72,7 +72,7 @@ def eagerly(name: str, precision: torch.dtype) -> Mapping[str, Tensor]:
 
 def by_program(name: str, target: str) -> Mapping[str, Tensor]:
     step, module = step_of(name), made(name)
-    body = write_training_program(step, target=target, program_id="0" * 64).body
+    body = write_program(step, target=target, program_id="0" * 64).body
     run = find_target(target).run
     state = {f"parameter.{key}": one.detach() for key, one in module.named_parameters()}
     state |= {f"buffer.{key}": one for key, one in module.named_buffers() if one.is_floating_point()}
@@ -120,7 +120,7 @@ def test_after_ten_steps_it_is_as_near_as_eager(name: str, target: str) -> None:
 def test_what_no_step_carries_is_refused_by_its_name(name: str) -> None:
     before = chance()
     with pytest.raises(ExportError, match=USER_MODULES[name].refused):
-        write_training_program(step_of(name), target="onnx", program_id="0" * 64)
+        write_program(step_of(name), target="onnx", program_id="0" * 64)
     assert chance() == before, "everybody else's numbers go on as they would have"
 
 

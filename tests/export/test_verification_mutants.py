@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families import FAMILIES, PRESETS, preset, presets
 from subfleet.elastic.network import Family
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.request_steps import sample_of
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.steps.reference import TrainingReference
@@ -217,4 +217,4 @@ def test_a_program_with_a_wrong_gradient_is_not_written(target: str, kind: str) 
         mutation = swapped(name, gradients) if kind == "swapped" else MUTATIONS[kind](name)
         assert mutation is not None
         with gradients_of(step, mutation), pytest.raises(ExportError, match=r"'new\..*' is off by"):
-            write_training_program(step, target=target, program_id="mutant")
+            write_program(step, target=target, program_id="mutant")

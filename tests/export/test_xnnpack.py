@@ -16,10 +16,8 @@ from subfleet.export.memory.heap import heap_bytes
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.executorch_program import lower_to_executorch
-from subfleet.export.targets.xnnpack.delegating import delegate
+from subfleet.export.targets.xnnpack.delegating import DelegateRegion, delegate, prepare, split_regions
 from subfleet.export.targets.xnnpack.operators import OPERATORS, is_supported
-from subfleet.export.targets.xnnpack.preparing import prepare
-from subfleet.export.targets.xnnpack.regions import DelegateRegion, split_regions
 from subfleet.export.tracing import trace
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -191,8 +189,7 @@ def test_an_input_and_one_value_twice_as_results() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("with_xnnpack", [True, False])
-def test_a_program_with_and_without_xnnpack(with_xnnpack: bool) -> None:
+def test_a_program_calls_xnnpack() -> None:
     module = torch.nn.Sequential(
         torch.nn.Conv2d(1, 3, 3, stride=2),
         torch.nn.BatchNorm2d(3),
@@ -203,9 +200,9 @@ def test_a_program_with_and_without_xnnpack(with_xnnpack: bool) -> None:
     step = training_step(
         module, SampleSpec(shape=(1, 6, 6)), batch_size=3, objective=ObjectiveSettings(), optimiser=OptimiserSettings()
     )
-    target = ExecutorchTarget(with_xnnpack=with_xnnpack)
+    target = ExecutorchTarget()
     body = target.write_training(trace(step, target.lowerings), step).body
-    assert (b"XnnpackBackend" in body) == with_xnnpack
+    assert b"XnnpackBackend" in body
     example = step.example(torch.Generator().manual_seed(0))
     named = {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)}
     exact = step.run(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in example))

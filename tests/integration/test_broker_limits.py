@@ -24,7 +24,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
-from subfleet.serving.broker import try_broker
+from subfleet.serving.deployment import adapt_to_broker
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -103,7 +103,7 @@ class Fleet:
         self.server._link._exchange._retry_s = RETRY_S
         self._stack.callback(self.server.close)
         if tried:
-            try_broker(address, run, mqtt, self.sizes, self.notes)
+            adapt_to_broker(address, run, mqtt, self.sizes, self.notes)
         self.server.open()
         self.devices = [self._device(folder / name, name, url, data) for name in ("ada", "bob")]
 

@@ -11,14 +11,14 @@ import pytest
 
 from subfleet.cli.console import create_display
 from subfleet.cli.serving import serve_fleet
-from subfleet.emulation.fleet import ClientCommand, Fleet
-from subfleet.emulation.hosting import opened_host
+from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
+from subfleet.emulation.hosting import open_host
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import RoundRecord
 from subfleet.link.broker import EmbeddedBroker
-from subfleet.observers.figures import figures_of
-from subfleet.reporting.address import HttpAddress
+from subfleet.observers.figures import round_figures
+from subfleet.reporting.api import HttpAddress
 from subfleet.settings.fleet import HostKind
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
@@ -110,7 +110,7 @@ def told(place: Path, described: Run, cache: CacheFolder) -> Mapping[HostKind, _
     for kind in EMULATED:
         folder, found[kind] = create_folder(place / kind), _Rounds()
         write_description(folder, described)
-        with opened_host(kind, cache) as host:
+        with open_host(kind, cache) as host:
             host(described, folder, found[kind], threading.Event())
     return found
 
@@ -136,7 +136,7 @@ def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache:
             )
             for device in described.fleet.each()
         )
-        with Fleet(commands, output_folder=place / "joined" / "output") as fleet:
+        with ClientProcesses(commands, output_folder=place / "joined" / "output") as fleet:
             folder = serve_fleet(
                 described,
                 place / "served",
@@ -238,6 +238,6 @@ def test_what_was_not_measured_is_empty(place: Path, told: Mapping[HostKind, _Ro
         assert (summary["costs"]["rounds"] is not None) is is_measured
         assert ("Planned against measured" in (folder / "report.html").read_text(encoding="utf-8")) is is_measured
         (record,) = told[kind].records
-        assert {"seconds", "measured_peak_bytes"} & figures_of(record).keys() == (
+        assert {"seconds", "measured_peak_bytes"} & round_figures(record).keys() == (
             {"seconds", "measured_peak_bytes"} if is_measured else set()
         )

@@ -12,8 +12,8 @@ import pytest
 
 from subfleet import observers
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
-from subfleet.observers import OBSERVERS, observed
-from subfleet.observers.figures import figures_of, parameters_of
+from subfleet.observers import OBSERVERS, observe_run
+from subfleet.observers.figures import flatten_parameters, round_figures
 from subfleet.protocol.errors import ConfigError, MissingExtraError
 from subfleet.protocol.registry import Registry
 from subfleet.settings.reading import read_run
@@ -64,7 +64,7 @@ def run_with(*names: str) -> Run:
 def play(run: Run, folder: Path) -> Heard:
     folder.mkdir(parents=True, exist_ok=True)
     heard = Heard()
-    with observed(run, folder, heard) as observer:
+    with observe_run(run, folder, heard) as observer:
         observer.say("it begins")
         for number in range(1, ROUNDS + 1):
             observer.round_finished(record(number))
@@ -72,14 +72,14 @@ def play(run: Run, folder: Path) -> Heard:
 
 
 def test_a_round_in_numbers() -> None:
-    figures = figures_of(record(2))
+    figures = round_figures(record(2))
     assert (figures["accuracy"], figures["loss"], figures["participation"]) == (0.2, 0.5, 0.5)
     assert (figures["bytes_down"], figures["bytes_up"], figures["submodels"]) == (107.0, 50.0, 1.0)
     assert (figures["planned_peak_bytes"], figures["measured_peak_bytes"], figures["utilisation"]) == (10.0, 8.0, 0.5)
 
 
 def test_parameters_are_what_takes_part_by_dotted_key() -> None:
-    parameters = parameters_of(run_with("tensorboard"))
+    parameters = flatten_parameters(run_with("tensorboard"))
     assert parameters["method.type"] == "heterofl"
     assert parameters["training.learning_rate"] == "0.08"
     assert not [key for key in parameters if key.startswith(("deadlines", "host", "observers"))]
@@ -91,7 +91,7 @@ def test_tensorboard_has_every_round(tmp_path: Path) -> None:
     accumulating = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     play(run_with("tensorboard"), tmp_path)
     found = accumulating.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert set(found.Tags()["scalars"]) == set(figures_of(record(1)))
+    assert set(found.Tags()["scalars"]) == set(round_figures(record(1)))
     told = [(event.step, event.value) for event in found.Scalars("accuracy")]
     assert told == [(number, pytest.approx(number / 10)) for number in range(1, ROUNDS + 1)]
 
@@ -200,7 +200,7 @@ def test_what_one_raises_or_hides_at_its_end_is_logged_and_ends_nothing(
     monkeypatch.setattr(observers, "OBSERVERS", Registry("subfleet.observers", "observer", find=lambda group: entries))
     ENDED.clear()
     if failing:
-        with pytest.raises(RuntimeError, match="the run fails"), observed(run_with("ending"), tmp_path, Heard()):
+        with pytest.raises(RuntimeError, match="the run fails"), observe_run(run_with("ending"), tmp_path, Heard()):
             raise RuntimeError("the run fails")
     else:
         assert play(run_with("ending"), tmp_path).rounds == [1, 2, 3]

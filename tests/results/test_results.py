@@ -15,11 +15,11 @@ from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunR
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
-from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
-from subfleet.reporting.personalised_models import kept_models, tried
-from subfleet.reporting.results import summary as summary_of
+from subfleet.reporting.columns import CLIENT_COLUMNS, describe_participation
+from subfleet.reporting.personalised_models import add_metric, copy_models
+from subfleet.reporting.results import build_summary as summary_of
 from subfleet.reporting.results import write_results
-from subfleet.reporting.telling import ending_lines, reached_text
+from subfleet.reporting.texts import describe_ending, describe_result
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
 
@@ -122,7 +122,7 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
         "pdates left out: cyd in 1 (of 2 rounds)",
         "pdates far from the others, which counted in full: bob in 1 (of 2 rounds)",
     ]
-    report, lines = (tmp_path / "report.html").read_text(encoding="utf-8"), list(ending_lines(result))
+    report, lines = (tmp_path / "report.html").read_text(encoding="utf-8"), list(describe_ending(result))
     assert all(f"<p>U{text}.</p>" in report for text in words)
     assert lines[:3] == [f"U{text}" for text in words]
     assert count_outliers(rounds).altered == tuple(f"u{text}" for text in words[:2])
@@ -178,9 +178,9 @@ def test_participation_is_the_share_of_those_who_were_to_take_part() -> None:
         "3 skipped: memory; 1 missing: no answer came in time; 1 refused: memory; "
         "1 skipped: the device is not available now"
     )
-    assert participation_text(record) == f"4 of 10 devices took part ({record.left_out})"
+    assert describe_participation(record) == f"4 of 10 devices took part ({record.left_out})"
     alone = dataclasses.replace(ROUND, clients=(AGGREGATED,))
-    assert participation_text(alone) == "1 of 1 devices took part"
+    assert describe_participation(alone) == "1 of 1 devices took part"
     assert compute_participation((record, alone)) == 5 / 11
     assert compute_participation(()) == dataclasses.replace(ROUND, clients=rows[8:9]).participation == 0.0
 
@@ -220,7 +220,7 @@ def test_a_report_that_cannot_be_drawn_loses_nothing(tmp_path: Path, monkeypatch
     def broken(rounds: object) -> str:
         raise ZeroDivisionError("<no font>")
 
-    monkeypatch.setattr("subfleet.reporting.plots.memory_plot", broken)
+    monkeypatch.setattr("subfleet.reporting.plots.plot_memory", broken)
     page = write_results(tmp_path, name="a<b", result=RESULT).read_text(encoding="utf-8")
     assert "The report cannot be made (ZeroDivisionError: &lt;no font&gt;)" in page
     assert "a&lt;b" in page
@@ -242,10 +242,10 @@ def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> No
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"Test accuracy of {words}: 0.5000" in page
     assert f"Accuracy of {words} on the evaluation samples." in page
-    assert reached_text(result) == f"Test accuracy of {words}: 0.5000"
+    assert describe_result(result) == f"Test accuracy of {words}: 0.5000"
     nothing = dataclasses.replace(RESULT, accuracy=None, rounds=())
     assert summary_of("test", nothing)["accuracy"] is None
-    assert reached_text(nothing) == "No round was aggregated, so the model was not evaluated"
+    assert describe_result(nothing) == "No round was aggregated, so the model was not evaluated"
 
 
 def test_what_nobody_has_measured_is_empty_wherever_it_would_stand(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path)
     with (tmp_path / "evaluations.csv").open(encoding="utf-8", newline="") as file:
         assert [row["rmse"] for row in csv.DictReader(file)] == ["0.5", ""]
     assert last.told == "RMSE 0.5000, R2 0.5000"
-    assert reached_text(result) == "Test RMSE of the model: 0.5000, R2 0.5000"
+    assert describe_result(result) == "Test RMSE of the model: 0.5000, R2 0.5000"
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "rmse"])
@@ -302,12 +302,12 @@ def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(met
         max_abs_diff=1e-7,
         status="deployed",
     )
-    rows = kept_models(tmp_path, [(made, file)])
+    rows = copy_models(tmp_path, [(made, file)])
     result = dataclasses.replace(RESULT, rounds=(dataclasses.replace(ROUND, headline=metric),))
     untried = write_results(tmp_path, name="test", result=result, models=rows).read_text(encoding="utf-8")
     assert "<td>models/pi/model.onnx</td>" in untried
     assert "of its own" not in untried
-    known = [tried(row, metric, 0.75) for row in rows]
+    known = [add_metric(row, metric, 0.75) for row in rows]
     page = write_results(tmp_path, name="test", result=result, models=known).read_text(encoding="utf-8")
     assert f"<th>{METRICS[metric].title} of its own</th>" in page
     assert "<td>0.7500</td></tr>" in page
@@ -320,6 +320,6 @@ def test_data_on_another_scale_are_told_in_the_report_and_on_the_screen(tmp_path
     report = write_results(tmp_path, name="test", result=result).read_text(encoding="utf-8")
     said = [f"Client c{number}: {why}" for number in range(3)]
     said.append("The data of 2 more clients do not go with the evaluation data either")
-    assert list(ending_lines(result))[:4] == said
+    assert list(describe_ending(result))[:4] == said
     assert all(f"<p>{line}.</p>" in report for line in said)
     assert summary_of("test", result)["data_warnings"] == {f"c{number}": why for number in range(5)}

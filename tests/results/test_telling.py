@@ -13,7 +13,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.lineage import Copied, Lineage, Replicated
 from subfleet.journal.costs import RunCosts, Timing
 from subfleet.journal.networks import NetworkRecord
-from subfleet.reporting.telling import amount, costs_text, network_lines, times_text
+from subfleet.reporting.texts import describe_costs, describe_networks, describe_times, format_amount
 
 CONFIG = Mlp(input_shape=(6,), class_count=3, widths=(8,), depths=(1,), group_size=4)
 
@@ -36,25 +36,25 @@ DEEPER = network("m2", "m1", 5, deeper=("s1",), wider=("s0",))
 
 def test_the_tree_is_indented_and_names_what_is_known() -> None:
     told = replace(WIDER, lineage=replace(WIDER.lineage, reason="x"))
-    assert list(network_lines((CONFIGURED, FIRST, told, DEEPER))) == [
+    assert list(describe_networks((CONFIGURED, FIRST, told, DEEPER))) == [
         "Networks, each below the one that it grew from:",
         "  m0: 1.25 M MACs and 1.5 k parameters; trained by 2 devices in 2 rounds; accuracy 0.5000 for 1 device",
         "    m1: after round 2; x; 1.25 M MACs and 1.5 k parameters; ready for round 4; trained by 1 device in 1 round",
         "      m2: after round 5; 1.25 M MACs and 1.5 k parameters; trained by 0 devices in 0 rounds",
     ]
-    assert "retired after round 6" in list(network_lines((FIRST, retired(WIDER, 6))))[2]
+    assert "retired after round 6" in list(describe_networks((FIRST, retired(WIDER, 6))))[2]
 
 
 def test_of_one_network_there_is_no_tree() -> None:
-    assert list(network_lines((CONFIGURED, FIRST))) == []
-    assert list(network_lines((FIRST,))) == list(network_lines(())) == []
+    assert list(describe_networks((CONFIGURED, FIRST))) == []
+    assert list(describe_networks((FIRST,))) == list(describe_networks(())) == []
 
 
 def texts_of_tree(networks: Sequence[NetworkRecord], rounds: int) -> list[str]:
     """The texts of a drawing, which matplotlib writes down beside their outlines."""
-    from subfleet.reporting.family_tree import family_tree  # matplotlib takes a second to load
+    from subfleet.reporting.plots import plot_family_tree
 
-    return re.findall(r"<!-- (.*?) -->", family_tree(networks, rounds))
+    return re.findall(r"<!-- (.*?) -->", plot_family_tree(networks, rounds))
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_what_it_took_in_sentences() -> None:
         expected_rounds=Timing(mean_s=2.0, deviation_s=0.5, count=3),
         expected_clients=Timing(mean_s=1.0, deviation_s=0.25, count=9),
     )
-    assert costs_text(costs) == (
+    assert describe_costs(costs) == (
         "All training took 6 G MACs (2 G forward), 3.5 MB down and 999 B up; the server keeps 1 MB of weights from "
         "round to round"
     )
@@ -95,16 +95,16 @@ def test_what_it_took_in_sentences() -> None:
         (0.5, "by links, and paces that 50% of the trainings have"),
         (1.0, "by links and paces"),
     ):
-        assert list(times_text(replace(costs, paced=paced))) == [f"{expected}(deviation 0.25 s), {grounds}"]
-    assert list(times_text(costs)) == [
+        assert list(describe_times(replace(costs, paced=paced))) == [f"{expected}(deviation 0.25 s), {grounds}"]
+    assert list(describe_times(costs)) == [
         "No device profile has a speed (macs_per_s), so the time of a round is not estimated"
     ]
-    assert list(times_text(RunCosts())) == []
+    assert list(describe_times(RunCosts())) == []
 
 
 @given(st.integers(0, 10**18))
 def test_an_amount_is_within_half_a_percent(number: int) -> None:
-    text = amount(number)
+    text = format_amount(number)
     digits, _, prefix = text.partition(" ")
     size = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}[prefix]
     assert float(digits) * size == pytest.approx(number, rel=0.005)

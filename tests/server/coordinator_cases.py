@@ -38,7 +38,7 @@ from subfleet.rounds.work import (
     TaskRequest,
 )
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
-from subfleet.serving.context import context_of as planned
+from subfleet.serving.run_context import create_context as planned
 from subfleet.settings.sections import Deadlines
 
 CLIENTS = ("ada", "bob", "cyd")

@@ -27,7 +27,7 @@ from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.search.query import Search
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -199,7 +199,7 @@ class World:
     @property
     def context(self) -> RunContext:
         """Of the run, without what is known of the evaluation data."""
-        return context_of(self.settings, self.server.run_id)
+        return create_context(self.settings, self.server.run_id)
 
     @property
     def journal(self) -> Journal:

@@ -22,10 +22,10 @@ from subfleet.search.fitting import find_obstacles, fits
 from subfleet.search.index import EstimateIndex
 from subfleet.search.query import Query, fit_of
 from subfleet.search.queue import ProgramFacts
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 
 SETTINGS = config(rates=(0.5, 1.0))
-PLAN = context_of(SETTINGS, "run")
+PLAN = create_context(SETTINGS, "run")
 CANDIDATES = PLAN.candidates
 
 
@@ -192,12 +192,12 @@ def test_the_reason_names_the_limit_that_is_broken(limit: dict[str, int], words:
 
 @cache
 def context_of_method(name: str) -> RunContext:
-    return context_of(config(method=QUICK[name]), "run")
+    return create_context(config(method=QUICK[name]), "run")
 
 
 def test_an_estimate_passes_over_no_submodel_whose_activations_are_computed_twice() -> None:
     frugal = config(rates=(0.5, 1.0), training=replace(SETTINGS.training, recompute=True))
-    for whole, half in zip(CANDIDATES, context_of(frugal, "run").candidates, strict=True):
+    for whole, half in zip(CANDIDATES, create_context(frugal, "run").candidates, strict=True):
         overhead_bytes = frugal.memory_overhead_bytes.get("onnx", 0)
         assert half.training_memory_bytes["onnx"] == 2 * whole.weight_bytes + overhead_bytes
         assert half.training_memory_bytes["onnx"] < whole.training_memory_bytes["onnx"]

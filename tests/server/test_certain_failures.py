@@ -25,8 +25,7 @@ from server.server_rig import World, config, fleet
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import RefusalReason, Task
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.api import serve_http
+from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.obstacles import REFUSALS

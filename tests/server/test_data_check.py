@@ -19,7 +19,7 @@ from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.rounds.offers import compare_peers, find_samples_problem, find_scale_warning
 from subfleet.rounds.signals import Event
 from subfleet.rounds.state import RunState
-from subfleet.serving.narrating import told
+from subfleet.serving.narration import describe_step
 from subfleet.settings.rules import find_transform_problem
 from subfleet.settings.samples import DataCheck, DataSettings
 
@@ -46,7 +46,7 @@ def measured(context: RunContext, odd: InputStatistics | None) -> tuple[RunState
     for event in events:
         before = state
         state, _ = step(context, state, event, 2.0)
-        said += told(context, before, state)
+        said += describe_step(context, before, state)
     return state, said
 
 

@@ -18,7 +18,7 @@ from subfleet.rounds.members import list_absences, list_expected
 from subfleet.rounds.progress import Finished
 from subfleet.rounds.signals import Tick, Withdraw
 from subfleet.rounds.state import RunState
-from subfleet.serving.narrating import Attendance, Pace
+from subfleet.serving.narration import Attendance, Pace
 from subfleet.settings.sections import Deadlines
 
 DEADLINES = Deadlines(lease_s=30.0, round_s=600.0)

@@ -32,7 +32,7 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import AcceptedUpdate, ClientState, RunState
-from subfleet.serving.context import context_of as planned
+from subfleet.serving.run_context import create_context as planned
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings

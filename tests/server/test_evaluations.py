@@ -22,7 +22,7 @@ from subfleet.protocol.metric_sums import MetricSums
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
-from subfleet.reporting.results import summary
+from subfleet.reporting.results import build_summary
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
 from subfleet.rounds.evaluating import AT_ONCE
@@ -372,7 +372,7 @@ def test_a_server_that_is_killed_anywhere_comes_to_the_same(kills: int, tmp_path
         rows = [[(row.client_id, row.loss, row.status) for row in one.clients] for one in result.evaluations]
         told_of.append((rows, world.model_bytes()))
         assert [one.round for one in result.evaluations] == [1, 2, 3]
-        plain = json.loads(json.dumps(summary("test", result)))
+        plain = json.loads(json.dumps(build_summary("test", result)))
         assert plain["evaluation"]["loss"]["mean"] == pytest.approx(statistics.fmean(row[1] or 0.0 for row in rows[-1]))
     assert told_of[0] == told_of[1]
     assert len({row[1] for row in told_of[0][0][-1]}) > 1 or len({row[0] for row in told_of[0][0][-1]}) == 3

@@ -24,8 +24,8 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
 from subfleet.rounds.state import RunState
-from subfleet.serving.context import context_of
-from subfleet.serving.loading import loaded_model
+from subfleet.serving.loading import load_model
+from subfleet.serving.run_context import create_context
 from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
@@ -159,7 +159,7 @@ def first_model(run: Run, folder: Path) -> ModelState:
     """The model of a run that has not begun."""
     engine = open_database(folder)
     run_id = begin_run(engine, name=run.name, settings=run.fingerprint(), round_count=run.rounds)
-    return loaded_model(context_of(run, run_id), RunState(), Journal(engine, run_id), folder)
+    return load_model(create_context(run, run_id), RunState(), Journal(engine, run_id), folder)
 
 
 @pytest.mark.slow

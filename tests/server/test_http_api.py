@@ -10,8 +10,7 @@ from server.server_rig import World, config, fleet
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import AbsenceRecord, Journal, begin_run
 from subfleet.protocol.errors import PortError
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.api import serve_http
+from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.state import RunState
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord
 from subfleet.rounds.progress import Measuring, Training
 from subfleet.rounds.state import ClientState, RunState, Stage
-from subfleet.serving.narrating import Pace
+from subfleet.serving.narration import Pace
 
 
 class Clock:

@@ -42,7 +42,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import RequestDone, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
-from subfleet.serving.narrating import told
+from subfleet.serving.narration import describe_step
 from subfleet.settings.sections import Deadlines
 
 # --- what is remembered -------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_models_are_waited_for_shortly_where_trainings_were_missed(misses: int, 
 
 
 def sentences(before: RunState, after: RunState) -> Iterator[str]:
-    return told(CONTEXT, before, after)
+    return describe_step(CONTEXT, before, after)
 
 
 def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_does_again() -> None:

@@ -29,8 +29,7 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.api import serve_http
+from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import describe_missing
 from subfleet.rounds.coordinator import build_round_info, step

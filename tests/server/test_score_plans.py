@@ -19,14 +19,14 @@ from subfleet.rounds.signals import RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.tasks import BATCHES, derive_score_training
 from subfleet.rounds.work import ScoringRequest
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.transport.blob_store import BlobStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 
 def test_a_score_is_planned_with_the_gradients_that_it_keeps(exports: LazyExports, tmp_path: Path) -> None:
-    context = context_of(config(method=FedFA(choice="score")), "run-1")
+    context = create_context(config(method=FedFA(choice="score")), "run-1")
     threads = Threads()
     supply = Supply(
         Views(context=context, samples=torch.zeros(1, 1, 8, 8)),

@@ -10,7 +10,7 @@ from subfleet.methods import METHODS
 from subfleet.methods.fedavg import FedAvg
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.training import AugmentationSettings
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.settings.fleet import FleetSettings
 from subfleet.settings.overrides import parse_override
 from subfleet.settings.reading import read_run
@@ -172,9 +172,9 @@ AUGMENTED = WHOLE.replace("epochs = 2\n", 'epochs = 2\naugmentation = { name = "
 def test_images_are_augmented_by_one_line_and_other_inputs_are_refused_before_a_run(tmp_path: Path) -> None:
     found = read_run(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
     assert found.training.augmentation == AugmentationSettings(name="crop", padding=2)
-    assert context_of(found, "digits-1").training(1).augmentation.padding == 2
+    assert create_context(found, "digits-1").training(1).augmentation.padding == 2
     with pytest.raises(ConfigError, match=r"samples are of the shape \(64,\), but it is for images"):
-        context_of(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
+        create_context(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
     with pytest.raises(ConfigError, match="augmentation 'flip' has no border"):
         read_run(_file(tmp_path, AUGMENTED.replace('"crop"', '"flip"')))
 

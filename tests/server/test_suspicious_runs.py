@@ -22,8 +22,8 @@ from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.programs.worker import Handler, Snapshot, Threads, Worker
 from subfleet.protocol.messages import Task
-from subfleet.reporting.results import summary
-from subfleet.reporting.telling import ending_lines
+from subfleet.reporting.results import build_summary
+from subfleet.reporting.texts import describe_ending
 from subfleet.rounds.signals import RequestFailed
 from subfleet.rounds.work import CheckRequest
 from subfleet.settings.run import Run
@@ -99,8 +99,8 @@ def test_by_default_a_far_update_is_scaled_and_everybody_says_so(tmp_path: Path)
         assert record.left_out == ""
     altered = "updates scaled down: eve in 3 (of 3 rounds)"
     assert result.method_status == (altered if status == "exact" else f"{status}; {altered}")
-    assert summary("x", result)["outliers"] == {"scaled": {"eve": 3}, "left_out": {}, "reported": {}}
-    assert "Updates scaled down: eve in 3 (of 3 rounds)" in ending_lines(result)
+    assert build_summary("x", result)["outliers"] == {"scaled": {"eve": 3}, "left_out": {}, "reported": {}}
+    assert "Updates scaled down: eve in 3 (of 3 rounds)" in describe_ending(result)
     assert [text for text in world.notes.said if text.startswith("the update of client eve in round 1 is scaled by ")]
 
 
@@ -116,7 +116,11 @@ def test_a_run_that_only_reports_says_so_and_has_the_bits_of_one_that_does_not_l
     reported = [row.outlier for record in told.server.result().rounds for row in record.clients if row.outlier]
     assert len(reported) == ROUNDS
     assert not any(row.outlier for record in off.server.result().rounds for row in record.clients)
-    assert summary("x", told.server.result())["outliers"] == {"scaled": {}, "left_out": {}, "reported": {"eve": ROUNDS}}
+    assert build_summary("x", told.server.result())["outliers"] == {
+        "scaled": {},
+        "left_out": {},
+        "reported": {"eve": ROUNDS},
+    }
     assert [
         text for text in told.notes.said if text.startswith("the update of client eve in round 1 counts as it is: ")
     ]

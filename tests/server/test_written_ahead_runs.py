@@ -14,7 +14,7 @@ from subfleet.export.requests import TrainRequest
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.task import Train
 from subfleet.rounds.context import RunContext
-from subfleet.serving.context import context_of as planned
+from subfleet.serving.run_context import create_context as planned
 
 
 def _unwritable(context: RunContext, names: set[str]) -> Callable[[TrainRequest], int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.arrays import decode_arrays, encode_arrays
-from subfleet.export.programs import write_training_program
+from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, training_step
 from subfleet.protocol.jobs import Job, Trainer
 from subfleet.protocol.programs import Program, encode_program
@@ -43,7 +43,7 @@ def written(target: str, *, frozen: bool) -> Program:
         objective=ObjectiveSettings(),
         optimiser=OptimiserSettings(momentum=0.9),
     )
-    return write_training_program(step, target=target, program_id="0" * 64)
+    return write_program(step, target=target, program_id="0" * 64)
 
 
 def data() -> Dataset:

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from subfleet import tasks
 from subfleet.device_profiles import write_log
 from subfleet.device_profiles.profiles import format_profile
-from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import GatheredRun
 
-__all__ = ["Files", "written"]
+__all__ = ["Files", "write_files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Files:
     profiles: Mapping[str, Path]
 
 
-def written(gathered: GatheredRun, folder: Path) -> Files:
+def write_files(gathered: GatheredRun, folder: Path) -> Files:
     """Write samples to `data/`, logs to `logs/` and device profiles to `profiles/`.
 
     Raises:

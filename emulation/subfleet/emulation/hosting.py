@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.records import RunObserver
-from subfleet.observers import observed
+from subfleet.observers import observe_run
 from subfleet.settings.fleet import HostKind
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress
@@ -18,7 +18,7 @@ from subfleet.transport.address import BrokerAddress
 if TYPE_CHECKING:
     from subfleet.serving.outcome import Outcome
 
-__all__ = ["Host", "opened_host"]
+__all__ = ["Host", "open_host"]
 
 Host = Callable[[Run, Path, RunObserver, threading.Event], "Outcome"]
 """Runs a run to its end: in its folder, telling an observer, until an event is set that ends it early. It raises
@@ -26,7 +26,7 @@ RunError where the run fails or is stopped, and whatever SubfleetError the data,
 
 
 @contextmanager
-def opened_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None = None) -> Iterator[Host]:
+def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None = None) -> Iterator[Host]:
     """A host with all that it runs with loaded, PyTorch above all; the exporter's processes end with the context.
 
     Args:
@@ -39,7 +39,7 @@ def opened_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None
 
         def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> "Outcome":
             compute_device(described.device)  # which may not be there, and nothing is begun then
-            with observed(described, folder, observer) as everyone:
+            with observe_run(described, folder, observer) as everyone:
                 return host(described, folder, everyone, stop)
 
         yield run

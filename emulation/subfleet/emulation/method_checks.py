@@ -27,7 +27,7 @@ from subfleet.elastic.robust_rules import StackMember, find_held_elements
 from subfleet.elastic.running_statistics import recalibrate
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import keep_aggregate, share_everything
 from subfleet.methods.fedfa import FedFA
@@ -41,13 +41,13 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.reporting.run_figures import violates
 from subfleet.rounds.context import RunContext
 from subfleet.search.path_evolution import EvolutionSettings
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import LogClock
 from subfleet.tasks import Dataset, load_digits
 
-__all__ = ["ROUNDS", "accepted_norms", "check_methods", "verdict_of"]
+__all__ = ["ROUNDS", "check_method", "check_methods", "find_accepted_norms"]
 
 ROUNDS = 3
 _MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(3,), group_size=4)
@@ -92,22 +92,22 @@ def check_methods(
     """Try every method; yields its name, the policy of norms, and "ok" or the reason why not."""
     for name, kind in methods.items():
         method = _SEARCHED.get(name) or kind()
-        for norms in accepted_norms(method):
-            yield name, norms, verdict_of(method, exports, norms)
+        for norms in find_accepted_norms(method):
+            yield name, norms, check_method(method, exports, norms)
 
 
-def accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
+def find_accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
     """The policies of norms that a configuration accepts with a method, on the network of the checks."""
     return tuple(norms for norms in get_args(NormPolicy) if _config(method, norms) is not None)
 
 
-def verdict_of(method: AnyMethod, exports: LazyExports, norms: NormPolicy = "averaged") -> str:
+def check_method(method: AnyMethod, exports: LazyExports, norms: NormPolicy = "averaged") -> str:
     """What three rounds of a method show: "ok", or the first thing that is not as it should be."""
     config = _config(method, norms)
     if config is None:
         return f"no configuration accepts it with norms = {norms!r}"
     try:
-        context = context_of(config, "check")
+        context = create_context(config, "check")
         experiment = _experiment(context)
         result = run_batch(experiment, exports)
     except SubfleetError as error:

@@ -12,12 +12,12 @@ from subfleet.protocol.errors import RunError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.reporting.personalised_models import OwnMetric
 
-__all__ = ["predictions"]
+__all__ = ["evaluate_models"]
 
 TIMEOUT_S = 120.0
 
 
-def predictions(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple[OwnMetric, ...]:
+def evaluate_models(models: Sequence[Path], data: Path, *, at_once: int = 2) -> tuple[OwnMetric, ...]:
     """How good each model file is on a data set, each by `subfleet-edge predict` in a process of its own.
 
     Args:

@@ -6,18 +6,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from subfleet.emulation.files import Files, written
-from subfleet.emulation.fleet import ClientCommand, Fleet
-from subfleet.emulation.gathering import gathered
-from subfleet.emulation.predictions import predictions
+from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
+from subfleet.emulation.files import Files, write_files
+from subfleet.emulation.gathering import gather_run
+from subfleet.emulation.predictions import evaluate_models
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import DeployedModel, RunObserver
 from subfleet.protocol.errors import ConfigError, RunError
 from subfleet.protocol.schema import canonical_json
-from subfleet.reporting.run_figures import run_figures
-from subfleet.serving.deployment import Deployment, deployed
-from subfleet.serving.outcome import Outcome, gallery_of, leave_results
+from subfleet.reporting.run_figures import compute_figures
+from subfleet.serving.deployment import Deployment, serve_run
+from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress
@@ -56,14 +56,14 @@ def run_processes(
     observer = GuardedObserver(observer)
     _refuse_attacks(run)
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
-    gathering = gathered(run)
-    files = written(gathering, folder)
+    gathering = gather_run(run)
+    files = write_files(gathering, folder)
 
     @contextmanager
     def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
         observer.say(f"Broker at {address.where}; starting {len(files.clients)} client processes")
         commands = tuple(_command(device, address, files, folder, run) for device in run.fleet.each())
-        with Fleet(commands, output_folder=folder / "output") as fleet:
+        with ClientProcesses(commands, output_folder=folder / "output") as fleet:
             yield [fleet.check]
             fleet.wait(LEAVE_S)  # clients hear of the end, and leave, while their models are tried
 
@@ -76,13 +76,13 @@ def run_processes(
         samples=gathering.evaluation,
     )
     tiers = {device.client_id: device.tier for device in gathering.devices}
-    with deployed(deployment, observer, stop) as (server, result):
-        return leave_results(
+    with serve_run(deployment, observer, stop) as (server, result):
+        return write_outcome(
             folder,
             result,
             observer,
-            figures=lambda: run_figures(gallery_of(server), result, tiers),
-            trial=lambda models: predictions(models, files.test),
+            figures=lambda: compute_figures(collect_gallery(server), result, tiers),
+            trial=lambda models: evaluate_models(models, files.test),
             file_of=lambda model: _fetched(folder, result.run_id, model),
         )
 

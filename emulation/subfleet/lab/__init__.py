@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subfleet.emulation.hosting import opened_host
+from subfleet.emulation.hosting import open_host
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
-from subfleet.observers import started
+from subfleet.observers import open_run_folder
 from subfleet.programs.place import open_default_cache
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.settings.reading import read_run, read_runs
@@ -128,8 +128,8 @@ def run(
     described = resolve_model(described, Path(runs))
     folder = choose_folder(Path(runs), described.name, name)
     with (
-        started(folder, described, observer or Unobserved()) as (folder, everyone),
-        opened_host(described.host.type, cache or open_default_cache()) as host,
+        open_run_folder(folder, described, observer or Unobserved()) as (folder, everyone),
+        open_host(described.host.type, cache or open_default_cache()) as host,
     ):
         outcome = host(described, folder, everyone, threading.Event())
     found = outcome.result

@@ -16,7 +16,7 @@ from subfleet.elastic.growing import insert_block
 from subfleet.elastic.maps import extract, tensor_maps
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.export.programs import export_training_program
+from subfleet.export.programs import export_program
 from subfleet.export.requests import TrainRequest
 from subfleet.protocol.registry import problem_with_record
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -146,7 +146,7 @@ class FamilyContract:
             objective=self.objective,
             optimiser=OptimiserSettings(),
         )
-        program = export_training_program(request)
+        program = export_program(request)
         assert program.manifest.target == target
         trained = {value.name.partition(".")[2] for value in program.manifest.inputs if value.role == "parameter"}
         assert trained <= set(network.shapes(request.architecture)), "the program trains what the submodel lacks"

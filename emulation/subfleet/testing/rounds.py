@@ -33,7 +33,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import AcceptedUpdate, ClientState, Offer, Submodel
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.submodels import find_held_elements
@@ -110,7 +110,7 @@ def make_config(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run
 
 def make_context(method: AnyMethod, model: Family = MODEL, **changes: Any) -> RunContext:
     """The terms of a method on a small network."""
-    return context_of(make_config(method, model, **changes), "run")
+    return create_context(make_config(method, model, **changes), "run")
 
 
 def ask(

@@ -19,12 +19,12 @@ from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateReques
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
-__all__ = ["ExportPool", "WaitingJobs"]
+__all__ = ["ExportPool"]
 
 Waiting = tuple[ExportJob, "Future[Path]"]
 
 
-class WaitingJobs:
+class _WaitingJobs:
     """A thread-safe queue; a taker may wait for jobs of a minimum age, so that it only gets neglected ones."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class _Worker:
         self._log_path = log_path
         self._process: _Process | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def process_id(self) -> int:
@@ -135,7 +135,7 @@ class _Worker:
             if self._closed:
                 raise ExportError("the export pool is closed; open another one")
             if self._process is None or self._process.has_ended():
-                self._discard()
+                self.discard()
                 self._process = _Process(self._log_path)
             return self._process
 
@@ -183,12 +183,9 @@ class _Worker:
     def discard(self) -> None:
         """End the process; the next job starts another one."""
         with self._lock:
-            self._discard()
-
-    def _discard(self) -> None:
-        if self._process is not None:
-            self._process.discard()
-            self._process = None
+            if self._process is not None:
+                self._process.discard()
+                self._process = None
 
 
 class ExportPool:
@@ -218,7 +215,7 @@ class ExportPool:
         self._lock = threading.Lock()
         self._closed = False
         self._pending: dict[str, Future[Path]] = {}
-        self._jobs = WaitingJobs()
+        self._jobs = _WaitingJobs()
         self._workers = tuple(_Worker(cache.path / f"worker-{number}.log") for number in range(workers))
         self._threads = tuple(
             threading.Thread(target=self._serve, args=(worker, number), daemon=True, name=f"export-{number}")

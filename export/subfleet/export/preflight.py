@@ -4,17 +4,18 @@ It only runs after an export has failed: each layer is then exported on its own,
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from subfleet.export.failures import as_export_errors
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import find_target
+from subfleet.export.tools import as_export_errors
 from subfleet.export.tracing import trace
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -52,12 +53,8 @@ class Obstacle:
         return f"{subject} cannot be exported for training: {reason}; {self.remedy}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerCall:
-    """The arguments of a layer's first call."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+_LayerCall = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a layer's first call, by position and by name."""
 
 
 class _IsolatedLayer(nn.Module):
@@ -69,7 +66,7 @@ class _IsolatedLayer(nn.Module):
     def __init__(self, layer: nn.Module, call: _LayerCall) -> None:
         super().__init__()
         self.layer = layer
-        leaves, self._tree = pytree.tree_flatten((call.args, dict(call.kwargs)))
+        leaves, self._tree = pytree.tree_flatten(call)
         self._first = next(index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         self._leaves = leaves
         self.scale = nn.Parameter(torch.ones(()))
@@ -122,7 +119,7 @@ def explain_failure(
     """Return the error of a failed export with the layer that caused it, if that can be found."""
     try:
         causes = find_obstacles(module, sample, target=target, batch_size=batch_size)
-    except Exception:  # noqa: BLE001 - what explains an error must not hide it
+    except Exception:  # noqa: BLE001 - an explanation must not hide the error
         return error
     return ExportError(" Also: ".join(str(obstacle) for obstacle in causes)) if causes else error
 
@@ -131,7 +128,7 @@ def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> di
     """Return the first call of every layer that runs in plain PyTorch, up to the first error."""
     calls: dict[str, _LayerCall] = {}
     hooks = [
-        layer.register_forward_pre_hook(_recorder(calls, name), with_kwargs=True)
+        layer.register_forward_pre_hook(partial(_record, calls, name), with_kwargs=True)
         for name, layer in network.named_modules()
     ]
     value = sample.value(batch_size)
@@ -139,7 +136,7 @@ def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> di
     try:
         with torch.no_grad():
             network(batch)
-    except Exception:  # noqa: BLE001 - whatever a layer raises, the one that was entered last is in `calls`
+    except Exception:  # noqa: BLE001 - whatever a layer raises, it is in `calls`
         return calls
     finally:
         for hook in hooks:
@@ -147,11 +144,10 @@ def _record_calls(network: nn.Module, sample: SampleSpec, batch_size: int) -> di
     return calls
 
 
-def _recorder(calls: dict[str, _LayerCall], name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-    def hook(_layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.setdefault(name, _LayerCall(args=args, kwargs=kwargs))
-
-    return hook
+def _record(
+    calls: dict[str, _LayerCall], name: str, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    calls.setdefault(name, (args, kwargs))
 
 
 def _search(name: str, module: nn.Module, calls: Mapping[str, _LayerCall], target: str) -> Sequence[Obstacle]:
@@ -183,7 +179,7 @@ def _probe_step(alone: _IsolatedLayer) -> Step:
 
 def _try_alone(layer: nn.Module, call: _LayerCall, target: str) -> ExportError | None:
     """Return the error of an isolated layer; None if it can be trained, or cannot be tried on its own."""
-    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)))):
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(call)):
         return None
     writer = find_target(target)
     try:
@@ -192,6 +188,6 @@ def _try_alone(layer: nn.Module, call: _LayerCall, target: str) -> ExportError |
             writer.write_training(trace(step, writer.lowerings), step)
     except ExportError as error:
         return error
-    except Exception:  # noqa: BLE001 - it cannot be tried alone; what it is part of can
+    except Exception:  # noqa: BLE001 - it cannot be tried on its own, but its parent can
         return None
     return None

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,16 +11,16 @@ from torch import Tensor
 from subfleet.elastic.building import build_module, network_of
 from subfleet.export.chains.programs import write_chain
 from subfleet.export.chains.supernets import is_chained
-from subfleet.export.failures import as_export_errors
 from subfleet.export.preflight import explain_failure
 from subfleet.export.request_steps import sample_of, step_of
-from subfleet.export.requests import EvaluateRequest, InferRequest, ProgramRequest, TrainRequest
+from subfleet.export.requests import InferRequest, ProgramRequest
 from subfleet.export.steps import Step, inference_step
 from subfleet.export.steps.mixing import check_padding
 from subfleet.export.targets import find_target
 from subfleet.export.targets.base import Target
 from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import write_torch_model, write_torch_program
+from subfleet.export.tools import as_export_errors
 from subfleet.export.tracing import trace
 from subfleet.export.verification import (
     Run,
@@ -35,47 +34,19 @@ from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program, ProgramManifest
 
-__all__ = [
-    "export_evaluation_program",
-    "export_inference_model",
-    "export_training_program",
-    "write_evaluation_program",
-    "write_inference_model",
-    "write_training_program",
-]
+__all__ = ["export_inference_model", "export_program", "write_inference_model", "write_program"]
 
 logger = logging.getLogger(__name__)
 
 
-def export_training_program(request: TrainRequest) -> Program:
-    """Export the training program of a submodel and verify it.
+def export_program(request: ProgramRequest) -> Program:
+    """Export the training or evaluation program of a submodel and verify it.
 
     Raises:
         ConfigError: the network or the submodel is not valid, or the student is not part of it.
-        ExportError: a layer cannot be trained, with its name, the reason and the remedy; or the program differs from
-            PyTorch.
+        ExportError: a layer cannot be trained or run, with its name, the reason and the remedy; or the program differs
+            from PyTorch.
     """
-    return _export(request, write_training_program)
-
-
-def export_evaluation_program(request: EvaluateRequest) -> Program:
-    """Export the evaluation program of a submodel and verify it.
-
-    Raises:
-        ConfigError: the network or the submodel is not valid.
-        ExportError: a layer cannot be run, with its name, the reason and the remedy; or the program differs from
-            PyTorch.
-    """
-    return _export(request, write_evaluation_program)
-
-
-class _Write(Protocol):
-    """Writes a step for a target."""
-
-    def __call__(self, step: Step, *, target: str, program_id: str) -> Program: ...
-
-
-def _export(request: ProgramRequest, write: _Write) -> Program:
     program_id = request.program_id  # first: it fails if the target's tools are missing
     if is_chained(request):
         return write_chain(request)
@@ -83,7 +54,7 @@ def _export(request: ProgramRequest, write: _Write) -> Program:
         return write_torch_program(request)
     step = step_of(request)
     try:
-        return write(step, target=request.target, program_id=program_id)
+        return write_program(step, target=request.target, program_id=program_id)
     except ExportError as error:
         network = network_of(request.model)
         module, sample = build_module(network, request.architecture), sample_of(network)
@@ -91,8 +62,8 @@ def _export(request: ProgramRequest, write: _Write) -> Program:
 
 
 @as_export_errors()
-def write_training_program(step: Step, *, target: str, program_id: str) -> Program:
-    """Trace, lower and write a training step, and verify it.
+def write_program(step: Step, *, target: str, program_id: str) -> Program:
+    """Trace, lower and write a step of training or evaluation, and verify it.
 
     Args:
         step: the step, made from any module.
@@ -103,22 +74,13 @@ def write_training_program(step: Step, *, target: str, program_id: str) -> Progr
         ExportError: an operator cannot be written, or the program differs from PyTorch.
         MissingExtraError: one of the target's tools is not installed.
     """
-    return _write_program(step, target=target, program_id=program_id, purpose="train")
-
-
-@as_export_errors()
-def write_evaluation_program(step: Step, *, target: str, program_id: str) -> Program:
-    """Trace, lower and write an evaluation step, and verify it; see `write_training_program`."""
-    return _write_program(step, target=target, program_id=program_id, purpose="evaluate")
-
-
-def _write_program(step: Step, *, target: str, program_id: str, purpose: Literal["train", "evaluate"]) -> Program:
     versions = tool_versions(target)
     writer = find_target(target)
-    lowerings = writer.lowerings if purpose == "train" else writer.inference_lowerings
+    trains = not any(value.role == "logits" for value in step.outputs)
+    lowerings = writer.lowerings if trains else writer.inference_lowerings
     written = writer.write_training(trace(step, lowerings), step)
     run, generator = _runner(writer, written.body, step), seeded_generator(program_id)
-    if purpose == "train":
+    if trains:
         try:
             verified = verify_training(run, step, generator)
         except ExportError:
@@ -131,7 +93,7 @@ def _write_program(step: Step, *, target: str, program_id: str, purpose: Literal
     manifest = ProgramManifest(
         program_id=program_id,
         target=target,
-        purpose=purpose,
+        purpose="train" if trains else "evaluate",
         batch_size=step.inputs[0].shape[0],
         inputs=step.inputs,
         outputs=step.outputs,

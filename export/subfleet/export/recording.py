@@ -80,13 +80,10 @@ class KnownValues:
             return tensor
         if id(tensor) not in self._found:
             func, args, kwargs, index = self._calls[id(tensor)]
-            args, kwargs = fx.node.map_aggregate((args, kwargs), self._compute_argument)
+            args, kwargs = _map_tensors((args, kwargs), self._compute)
             result = func(*args, **{**kwargs, **({"device": torch.device("cpu")} if "device" in kwargs else {})})
             self._found[id(tensor)] = result if index is None else result[index]
         return self._found[id(tensor)]
-
-    def _compute_argument(self, value: Any) -> Any:
-        return self._compute(value) if isinstance(value, Tensor) else value
 
 
 def _tensors_in(value: Any) -> list[Tensor]:

@@ -5,7 +5,7 @@ from torch import nn
 from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.maps import nested_maps
 from subfleet.elastic.network import Network
-from subfleet.export.requests import EvaluateRequest, ProgramRequest, TrainRequest
+from subfleet.export.requests import ProgramRequest, TrainRequest
 from subfleet.export.steps import SampleSpec, Step, Student, evaluation_step, training_step
 
 __all__ = ["sample_of", "step_of", "training_step_of"]
@@ -51,10 +51,6 @@ def step_of(request: ProgramRequest) -> Step:
     """Build the step of a request's submodel, for any target and purpose; errors as in `training_step_of`."""
     if isinstance(request, TrainRequest):
         return training_step_of(request)
-    return _evaluation_step_of(request)
-
-
-def _evaluation_step_of(request: EvaluateRequest) -> Step:
     network = network_of(request.model)
     module = build_module(network, request.architecture)
     return evaluation_step(module, sample_of(network), batch_size=request.batch_size, objective=request.objective)

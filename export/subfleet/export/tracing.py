@@ -1,28 +1,60 @@
-"""Traces a step to a flat graph of PyTorch's basic operators, and lowers it by a target's table.
+"""Captures a step as a flat graph of PyTorch's basic operators, and lowers it by a target's table.
 
-Only the lowerings themselves are traced, each once for all calls of an operator with the same shapes and arguments.
+Only the lowerings are traced again, each once for all calls of an operator with the same shapes and arguments.
 """
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing runs is not written
 
-from subfleet.export.canonical.capture import capture_step
-from subfleet.export.canonical.checks import check_constants, check_operators, is_functional
+from subfleet.export.canonical.checks import are_alike, check_constants, check_operators, is_functional
 from subfleet.export.canonical.cleaning import clean, fold_constants
 from subfleet.export.canonical.masks import CHOSEN, find_unbounded
-from subfleet.export.failures import as_export_errors
 from subfleet.export.nodes import append_call
-from subfleet.export.recording import record
-from subfleet.export.steps.step import Step
+from subfleet.export.recording import record, trace_functional
+from subfleet.export.steps.seeding import SeededRandomness
+from subfleet.export.steps.step import DTYPES, Step
+from subfleet.export.tools import as_export_errors
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["canonical_graph", "inputs_of", "lower_graph", "results_of", "trace"]
+__all__ = ["canonical_graph", "capture_step", "inputs_of", "lower_graph", "results_of", "trace"]
+
+_TYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def capture_step(step: Step) -> fx.GraphModule:
+    """Trace a step with its shapes only. Nodes carry a fake tensor of their shape and type in `meta["val"]`.
+
+    A change in place becomes a new tensor, and so does every view of the changed tensor. Tensors that the network holds
+    are attributes of the graph. The step is traced twice: what differs by chance, or by unknown state, must not become
+    a program.
+
+    Raises:
+        ExportError: the step cannot be traced, for example because a layer depends on values; or it differs between
+            runs.
+    """
+    with SeededRandomness(0):
+        first = _trace_step(step)
+    with SeededRandomness(1):
+        if are_alike(first, _trace_step(step)):
+            return first
+    raise ExportError(
+        "the network does something else each time it runs, by a counter, an iterator or random numbers of its own, "
+        "but a program does the same in every step; draw with torch.rand, torch.randn or torch.bernoulli, and keep "
+        "counts in a persistent buffer of torch.float32"
+    )
+
+
+def _trace_step(step: Step) -> fx.GraphModule:
+    shapes = [torch.empty(value.shape, dtype=_TYPES[value.dtype], device="meta") for value in step.inputs]
+    with as_export_errors("the training step cannot be traced", "use layers whose shapes do not depend on values"):
+        return trace_functional(step.run, shapes, lambda: step.example(torch.Generator().manual_seed(0)))
+
 
 aten = torch.ops.aten
 Table = Mapping[Any, Callable[..., Any]]
@@ -41,8 +73,8 @@ def lower_graph(graph: fx.GraphModule, table: Table, only: Callable[[fx.Node], b
     """
     listed = (node for node in graph.graph.nodes if node.op == "call_function" and node.target in table)
     calls = {node: _OperatorCall(node) for node in listed if only is None or only(node)}
-    traced = _trace_lowerings(list({call.key: call for call in calls.values()}.values()), table)
-    new = _GraphWriter(graph, traced).write({node: call.key for node, call in calls.items()})
+    lowerings, constants = _trace_lowerings(list({call.key: call for call in calls.values()}.values()), table)
+    new = _GraphWriter(graph, lowerings, constants).write({node: call.key for node, call in calls.items()})
     clean(new)
     for node in new.graph.find_nodes(op="call_function", target=aten.reshape.default):
         node.target = aten.view.default
@@ -78,18 +110,12 @@ class _Lowering:
     results: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TracedLowerings:
-    """Lowerings by the key of their calls, except calls left unchanged; and the graph with their constants."""
-
-    lowerings: Mapping[str, _Lowering] = field(default_factory=dict)
-    graph: fx.GraphModule | None = None
-
-
-def _trace_lowerings(calls: Sequence[_OperatorCall], table: Table) -> _TracedLowerings:
-    """Trace the lowerings of different calls, all at once."""
+def _trace_lowerings(
+    calls: Sequence[_OperatorCall], table: Table
+) -> tuple[Mapping[str, _Lowering], fx.GraphModule | None]:
+    """Trace the lowerings of different calls, all at once; return them by key, and the graph with their constants."""
     if not calls:
-        return _TracedLowerings()
+        return {}, None
     run = _LoweringRun(calls, table)
     remedy = "use another layer, and report it with the request"
     with as_export_errors("an operator of the training step cannot be lowered", remedy):
@@ -106,7 +132,7 @@ def _trace_lowerings(calls: Sequence[_OperatorCall], table: Table) -> _TracedLow
             given = _insert_tensors(run.results[call.key], results)
             nodes = sorted(_collect_dependencies(given) - set(own), key=order.__getitem__)
             lowerings[call.key] = _Lowering(inputs=own, nodes=nodes, results=given)
-    return _TracedLowerings(lowerings=lowerings, graph=graph)
+    return lowerings, graph
 
 
 class _LoweringRun:
@@ -168,8 +194,10 @@ def _collect_dependencies(results: Any) -> set[fx.Node]:
 class _GraphWriter:
     """Writes a new graph node by node."""
 
-    def __init__(self, old: fx.GraphModule, traced: _TracedLowerings) -> None:
-        self._old, self._traced = old, traced
+    def __init__(
+        self, old: fx.GraphModule, lowerings: Mapping[str, _Lowering], constants: fx.GraphModule | None
+    ) -> None:
+        self._old, self._lowerings, self._constants = old, lowerings, constants
         self._graph = fx.Graph()
         self._held: dict[str, Any] = {}
         self._values: dict[fx.Node, Any] = {}
@@ -177,7 +205,7 @@ class _GraphWriter:
     def write(self, keys: Mapping[fx.Node, str]) -> fx.GraphModule:
         """Copy the old graph, with the lowering in place of each call that has one."""
         for node in self._old.graph.nodes:
-            lowering = self._traced.lowerings.get(keys.get(node, ""))
+            lowering = self._lowerings.get(keys.get(node, ""))
             if lowering is not None:
                 self._values[node] = self._inline(lowering, node)
             elif node.target is operator.getitem and isinstance(self._values[node.args[0]], (tuple, list)):
@@ -189,7 +217,7 @@ class _GraphWriter:
     def _inline(self, lowering: _Lowering, node: fx.Node) -> Any:
         values = {given: self._values[old] for given, old in zip(lowering.inputs, node.all_input_nodes, strict=True)}
         for inner in lowering.nodes:
-            values[inner] = self._copy_node(inner, values, self._traced.graph, "_lowered")
+            values[inner] = self._copy_node(inner, values, self._constants, "_lowered")
         return fx.node.map_arg(lowering.results, lambda inner: values[inner])
 
     def _copy_node(self, node: fx.Node, values: Mapping[fx.Node, Any], owner: Any, prefix: str) -> fx.Node:

@@ -15,8 +15,8 @@ from typing import BinaryIO, TextIO
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import is_whole, lock_result
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob, figure_path, write_atomically
-from subfleet.export.quiet import pause_garbage_collection
 from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
+from subfleet.export.tools import pause_garbage_collection
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError, SubfleetError
 from subfleet.protocol.programs import encode_program
@@ -42,26 +42,21 @@ def run_job(job: ExportJob) -> None:
 
 @pause_garbage_collection()
 def _export(job: ExportJob, path: Path) -> None:
-    from subfleet.export.programs import export_evaluation_program, export_training_program
+    from subfleet.export.programs import export_program
 
-    if isinstance(job.request, TrainRequest):
-        content = encode_program(export_training_program(job.request))
-    elif isinstance(job.request, EvaluateRequest):
-        content = encode_program(export_evaluation_program(job.request))
+    if isinstance(job.request, TrainRequest | EvaluateRequest):
+        content = encode_program(export_program(job.request))
     elif isinstance(job.request, EstimateRequest):
-        content = _export_estimates(job.request)
+        from subfleet.elastic.building import network_of
+        from subfleet.export.estimation.model import EstimateModel
+
+        training = job.request.training
+        content = EstimateModel(network_of(training.model), training).estimates.pack()
     else:
         content, figures = _export_model(job, job.request)
         # Written first: a model file always has its figures beside it.
         write_atomically(figure_path(path), canonical_json(figures))
     write_atomically(path, content)
-
-
-def _export_estimates(request: EstimateRequest) -> bytes:
-    from subfleet.elastic.building import network_of
-    from subfleet.export.estimation.model import EstimateModel
-
-    return EstimateModel(network_of(request.training.model), request.training).estimates.pack()
 
 
 def _export_model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[str, object]]:
@@ -98,19 +93,19 @@ def _handle(line: str) -> Answer:
         run_job(from_plain(ExportJob, parse_json(line.encode(), max_bytes=MAX_LINE_BYTES)))
     except SubfleetError as error:
         return Answer(error=str(error))
-    except Exception as error:  # noqa: BLE001 - whatever a tool raises concerns this job alone
+    except Exception as error:  # noqa: BLE001 - whatever a tool raises concerns only this job
         return Answer(error=f"the exporter failed with {type(error).__name__}: {error}; report it with the request")
     return Answer()
 
 
 def warm_up(is_idle: Callable[[], bool]) -> None:
     """Import the tools and let them build their tables, target by target, while there are no jobs."""
-    from subfleet.export.programs import export_training_program
+    from subfleet.export.programs import export_program
 
     model = Mlp(input_shape=(4,), class_count=2, widths=(4,), depths=(1,))
     for target in TARGET_NAMES:
         if is_idle():
-            export_training_program(
+            export_program(
                 TrainRequest(
                     model=model,
                     architecture=Architecture(),

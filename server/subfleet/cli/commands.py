@@ -116,7 +116,7 @@ def serve(
         from subfleet.cli.running import stop_on_signals
         from subfleet.cli.serving import serve_fleet
         from subfleet.programs.place import open_default_cache
-        from subfleet.reporting.address import HttpAddress
+        from subfleet.reporting.api import HttpAddress
         from subfleet.settings.reading import read_run
 
         described = read_run(description, overrides or ())
@@ -210,12 +210,12 @@ def compare(
 
 def _write_comparison(out: Path, comparisons: "tuple[Comparison, ...]") -> None:
     from subfleet.reporting.comparison import format_csv, format_markdown
-    from subfleet.reporting.plots import comparison_plot
+    from subfleet.reporting.plots import plot_comparison
 
     curves = {comparison.entrant.title: comparison.entrant.curve for comparison in comparisons}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        plot = comparison_plot(curves, comparisons[0].entrant.headline)
+        plot = plot_comparison(curves, comparisons[0].entrant.headline)
         (out / "comparison.svg").write_text(plot, encoding="utf-8")
         (out / "comparison.csv").write_text(format_csv(comparisons), encoding="utf-8")
         (out / "comparison.md").write_text(format_markdown(comparisons), encoding="utf-8")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from subfleet.journal.records import ClientRow, Progress, RoundRecord
 from subfleet.protocol.text import make_printable
-from subfleet.reporting.columns import CLIENT_COLUMNS, Column, participation_text
+from subfleet.reporting.columns import CLIENT_COLUMNS, Column, describe_participation
 
 __all__ = [
     "Display",
@@ -120,7 +120,7 @@ class Tables:
         # Printed apart, because rich wraps a table's own title at the width of the table.
         self._console.print(to_text(_format_title(record), "bold"))
         if record.left_out:
-            self._console.print(to_text(participation_text(record)))
+            self._console.print(to_text(describe_participation(record)))
         table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), show_edge=False, pad_edge=False)
         for column in columns:
             head = Text("\n").join(to_text(word) for word in column.title.split())
@@ -173,7 +173,7 @@ class PlainLines:
         """Show a line for the round and one for each device."""
         self._line(_format_title(record))
         if record.left_out:
-            self._line(f"  {participation_text(record)}")
+            self._line(f"  {describe_participation(record)}")
         for row in record.clients:
             self._line("  " + "  ".join(f"{column.title}={column.cell(row)}" for column in CLIENT_COLUMNS))
 

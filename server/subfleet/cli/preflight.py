@@ -22,7 +22,7 @@ from subfleet.protocol.programs import decode_program
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import Declared, RunContext
 from subfleet.search.candidates import Candidate
-from subfleet.serving.context import context_of
+from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 
 __all__ = ["Verdict", "export_submodels", "show_verdicts"]
@@ -68,7 +68,7 @@ def export_submodels(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
         ConfigError: the description of the run is invalid, or its compute device is missing.
     """
     compute_device(config.device)
-    context = context_of(config, config.name)
+    context = create_context(config, config.name)
     with ExportPool(cache) as pool:
         exports = [
             (

@@ -140,13 +140,13 @@ def _is_over(folder: Path, run: Run) -> bool:
 
 
 def _run(run: Run, folder: Path, display: "Display", cache: "CacheFolder", broker: "BrokerAddress | None") -> "Outcome":
-    from subfleet.emulation.hosting import opened_host
-    from subfleet.observers import started
+    from subfleet.emulation.hosting import open_host
+    from subfleet.observers import open_run_folder
 
     # Ctrl-C interrupts at once while packages are loaded; afterwards it stops the run in an orderly way.
     with (
-        started(folder, run, display) as (place, observer),
-        opened_host(run.host.type, cache, broker) as host,
+        open_run_folder(folder, run, display) as (place, observer),
+        open_host(run.host.type, cache, broker) as host,
         stop_on_signals() as stop,
     ):
         try:
@@ -158,10 +158,10 @@ def _run(run: Run, folder: Path, display: "Display", cache: "CacheFolder", broke
 def describe_outcome(outcome: "Outcome") -> Iterator[str]:
     """Lines on the results of a run, its costs, its folder, and how to add a real device."""
     from subfleet.protocol.task_kinds import METRICS
-    from subfleet.reporting.telling import ending_lines, reached_text
+    from subfleet.reporting.texts import describe_ending, describe_result
 
     yield ""
-    yield reached_text(outcome.result)
+    yield describe_result(outcome.result)
     for model in outcome.models:
         difference, metric = model["max_abs_diff"], METRICS[model["metric"] or outcome.result.headline].title
         own = "unknown" if model["own"] is None else f"{model['own']:.4f}"
@@ -170,7 +170,7 @@ def describe_outcome(outcome: "Outcome") -> Iterator[str]:
             f"  {model['client_id']}: {model['file']}, submodel {model['architecture']}, "
             f"{model['bytes'] / 1000:.0f} kB, differs from PyTorch by {deviation}, {metric} of its own {own}"
         )
-    yield from ending_lines(outcome.result)
+    yield from describe_ending(outcome.result)
     yield f"Everything is in {outcome.folder}; look at {outcome.report}"
     yield ""
     yield "Add a real device. Start a server here, on a broker that the device can reach, then join from the device:"

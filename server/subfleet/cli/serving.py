@@ -10,13 +10,12 @@ from subfleet.cli.console import Display
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import GuardedObserver
-from subfleet.observers import observed, started
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.api import serve_http
-from subfleet.reporting.run_figures import run_figures
-from subfleet.reporting.telling import ending_lines, reached_text
-from subfleet.serving.deployment import Deployment, StoppedError, deployed
-from subfleet.serving.outcome import Outcome, gallery_of, leave_results
+from subfleet.observers import observe_run, open_run_folder
+from subfleet.reporting.api import HttpAddress, serve_http
+from subfleet.reporting.run_figures import compute_figures
+from subfleet.reporting.texts import describe_ending, describe_result
+from subfleet.serving.deployment import Deployment, StoppedError, serve_run
+from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.settings.run import Run
 from subfleet.settings.stored_networks import resolve_model
 from subfleet.transport.address import BrokerAddress
@@ -25,7 +24,6 @@ __all__ = ["serve_fleet"]
 
 _PORT = 1883
 """Of the embedded broker; MQTT clients use it by default."""
-_EMBEDDED = "Embedded broker at {}, for this machine only; --broker takes one that devices can reach"
 
 
 def serve_fleet(  # noqa: PLR0913 - the options of the command
@@ -65,33 +63,42 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
     compute_device(run.device)
     with ExitStack() as stack:
         stack.callback(display.clear)
-        folder, shown = stack.enter_context(started(runs / (name or run.name), run, display))
-        observer = stack.enter_context(observed(run, folder, shown))
+        folder, shown = stack.enter_context(open_run_folder(runs / (name or run.name), run, display))
+        observer = stack.enter_context(observe_run(run, folder, shown))
         exports = stack.enter_context(ExportPool(cache))
 
         @contextmanager
         def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
             with serve_http(folder / "server", http) as page:
-                observer.say(f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}")
-                if broker is None:
-                    observer.say(_EMBEDDED.format(address.url))
-                    observer.say(f"Join from another terminal: subfleet-edge join {address.url} --data ./data")
+                for line in _describe_start(run, page, "" if broker else address.url):
+                    observer.say(line)
                 yield []
 
         deployment = Deployment(
             run=run, folder=folder, exports=exports, clients=clients, broker=broker, embedded_port=_PORT, wait=wait
         )
         outcome = None
-        with suppress(StoppedError), deployed(deployment, observer, stop) as (server, result):
-            outcome = leave_results(folder, result, observer, figures=lambda: run_figures(gallery_of(server), result))
+        with suppress(StoppedError), serve_run(deployment, observer, stop) as (server, result):
+            outcome = write_outcome(
+                folder, result, observer, figures=lambda: compute_figures(collect_gallery(server), result)
+            )
     for line in _describe_end(outcome):
         GuardedObserver(display).say(line)
     return None if outcome is None else folder
+
+
+def _describe_start(run: Run, page: str, embedded_broker: str) -> Iterator[str]:
+    yield f"Run {run.name!r} waits for {run.min_clients} devices; watch it at {page}"
+    if embedded_broker:
+        yield (
+            f"Embedded broker at {embedded_broker}, for this machine only; --broker takes one that devices can reach"
+        )
+        yield f"Join from another terminal: subfleet-edge join {embedded_broker} --data ./data"
 
 
 def _describe_end(outcome: Outcome | None) -> Iterator[str]:
     if outcome is None:
         yield "Stopped; the same command takes the run up again"
         return
-    yield from ending_lines(outcome.result)
-    yield f"{reached_text(outcome.result)}; everything is in {outcome.folder}, look at {outcome.report}"
+    yield from describe_ending(outcome.result)
+    yield f"{describe_result(outcome.result)}; everything is in {outcome.folder}, look at {outcome.report}"

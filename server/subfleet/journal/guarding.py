@@ -1,7 +1,8 @@
-"""Keeps a run going whatever its observer raises."""
+"""Protects a run from errors of its observers."""
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.records import EvaluationObserver, Progress, ProgressObserver, RoundRecord, RunObserver
@@ -10,55 +11,54 @@ _LOG = logging.getLogger(__name__)
 
 
 class GuardedObserver:
-    """Forwards everything to an observer, and logs what the observer raises.
+    """Passes everything on to some observers. An exception of an observer is logged and affects nothing else."""
 
-    Args:
-        observer: of the run.
-    """
-
-    def __init__(self, observer: RunObserver) -> None:
-        self._observer = observer
+    def __init__(self, *observers: RunObserver) -> None:
+        self._observers = observers
 
     def say(self, text: str) -> None:
         """See `RunObserver.say`."""
-        self._tell(lambda: self._observer.say(text))
+        for observer in self._observers:
+            _call(observer, partial(observer.say, text))
 
     def round_finished(self, record: RoundRecord) -> None:
         """See `RunObserver.round_finished`."""
-        self._tell(lambda: self._observer.round_finished(record))
+        for observer in self._observers:
+            _call(observer, partial(observer.round_finished, record))
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        """See `EvaluationObserver.evaluated`; another observer gets a sentence."""
-        observer = self._observer
-        if isinstance(observer, EvaluationObserver):
-            self._tell(lambda: observer.evaluated(record))
-        else:
-            self.say(describe_spread(record))
+        """See `EvaluationObserver.evaluated`; other observers get a sentence instead."""
+        for observer in self._observers:
+            if isinstance(observer, EvaluationObserver):
+                _call(observer, partial(observer.evaluated, record))
+            else:
+                _call(observer, partial(observer.say, describe_spread(record)))
 
     def progressed(self, progress: Progress) -> None:
-        """See `ProgressObserver.progressed`; other observers get nothing."""
-        observer = self._observer
-        if isinstance(observer, ProgressObserver):
-            self._tell(lambda: observer.progressed(progress))
+        """See `ProgressObserver.progressed`; other observers are skipped."""
+        for observer in self._observers:
+            if isinstance(observer, ProgressObserver):
+                _call(observer, partial(observer.progressed, progress))
 
-    def _tell(self, tell: Callable[[], None]) -> None:
-        try:
-            tell()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # rich exits if its output is closed
-            _LOG.error(
-                "%s cannot show what happens (%s: %s); the run goes on",
-                type(self._observer).__name__,
-                type(error).__name__,
-                error,
-                exc_info=_LOG.isEnabledFor(logging.DEBUG),
-            )
+
+def _call(observer: RunObserver, method: Callable[[], None]) -> None:
+    try:
+        method()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # rich exits if nobody reads its output any more
+        _LOG.error(
+            "%s cannot show what happens (%s: %s); the run goes on",
+            type(observer).__name__,
+            type(error).__name__,
+            error,
+            exc_info=_LOG.isEnabledFor(logging.DEBUG),
+        )
 
 
 class Unobserved:
-    """An observer that ignores everything."""
+    """The observer of a run that nobody watches."""
 
     def say(self, text: str) -> None:
-        """Ignore it."""
+        """Nobody listens."""
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Ignore it."""
+        """Nobody looks."""

@@ -39,7 +39,7 @@ class Clustered:
         varies=("width", "depth"),
         published={"weighting": BY_SAMPLES, "choice": DECLARED},
         departures={
-            "a cluster has one architecture; the paper's have similar structures, which it does not define": always
+            "a cluster has one architecture, the paper's have similar structures, which it does not define": always
         },
     )
     weighting: Weighting = "samples"

@@ -1,6 +1,6 @@
-"""What trackers are told: a run's settings as flat parameters, a round as numbers."""
+"""Runs as experiment trackers take them: settings as flat parameters, rounds and evaluations as numbers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from subfleet.journal.evaluations import EvaluationRecord
@@ -8,32 +8,54 @@ from subfleet.journal.records import RoundRecord
 from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.run import Run
 
-__all__ = ["evaluation_figures", "figures_of", "parameters_of"]
+__all__ = ["FigureObserver", "evaluation_figures", "flatten_parameters", "round_figures"]
 
-_LONGEST = 250
-"""Characters of a parameter: trackers refuse longer ones."""
-
-
-def parameters_of(run: Run) -> dict[str, str]:
-    """Everything that takes part in a run's outcome, by dotted key; and `accuracy_of`, what the method's model is."""
-    told = {key: str(value)[:_LONGEST] for key, value in _flat(select_outcome_settings(run), "")}
-    return {**told, "accuracy_of": run.method.roles().aggregator.model}
+_MAX_CHARACTERS = 250
+"""Of a parameter's value; trackers refuse longer ones."""
 
 
-def _flat(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+class FigureObserver:
+    """An observer that logs figures, and ignores sentences.
+
+    Args:
+        log: called with figures by name, and the number of the round.
+    """
+
+    def __init__(self, log: Callable[[Mapping[str, float], int], object]) -> None:
+        self._log = log
+
+    def say(self, text: str) -> None:
+        """See `RunObserver.say`."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """See `RunObserver.round_finished`."""
+        self._log(round_figures(record), record.round)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """See `EvaluationObserver.evaluated`."""
+        self._log(evaluation_figures(record), record.round)
+
+
+def flatten_parameters(run: Run) -> dict[str, str]:
+    """The settings that determine the outcome of a run by dotted key, and `accuracy_of`, which model is evaluated."""
+    parameters = {key: str(value)[:_MAX_CHARACTERS] for key, value in _flatten(select_outcome_settings(run), "")}
+    return {**parameters, "accuracy_of": run.method.roles().aggregator.model}
+
+
+def _flatten(plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in plain.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         elif value not in (None, [], ""):
             yield f"{prefix}{key}", value
 
 
-def figures_of(record: RoundRecord) -> dict[str, float]:
-    """A finished round in numbers, without those that nobody has measured."""
+def round_figures(record: RoundRecord) -> dict[str, float]:
+    """The figures of a finished round that were measured."""
     aggregated = record.aggregated
     used = [row.utilisation for row in aggregated if row.utilisation is not None]
     measured = [row.measured_peak_bytes for row in aggregated if row.measured_peak_bytes is not None]
-    found = {
+    figures = {
         **record.all_metrics,
         "loss": record.loss,
         "participation": record.participation,
@@ -46,19 +68,19 @@ def figures_of(record: RoundRecord) -> dict[str, float]:
         "measured_peak_bytes": float(max(measured)) if measured else None,
         "utilisation": sum(used) / len(used) if used else None,
     }
-    return {name: figure for name, figure in found.items() if figure is not None}
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def evaluation_figures(record: EvaluationRecord) -> dict[str, float]:
-    """What devices found on held-out samples of their own, in numbers; none where nobody found anything."""
-    found, loss = record.spread(), record.spread("loss")
-    if found is None or loss is None:
+    """Figures of an evaluation on devices' own held-out samples; empty if no device has measured anything."""
+    spread, loss = record.spread(), record.spread("loss")
+    if spread is None or loss is None:
         return {}
     name = f"own_{record.headline}"
     return {
-        name: found.mean,
-        f"{name}_range": found.interquartile_range,
-        f"{name}_worst": found.worst,
-        f"{name}_worst_tier": found.worst_tier_mean,
+        name: spread.mean,
+        f"{name}_range": spread.interquartile_range,
+        f"{name}_worst": spread.worst,
+        f"{name}_worst_tier": spread.worst_tier_mean,
         "own_loss": loss.mean,
     }

@@ -1,15 +1,14 @@
-"""MLflow: an experiment for each name of runs, a run for each run; its parameters and each round's metrics."""
+"""MLflow: an experiment for runs of one name, a run for each run; its parameters, and metrics of each round."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.records import RoundRecord, RunObserver
-from subfleet.observers.figures import evaluation_figures, figures_of, parameters_of
+from subfleet.journal.records import RunObserver
+from subfleet.observers.figures import FigureObserver, flatten_parameters
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.protocol.silence import imported
 from subfleet.settings.run import Run
@@ -20,25 +19,9 @@ DATABASE = "mlflow.db"
 _SEED = re.compile(r"-s\d+$")
 
 
-class _Metrics:
-    def __init__(self, client: Any, run_id: str) -> None:
-        self._client, self._run_id = client, run_id
-
-    def say(self, text: str) -> None:
-        """Sentences are for people."""
-
-    def round_finished(self, record: RoundRecord) -> None:
-        for name, figure in figures_of(record).items():
-            self._client.log_metric(self._run_id, name, figure, step=record.round)
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        for name, figure in evaluation_figures(record).items():
-            self._client.log_metric(self._run_id, name, figure, step=record.round)
-
-
 @contextmanager
 def mlflow(run: Run, folder: Path) -> Iterator[RunObserver]:
-    """Write where MLFLOW_TRACKING_URI says, by default to a database in the folder that holds the run's folder.
+    """Log to MLFLOW_TRACKING_URI; without it, to a database in the folder that contains the run's folder.
 
     Raises:
         MissingExtraError: MLflow is not installed.
@@ -47,17 +30,22 @@ def mlflow(run: Run, folder: Path) -> Iterator[RunObserver]:
         package = imported("mlflow")
     except ImportError as error:
         raise MissingExtraError("mlflow", "mlflow") from error
-    place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder.parent / DATABASE).resolve()}"
-    client: Any = package.MlflowClient(tracking_uri=place)
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder.parent / DATABASE).resolve()}"
+    client: Any = package.MlflowClient(tracking_uri=uri)
     name = _SEED.sub("", run.name)
     known = client.get_experiment_by_name(name)
     experiment = known.experiment_id if known is not None else client.create_experiment(name)
     run_id = client.create_run(experiment, run_name=run.name).info.run_id
-    for key, value in parameters_of(run).items():
+    for key, value in flatten_parameters(run).items():
         client.log_param(run_id, re.sub(r"[^\w./ -]", "_", key), value)
+
+    def log(figures: Mapping[str, float], round_number: int) -> None:
+        for metric, figure in figures.items():
+            client.log_metric(run_id, metric, figure, step=round_number)
+
     status = "FAILED"
     try:
-        yield _Metrics(client, run_id)
+        yield FigureObserver(log)
         status = "FINISHED"
     finally:
         client.set_terminated(run_id, status=status)

@@ -1,14 +1,12 @@
-"""Weights & Biases: written offline into the run's folder unless WANDB_MODE says otherwise; `wandb sync` sends it."""
+"""Weights & Biases: logged offline into the run's folder unless WANDB_MODE is set; `wandb sync` uploads it."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.records import RoundRecord, RunObserver
-from subfleet.observers.figures import evaluation_figures, figures_of, parameters_of
+from subfleet.journal.records import RunObserver
+from subfleet.observers.figures import FigureObserver, flatten_parameters
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.protocol.silence import imported
 from subfleet.settings.run import Run
@@ -16,23 +14,9 @@ from subfleet.settings.run import Run
 __all__ = ["wandb"]
 
 
-class _History:
-    def __init__(self, tracked: Any) -> None:
-        self._tracked = tracked
-
-    def say(self, text: str) -> None:
-        """Sentences are for people."""
-
-    def round_finished(self, record: RoundRecord) -> None:
-        self._tracked.log(figures_of(record), step=record.round)
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        self._tracked.log(evaluation_figures(record), step=record.round)
-
-
 @contextmanager
 def wandb(run: Run, folder: Path) -> Iterator[RunObserver]:
-    """Write to `folder/wandb`. Nothing leaves the machine by itself.
+    """Log to `folder/wandb`; by default nothing leaves the machine.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -45,14 +29,14 @@ def wandb(run: Run, folder: Path) -> Iterator[RunObserver]:
         project=os.environ.get("WANDB_PROJECT") or "subfleet",
         name=run.name,
         dir=str(folder),
-        config=parameters_of(run),
-        mode=os.environ.get("WANDB_MODE") or "offline",  # it says what is wrong with others
+        config=flatten_parameters(run),
+        mode=os.environ.get("WANDB_MODE") or "offline",  # wandb itself rejects unknown modes
         reinit="create_new",
         settings=package.Settings(silent=True, console="off", x_disable_stats=True),
     )
     code = 1
     try:
-        yield _History(tracked)
+        yield FigureObserver(lambda figures, round_number: tracked.log(figures, step=round_number))
         code = 0
     finally:
         tracked.finish(exit_code=code)

@@ -2,11 +2,13 @@
 
 import contextlib
 import datetime
+import ipaddress
 import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,15 +29,48 @@ from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import PortError, SubfleetError
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
-from subfleet.reporting.address import HttpAddress
-from subfleet.reporting.report import status_html
+from subfleet.reporting.report import render_status
 
-__all__ = ["create_app", "serve_http"]
+__all__ = ["HttpAddress", "create_app", "serve_http"]
 
 _LOG = logging.getLogger(__name__)
 
 START_S = 10.0
 SHOWN_ROUNDS = 20  # on the page, which loads itself anew every few seconds; the API tells of all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAddress:
+    """Where the HTTP API listens. Port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        host = self.host.partition("%")[0]
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return host == "localhost"
+        mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1, which is_loopback knows from Python 3.13 on
+        return address.is_loopback if mapped is None else mapped.is_loopback
+
+    @property
+    def warning(self) -> str:
+        """Who can read what the API tells, in a sentence; empty where it is this machine alone."""
+        if self.loopback:
+            return ""
+        try:
+            everywhere = ipaddress.ip_address(self.host.partition("%")[0]).is_unspecified
+        except ValueError:
+            everywhere = not self.host
+        who = "every machine that reaches this one" if everywhere else f"every machine that reaches {self.host}"
+        return (
+            f"the HTTP API asks for no password: {who} can read this run's rounds, clients and models; keep "
+            "--http-host 127.0.0.1 unless a firewall or a proxy with a login stands before it"
+        )
 
 
 class Health(BaseModel):
@@ -125,12 +160,12 @@ class _Reader:
     def status_page(self) -> str:
         newest = next(iter(self.runs()), None)
         if newest is None:
-            return status_html("none yet", "There is no run yet.", ())
+            return render_status("none yet", "There is no run yet.", ())
         lacking = f" It was tried {newest.retry} times and waits for {newest.waits_for}." if newest.waits_for else ""
         state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{lacking} {newest.failure}"
         now = time.time()
         away = [(name, one.describe(now), _time(one) or "-") for name, one in self.absences(newest.run_id).items()]
-        return status_html(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS), away)
+        return render_status(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS), away)
 
     def close(self) -> None:
         self._engine.dispose()

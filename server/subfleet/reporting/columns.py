@@ -1,11 +1,11 @@
-"""The columns of every table of clients, whoever shows it."""
+"""The columns of tables with a row for each client, in reports and on screens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from subfleet.journal.records import ClientRow, RoundRecord
 
-__all__ = ["CLIENT_COLUMNS", "Column", "participation_text"]
+__all__ = ["CLIENT_COLUMNS", "Column", "describe_participation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,10 +13,10 @@ class Column:
     """One column of a table with a row per client.
 
     Attributes:
-        title: its head.
-        cell: a client's row to what stands in it.
-        rank: 0 is shown however narrow the screen is; of the others, those with the largest are left out first.
-        words: it reads from the left and may go over several lines; else it is a number.
+        title: of the column.
+        cell: the text of a row.
+        rank: columns with the highest rank are left out first on narrow screens; 0 is always shown.
+        words: whether it is text, which is aligned to the left and wrapped; else it is a number.
     """
 
     title: str
@@ -31,8 +31,8 @@ def _mega(size_bytes: int | None) -> str:
 
 
 def _slower_link(row: ClientRow) -> str:
-    """Kilobytes that its slower direction may move."""
-    known = [one for one in (row.downlink_budget_bytes, row.uplink_budget_bytes) if one is not None]
+    """Kilobytes that may be moved in the slower direction."""
+    known = [size for size in (row.downlink_budget_bytes, row.uplink_budget_bytes) if size is not None]
     return f"{min(known) / 1000:.0f}" if known else "-"
 
 
@@ -49,7 +49,7 @@ def _trained(text: Callable[[ClientRow], str]) -> Callable[[ClientRow], str]:
 
 
 def _state(row: ClientRow) -> str:
-    """What became of it, why its update counts less than it claims, and in what an update that does not is unusual."""
+    """The status of the client, why its weight was lowered, and why its update is an outlier."""
     reported = f"reported: {row.outlier}" if row.outlier and row.status == "aggregated" and row.scale == 1 else ""
     return "; ".join(text for text in (row.status, row.lowered, reported) if text)
 
@@ -74,7 +74,7 @@ CLIENT_COLUMNS: tuple[Column, ...] = (
 )
 
 
-def participation_text(record: RoundRecord) -> str:
-    """How many took part in a round, and why the others did not."""
+def describe_participation(record: RoundRecord) -> str:
+    """How many devices took part in a round, and why the others did not."""
     text = f"{len(record.aggregated)} of {len(record.due)} devices took part"
     return f"{text} ({record.left_out})" if record.left_out else text

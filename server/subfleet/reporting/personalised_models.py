@@ -1,4 +1,4 @@
-"""Each device's own models in a run's folder, and what is told of them: the same, whichever host played the run."""
+"""The models of the devices: their files in the folder of a run, and their rows in the results."""
 
 import hashlib
 import os
@@ -11,33 +11,29 @@ from typing import Any
 from subfleet.journal.records import DeployedModel
 from subfleet.protocol.errors import FileError
 
-__all__ = ["MODELS", "OwnMetric", "kept_models", "tried", "tried_models"]
+__all__ = ["MODELS", "OwnMetric", "add_metric", "copy_models", "measure_models"]
 
 MODELS = "models"
-"""The folder of these files in a run's folder: a folder for each device."""
+"""Folder in the folder of a run, with a folder for each device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMetric:
-    """How good a model file is.
-
-    Attributes:
-        metric: that it is judged by, a name in `subfleet.protocol.task_kinds.METRICS`.
-    """
+    """The headline metric of a model file, by a name in `subfleet.protocol.task_kinds.METRICS`."""
 
     metric: str
     value: float
 
 
-def kept_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> tuple[dict[str, Any], ...]:
-    """Copy devices' models to where people look for them; equal ones are one file with several names.
+def copy_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> tuple[dict[str, Any], ...]:
+    """Copy models into the folder of a run; equal models are hard links to one file.
 
     Args:
         folder: of the run.
         models: each with its file.
 
     Returns:
-        A row for each; `metric`, `own` and `accuracy` are None, as nobody has tried them yet.
+        A row for each model; `metric`, `own` and `accuracy` are None, see `measure_models`.
 
     Raises:
         FileError: a file cannot be read or written.
@@ -70,25 +66,25 @@ def kept_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> t
     return tuple(rows)
 
 
-def tried(row: Mapping[str, Any], metric: str, value: float) -> dict[str, Any]:
-    """The row of a model that somebody has tried: by which metric its kind is judged, and what it came to."""
+def add_metric(row: Mapping[str, Any], metric: str, value: float) -> dict[str, Any]:
+    """The row of a model with its headline metric."""
     return {**row, "metric": metric, "own": value, "accuracy": value if metric == "accuracy" else None}
 
 
-def tried_models(
+def measure_models(
     folder: Path, rows: Sequence[dict[str, Any]], trial: Callable[[Sequence[Path]], Sequence[OwnMetric | None]]
 ) -> tuple[dict[str, Any], ...]:
-    """The rows of models in a run's folder with what a trial of their files tells; of equal files one is tried."""
+    """The rows of models with the metrics that `trial` measures for their files; of equal files, one is measured."""
     distinct = dict[tuple[str, str], Path]()
     for row in rows:
         distinct.setdefault((row["sha256"], row["target"]), folder / row["file"])
     metrics = dict(zip(distinct, trial(list(distinct.values())), strict=True))
     known = ((row, metrics[row["sha256"], row["target"]]) for row in rows)
-    return tuple(row if one is None else tried(row, one.metric, one.value) for row, one in known)
+    return tuple(row if one is None else add_metric(row, one.metric, one.value) for row, one in known)
 
 
 def _keep(file: Path, kept: Path, first: dict[str, Path]) -> str:
-    """A copy, or another name of an equal one where the file system has such; returns the SHA-256 of both."""
+    """Copy a file, or link to an equal copy if the file system can; returns the SHA-256."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.unlink(missing_ok=True)

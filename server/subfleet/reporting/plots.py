@@ -1,7 +1,7 @@
-"""The plots of a run, as SVG text that stands in the report by itself."""
+"""The plots of a run as SVG text."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from matplotlib.axes import Axes
@@ -9,20 +9,31 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from subfleet.journal.networks import NetworkRecord, walk_descendants
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.task_kinds import METRICS
+from subfleet.reporting.texts import format_amount
 
-__all__ = ["COLOURS", "as_svg", "budget_plot", "bytes_plot", "comparison_plot", "memory_plot", "metric_plot"]
+__all__ = [
+    "COLOURS",
+    "draw_svg",
+    "plot_budgets",
+    "plot_bytes",
+    "plot_comparison",
+    "plot_family_tree",
+    "plot_memory",
+    "plot_metric",
+]
 
 MEGABYTE = 1_000_000
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#b59d00")
-"""Told apart by people with any kind of colour vision (Okabe and Ito)."""
+"""Distinguishable with any kind of colour vision (Okabe and Ito)."""
 MARKERS = "osD^vPX*"
 _SHARES = frozenset({"accuracy", "macro_f1", "auroc", "mean_iou"})
 
 
-def metric_plot(rounds: Sequence[RoundRecord]) -> str:
-    """The metric that the model is judged by, on test samples, over the rounds."""
+def plot_metric(rounds: Sequence[RoundRecord]) -> str:
+    """The headline metric on evaluation samples over the rounds."""
 
     def draw(axes: Axes) -> None:
         found = [(record.round, value) for record in rounds if (value := record.value) is not None]
@@ -34,10 +45,10 @@ def metric_plot(rounds: Sequence[RoundRecord]) -> str:
         _limit(axes, headline, 1.08)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    return as_svg(draw)
+    return draw_svg(draw)
 
 
-def budget_plot(rounds: Sequence[RoundRecord]) -> str:
+def plot_budgets(rounds: Sequence[RoundRecord]) -> str:
     """Size of each device's submodel against its memory budget, one mark per device and round."""
 
     def draw(axes: Axes) -> None:
@@ -58,11 +69,11 @@ def budget_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
 
-    return as_svg(draw)
+    return draw_svg(draw)
 
 
-def memory_plot(rounds: Sequence[RoundRecord]) -> str:
-    """Planned against measured peak memory; below the line, a device needed less than was planned."""
+def plot_memory(rounds: Sequence[RoundRecord]) -> str:
+    """Planned against measured peak memory."""
 
     def draw(axes: Axes) -> None:
         highest = 0.0
@@ -79,11 +90,11 @@ def memory_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.set(xlabel="planned peak (MB)", ylabel="measured peak (MB)")
         axes.legend(fontsize="small")
 
-    return as_svg(draw)
+    return draw_svg(draw)
 
 
-def bytes_plot(rounds: Sequence[RoundRecord]) -> str:
-    """Bytes per round and device: to the device upwards, from the device downwards."""
+def plot_bytes(rounds: Sequence[RoundRecord]) -> str:
+    """Bytes per round and device: down as bars upwards, up as bars downwards."""
 
     def draw(axes: Axes) -> None:
         clients = _by_client(rounds)
@@ -100,23 +111,23 @@ def bytes_plot(rounds: Sequence[RoundRecord]) -> str:
         axes.set(xlabel="round", ylabel="kB up  |  kB down")
         axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
 
-    return as_svg(draw)
+    return draw_svg(draw)
 
 
 def _limit(axes: Axes, metric: str, most: float) -> None:
-    """Shares are shown from 0 to 1; other metrics as they come, from 0 where smaller is better."""
+    """Fractions are shown from 0 to 1, and metrics that should be small from 0."""
     if metric in _SHARES:
         axes.set_ylim(0, most)
     elif not METRICS[metric].larger_is_better:
         axes.set_ylim(bottom=0)
 
 
-def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]], headline: str = "accuracy") -> str:
-    """A test metric over the rounds, a line for each name: the mean over its runs, and from the worst to the best.
+def plot_comparison(curves: Mapping[str, Mapping[int, Sequence[float]]], headline: str = "accuracy") -> str:
+    """A metric over the rounds: for each name the mean over its runs, and the range from the worst to the best.
 
     Args:
-        curves: by name and round, the metric of each run.
-        headline: which metric it is.
+        curves: the metric of each run, by name and round.
+        headline: name of the metric.
     """
 
     def draw(axes: Axes) -> None:
@@ -131,7 +142,7 @@ def comparison_plot(curves: Mapping[str, Mapping[int, Sequence[float]]], headlin
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(fontsize="small", loc="lower right" if METRICS[headline].larger_is_better else "upper right")
 
-    return as_svg(draw)
+    return draw_svg(draw)
 
 
 def _by_client(rounds: Sequence[RoundRecord]) -> dict[str, list[ClientRow]]:
@@ -145,14 +156,8 @@ def _by_client(rounds: Sequence[RoundRecord]) -> dict[str, list[ClientRow]]:
     }
 
 
-def as_svg(draw: Callable[[Axes], None], *, width: float = 6.2, height: float = 3.8) -> str:
-    """What is drawn on axes of our style, as SVG text.
-
-    Args:
-        draw: draws it.
-        width: of the figure, in inches.
-        height: the same.
-    """
+def draw_svg(draw: Callable[[Axes], None], *, width: float = 6.2, height: float = 3.8) -> str:
+    """The SVG text of a figure; `draw` draws on its axes, and its size is in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
@@ -162,3 +167,80 @@ def as_svg(draw: Callable[[Axes], None], *, width: float = 6.2, height: float = 
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+_TREE_WIDTH, _LANE_INCHES = 10.5, 0.62
+_MOST_NAMES = 2  # of cells with the same change; of more, only the number is shown
+_LEAST_MARK, _MORE_MARK = 18.0, 90.0  # points squared: for one device, and in addition for the most devices
+
+
+def plot_family_tree(networks: Sequence[NetworkRecord], round_count: int) -> str:
+    """The family tree of the networks that were in use: a line for each over the finished rounds.
+
+    Args:
+        networks: of a run, in the order in which they appeared.
+        round_count: number of finished rounds.
+    """
+    shown = [one for _, one in walk_descendants([one for one in networks if one.in_use])]
+    lanes = {network.lineage.id: place for place, network in enumerate(shown)}
+    most = max((len(names) for one in shown for names in one.trained.values()), default=1)
+
+    def draw(axes: Axes) -> None:
+        for place, network in enumerate(shown):
+            _draw_line(axes, network, place, round_count, most)
+            if network.lineage.parent in lanes:
+                _draw_branch(axes, network, lanes, round_count)
+        axes.set(xlabel="round", xlim=(-0.02 * round_count, round_count * 1.02), ylim=(len(shown) - 0.5, -0.5))
+        axes.set_yticks(range(len(shown)), [network.name for network in shown])
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return draw_svg(draw, width=_TREE_WIDTH, height=0.8 + _LANE_INCHES * len(shown))
+
+
+def _draw_line(axes: Axes, network: NetworkRecord, place: int, round_count: int, most: int) -> None:
+    """The line of a network: dotted until it can be trained, with a dot for each round of training."""
+    lineage, colour = network.lineage, COLOURS[place % len(COLOURS)]
+    end = round_count if lineage.retired_round is None else lineage.retired_round
+    ready = end if network.ready_round is None else min(network.ready_round, end)
+    axes.plot([lineage.born_round, ready], [place, place], ":", color=colour, linewidth=1.5)
+    axes.plot([ready, end], [place, place], "-", color=colour, linewidth=1.5, alpha=0.5)
+    if lineage.retired_round is not None:
+        axes.plot([end], [place], "x", color="#1b1b1b", zorder=4)
+    axes.scatter(
+        list(network.trained),
+        [place] * len(network.trained),
+        s=[_LEAST_MARK + _MORE_MARK * (len(names) - 1) / max(most - 1, 1) for names in network.trained.values()],
+        color=colour,
+        zorder=3,
+        linewidths=0,
+    )
+    found = f"\n{network.quality}" if network.quality else ""
+    facts = f"{format_amount(network.forward_macs)} MACs, {format_amount(network.parameters)} parameters{found}"
+    axes.text(1.01, place, facts, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
+
+
+def _draw_branch(axes: Axes, network: NetworkRecord, lanes: Mapping[str, int], round_count: int) -> None:
+    """An arrow from the line of the parent to that of the network, labelled with the changes."""
+    born, place = network.lineage.born_round, lanes[network.lineage.id]
+    line = {"arrowstyle": "-|>", "color": "#555555", "linewidth": 1, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (born, place), (born, lanes[network.lineage.parent or ""]), arrowprops=line)
+    late = born > round_count / 2  # there is more room to the left
+    axes.annotate(
+        "\n".join(_list_changes(network)) or network.lineage.map.TYPE,
+        (born, place - 0.5),
+        (-5 if late else 5, 0),
+        textcoords="offset points",
+        ha="right" if late else "left",
+        va="center",
+        fontsize="small",
+        color="#555555",
+    )
+
+
+def _list_changes(network: NetworkRecord) -> Iterator[str]:
+    for how, cells in (("wider", network.wider), ("deeper", network.deeper)):
+        if cells:
+            yield f"{' and '.join(cells) if len(cells) <= _MOST_NAMES else f'{len(cells)} cells'} {how}"

@@ -9,10 +9,10 @@ from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord, RunResult, compute_participation
 from subfleet.protocol.task_kinds import METRICS, format_metrics
-from subfleet.reporting.columns import CLIENT_COLUMNS, participation_text
-from subfleet.reporting.telling import amount, costs_text, reached_text, remarks, times_text
+from subfleet.reporting.columns import CLIENT_COLUMNS, describe_participation
+from subfleet.reporting.texts import describe_costs, describe_result, describe_times, format_amount, list_remarks
 
-__all__ = ["failed_html", "report_html", "status_html"]
+__all__ = ["render_failure", "render_report", "render_status"]
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 88rem; padding: 0 1rem; color: #1b1b1b }
@@ -27,26 +27,26 @@ figure { margin: 0 } figure svg { width: 100%; height: auto } figcaption { color
 """
 
 
-def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
-    """The whole page.
+def render_report(name: str, result: RunResult, record: dict[str, Any]) -> str:
+    """The report of a run that has ended.
 
     Args:
         name: of the run.
-        result: how it ended.
-        record: what summary.json holds; its `models` are shown where there are some.
+        result: of the run.
+        record: content of `summary.json`; its `models` are shown if there are any.
     """
     rounds = result.rounds
     metrics = rounds[-1].all_metrics if rounds else {}
     more = f" ({format_metrics(metrics)})" if len(metrics) > 1 else ""
     reached = (
-        f"<p><b>{escape(reached_text(result))}</b>{escape(more)} after {len(rounds)} rounds "
+        f"<p><b>{escape(describe_result(result))}</b>{escape(more)} after {len(rounds)} rounds "
         f"(run <code>{escape(result.run_id)}</code>). Participation: <b>{compute_participation(rounds):.1%}</b>.</p>"
     )
     if result.ended_early:
         reached += f"<p>It ended there because {escape(result.ended_early)}.</p>"
     status = escape(result.method_status)
     method = f"<p>Method <code>{escape(result.method)}</code>, compared with its paper: {status}.</p>"
-    spoiled = "".join(f"<p>{escape(text)}.</p>" for text in remarks(result))
+    spoiled = "".join(f"<p>{escape(text)}.</p>" for text in list_remarks(result))
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         reached,
@@ -57,18 +57,13 @@ def report_html(name: str, result: RunResult, record: dict[str, Any]) -> str:
         _costs(result),
         _networks(result.networks, len(rounds)),
         _models(record.get("models", []), result.headline),
-        *(_round(one) for one in rounds),
+        *(_round(finished) for finished in rounds),
     ]
     return _page(name, parts)
 
 
-def failed_html(name: str, why: str) -> str:
-    """The page in place of a report that cannot be made.
-
-    Args:
-        name: of the run.
-        why: in a few words.
-    """
+def render_failure(name: str, why: str) -> str:
+    """A page that says why the report could not be made."""
     told = "Nothing is lost: summary.json, rounds.csv and clients.csv have the same content."
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
@@ -77,14 +72,16 @@ def failed_html(name: str, why: str) -> str:
     return _page(name, parts)
 
 
-def status_html(name: str, state: str, rounds: Sequence[RoundRecord], away: Sequence[tuple[str, str, str]] = ()) -> str:
-    """A page that loads itself anew every few seconds: where a run stands, and its rounds, the newest first.
+def render_status(
+    name: str, state: str, rounds: Sequence[RoundRecord], away: Sequence[tuple[str, str, str]] = ()
+) -> str:
+    """A page that reloads itself every few seconds: the state of a run, and its rounds, the newest first.
 
     Args:
         name: of the run.
         state: one sentence.
-        rounds: finished ones, in order.
-        away: devices that are away: name, reason and when last seen.
+        rounds: finished rounds in order.
+        away: absent devices: name, reason and time when they were last seen.
     """
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
@@ -102,31 +99,31 @@ def _page(name: str, parts: Sequence[str], more_head: str = "") -> str:
 
 
 def _plots(rounds: Sequence[RoundRecord]) -> str:
-    from subfleet.reporting import plots  # matplotlib takes a second to load, and only a report draws
+    from subfleet.reporting import plots  # matplotlib takes a second to load, and only reports need it
 
     model = f" of {rounds[-1].model_told}" if rounds else ""
     measured = any(row.measured_peak_bytes is not None for record in rounds for row in record.clients)
     figures = (
-        (plots.metric_plot(rounds), f"{_title(rounds)}{model} on the evaluation samples."),
+        (plots.plot_metric(rounds), f"{_title(rounds)}{model} on the evaluation samples."),
         (
-            plots.budget_plot(rounds),
+            plots.plot_budgets(rounds),
             "Size of each submodel against the memory budget; a small submodel with a large budget means a slow link.",
         ),
-        *([(plots.memory_plot(rounds), "Planned against measured peak memory of training.")] if measured else []),
-        (plots.bytes_plot(rounds), "Bytes moved per round. The first round also carries the programs."),
+        *([(plots.plot_memory(rounds), "Planned against measured peak memory of training.")] if measured else []),
+        (plots.plot_bytes(rounds), "Bytes moved per round. The first round also carries the programs."),
     )
     cells = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for svg, text in figures)
     return f'<div class="plots">{cells}</div>'
 
 
 def _title(rounds: Sequence[RoundRecord]) -> str:
-    """What models are judged by, as a sentence begins with it."""
+    """The headline metric with a capital letter."""
     title = METRICS[rounds[-1].headline if rounds else "accuracy"].title
     return title[0].upper() + title[1:]
 
 
 def _evaluation(records: Sequence[EvaluationRecord]) -> str:
-    """What devices found last on held-out samples of their own."""
+    """The last evaluation of devices on held-out samples of their own."""
     if not records:
         return ""
     headline = records[-1].headline
@@ -153,48 +150,49 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
 
 
 def _costs(result: RunResult) -> str:
-    """What all training has cost."""
+    """The costs of all rounds."""
     costs = sum_costs(result)
-    told = " ".join(f"{escape(text)}." for text in (costs_text(costs), *times_text(costs)))
+    told = " ".join(f"{escape(text)}." for text in (describe_costs(costs), *describe_times(costs)))
     return f"<h2>Cost</h2><p>{told}</p>"
 
 
 def _networks(networks: Sequence[NetworkRecord], round_count: int) -> str:
-    """The family tree; of a run that has one network throughout there is nothing to tell."""
+    """The family tree of the networks, if there is more than one."""
     if len(networks) < 2:
         return ""
-    from subfleet.reporting.family_tree import family_tree
+    from subfleet.reporting.plots import plot_family_tree
 
     titles = ["network", "grown from", "by", "changed", "after round", "ready in round", "until round", "MACs"]
     judged = METRICS[networks[0].metric].title
     titles += ["parameters", "rounds", "devices", "training MACs", judged, "of devices", "why"]
-    rows = [_network(one) for one in networks]
+    rows = [_network(record) for record in networks]
     caption = (
         "Networks over the rounds. A dot is a round in which devices trained the network, larger for more devices; "
         "a network is dotted until it can be trained."
     )
-    figure = f'<figure class="tree">{family_tree(networks, round_count)}<figcaption>{caption}</figcaption></figure>'
+    tree = plot_family_tree(networks, round_count)
+    figure = f'<figure class="tree">{tree}<figcaption>{caption}</figcaption></figure>'
     return f"<h2>Networks</h2>{figure}{_table(titles, rows)}"
 
 
-def _network(one: NetworkRecord) -> tuple[str, ...]:
-    lineage = one.lineage
+def _network(network: NetworkRecord) -> tuple[str, ...]:
+    lineage = network.lineage
     grown = lineage.parent is not None
     return (
-        one.name,
+        network.name,
         (lineage.parent or "the first") if grown else "-",
         lineage.map.TYPE if grown else "-",
-        one.changed or "-",
+        network.changed or "-",
         _cell(lineage.born_round),
-        _cell(one.ready_round),
+        _cell(network.ready_round),
         _cell(lineage.retired_round),
-        amount(one.forward_macs),
-        amount(one.parameters),
-        str(len(one.trained)),
-        str(len(one.clients)),
-        amount(one.training_macs),
-        _cell(one.own_mean),
-        str(len(one.owners)) if one.owners else "-",
+        format_amount(network.forward_macs),
+        format_amount(network.parameters),
+        str(len(network.trained)),
+        str(len(network.clients)),
+        format_amount(network.training_macs),
+        _cell(network.own_mean),
+        str(len(network.owners)) if network.owners else "-",
         lineage.reason or "-",
     )
 
@@ -204,7 +202,7 @@ def _models(models: Sequence[dict[str, Any]], headline: str) -> str:
         return ""
     columns = ["client_id", "file", "architecture", "bytes", "max_abs_diff"]
     titles = ["device", "model", "submodel", "bytes", "difference from PyTorch"]
-    if any(model.get("own") is not None for model in models):  # a server of real devices tries none
+    if any(model.get("own") is not None for model in models):  # not measured with real devices
         columns.append("own")
         titles.append(f"{METRICS[headline].title} of its own")
     if any(model.get("quantised_accuracy") is not None for model in models):
@@ -219,7 +217,7 @@ def _round(record: RoundRecord) -> str:
     title += "" if record.seconds is None else f", {record.seconds:.1f} s"
     if record.log_time_s is not None:
         title += f", logs read at {record.log_time_s:g} s"
-    title += f"; {participation_text(record)}"
+    title += f"; {describe_participation(record)}"
     titles = [column.title for column in CLIENT_COLUMNS]
     rows = [[column.cell(row) for column in CLIENT_COLUMNS] for row in record.clients]
     return f"<h2>{escape(title)}</h2>{_table(titles, rows)}"

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: summary.json, rounds, clients and evaluations as CSV, and report.html."""
+"""Writes the results of a run: `summary.json`, `report.html`, and rounds, clients and evaluations as CSV."""
 
 import csv
 import dataclasses
@@ -14,11 +14,11 @@ from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, compute_participation
 from subfleet.protocol.errors import FileError
-from subfleet.reporting.report import failed_html, report_html
-from subfleet.reporting.telling import data_warnings
+from subfleet.reporting.report import render_failure, render_report
+from subfleet.reporting.texts import find_data_warnings
 from subfleet.settings.run_folder import write_summary
 
-__all__ = ["round_row", "summary", "write_results"]
+__all__ = ["build_round_row", "build_summary", "write_results"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,27 +33,29 @@ def write_results(
 ) -> Path:
     """Write summary.json, rounds.csv, clients.csv, evaluations.csv and report.html; returns the report's path.
 
-    A report that cannot be drawn is a page that says so; the rest is written all the same.
+    If the report cannot be made, a page with the reason is written instead.
 
     Args:
-        folder: made if missing.
-        name: of the run, for people.
-        result: how the run ended.
-        models: devices' own models, see `kept_models`.
-        figures: of the run as a whole, see `run_figures`.
+        folder: created if it is missing.
+        name: display name of the run.
+        result: of the run.
+        models: devices' own models, see `copy_models`.
+        figures: of the whole run, see `compute_figures`.
 
     Raises:
         FileError: the folder cannot be written.
     """
     rounds = result.rounds
-    record = {**summary(name, result), "models": list(models), "figures": dict(figures or {})}
+    record = {**build_summary(name, result), "models": list(models), "figures": dict(figures or {})}
     report = folder / "report.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_summary(folder, record)
-        _write_csv(folder / "rounds.csv", [round_row(record) for record in rounds])
-        _write_csv(folder / "clients.csv", [client_row(record, row) for record in rounds for row in record.clients])
-        found = [evaluation_row(record, row) for record in result.evaluations for row in record.clients]
+        _write_csv(folder / "rounds.csv", [build_round_row(record) for record in rounds])
+        _write_csv(
+            folder / "clients.csv", [build_client_row(record, row) for record in rounds for row in record.clients]
+        )
+        found = [build_evaluation_row(record, row) for record in result.evaluations for row in record.clients]
         _write_csv(folder / "evaluations.csv", found)
         report.write_text(_report(name, result, record), encoding="utf-8")
     except OSError as error:
@@ -64,17 +66,17 @@ def write_results(
 
 
 def _report(name: str, result: RunResult, record: dict[str, Any]) -> str:
-    """The page, or one that says why there is none: what draws it is no reason to lose a run."""
+    """The report, or a page with the reason why it cannot be made."""
     try:
-        return report_html(name, result, record)
-    except Exception as error:  # noqa: BLE001  # matplotlib's, or whatever else draws
+        return render_report(name, result, record)
+    except Exception as error:  # noqa: BLE001 - a failed plot must not lose the results
         why = f"{type(error).__name__}: {error}"
         _LOG.error("the report of run %s cannot be made (%s)", name, why, exc_info=_LOG.isEnabledFor(logging.DEBUG))
-        return failed_html(name, why)
+        return render_failure(name, why)
 
 
-def summary(name: str, result: RunResult) -> dict[str, Any]:
-    """The run as plain data: how good its model is, how many took part, its rounds with a row per client."""
+def build_summary(name: str, result: RunResult) -> dict[str, Any]:
+    """The results of a run as plain data: metrics, costs, and its rounds with a row for each client."""
     return {
         "name": name,
         "run_id": result.run_id,
@@ -87,22 +89,22 @@ def summary(name: str, result: RunResult) -> dict[str, Any]:
         "headline": result.headline,
         "metrics": result.rounds[-1].all_metrics if result.rounds else {},
         "participation": compute_participation(result.rounds),
-        "data_warnings": data_warnings(result),
+        "data_warnings": find_data_warnings(result),
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_evaluation(record) for record in result.evaluations],
         "generations": [dataclasses.asdict(record) for record in result.generations],
         "tuning": None if result.tuning is None else dataclasses.asdict(result.tuning),
-        "networks": [network_row(one) for one in result.networks],
+        "networks": [build_network_row(one) for one in result.networks],
         "costs": dataclasses.asdict(sum_costs(result)),
         "programs_from": dict(result.programs_from),
         "rounds": [
-            {**round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
+            {**build_round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
         ],
     }
 
 
 def _model(record: RoundRecord) -> dict[str, Any] | None:
-    """The model that accuracy and loss describe."""
+    """The model that was evaluated."""
     return (
         None
         if record.model is None
@@ -111,13 +113,13 @@ def _model(record: RoundRecord) -> dict[str, Any] | None:
 
 
 def _outliers(result: RunResult) -> dict[str, dict[str, int]]:
-    """In how many rounds updates of a client were unlike the others, by what was done with them."""
+    """By treatment and client, the number of rounds in which the update was an outlier."""
     found = count_outliers(result.rounds)
     return {"scaled": dict(found.scaled), "left_out": dict(found.left_out), "reported": dict(found.reported)}
 
 
 def _evaluation(record: EvaluationRecord) -> dict[str, Any]:
-    """What devices found after a round: how it spreads, and a row per client."""
+    """An evaluation by devices: spreads of metrics, and a row for each client."""
     return {
         "round": record.round,
         "seconds": record.seconds,
@@ -135,7 +137,7 @@ def _spread(found: Spread | None) -> dict[str, Any] | None:
     return {**dataclasses.asdict(found), **more}
 
 
-def evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, Any]:
+def build_evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, Any]:
     """One client in one evaluation, as a flat row."""
     lists = {
         "class_counts": " ".join(map(str, row.class_counts)),
@@ -146,8 +148,8 @@ def evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, An
     return {"round": record.round, **plain, **lists, **metrics}
 
 
-def network_row(one: NetworkRecord) -> dict[str, Any]:
-    """One network of a run, as a flat row; of lists, cells and rounds."""
+def build_network_row(one: NetworkRecord) -> dict[str, Any]:
+    """One network of a run as a row."""
     lineage = one.lineage
     return {
         "network": lineage.id,
@@ -173,7 +175,7 @@ def network_row(one: NetworkRecord) -> dict[str, Any]:
     }
 
 
-def round_row(record: RoundRecord) -> dict[str, Any]:
+def build_round_row(record: RoundRecord) -> dict[str, Any]:
     """One round without its clients, as a flat row."""
     aggregated = record.aggregated
     return {
@@ -203,12 +205,12 @@ def round_row(record: RoundRecord) -> dict[str, Any]:
 
 
 def _limits(rows: Sequence[ClientRow]) -> str:
-    """How many submodels each limit decided, such as "2 link, 1 memory"."""
+    """The number of submodels that each limit determined, such as "2 link, 1 memory"."""
     counted = Counter(row.limit for row in rows if row.limit)
     return ", ".join(f"{count} {limit}" for limit, count in sorted(counted.items()))
 
 
-def client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:
+def build_client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:
     """One client in one round, as a flat row."""
     return {"round": record.round, **_plain(row)}
 
@@ -219,7 +221,7 @@ def _plain(row: ClientRow) -> dict[str, Any]:
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        # Who has answered nothing has fewer columns.
+        # Rows of clients without an answer have fewer columns.
         writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
         writer.writerows(rows)

@@ -1,4 +1,4 @@
-"""What a run comes to as a whole, as plain data: accuracies, bytes, multiplications, violations and use of budgets."""
+"""Figures of a whole run as plain data: accuracies, bytes, multiplications, violations and use of budgets."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,20 @@ from subfleet.protocol.task_kinds import better
 from subfleet.rounds.context import RunContext
 from subfleet.tasks import Dataset
 
-__all__ = ["Gallery", "run_figures", "violates"]
+__all__ = ["Gallery", "compute_figures", "violates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gallery:
-    """The models that clients have in the end; each different one is evaluated once for each data set.
+    """The final models of all clients; equal models are evaluated once for each data set.
 
     Attributes:
-        views: what clients see of the model.
+        views: the clients' views of the model.
         state: the model after the last round.
-        samples: the server's evaluation data, without those for validation.
-        own: by client id, the client with the submodel that is its own in the end, for clients that were ever
-            aggregated: of a network that has retired it is what the method has in its place.
-        known: metrics that were evaluated before.
+        samples: evaluation data of the server without validation samples.
+        own: by client id, the client with its final submodel, for clients that were aggregated at least once; if its
+            network was retired, with the submodel that the method has in its place.
+        known: cache of metrics.
     """
 
     views: Views
@@ -40,12 +40,12 @@ class Gallery:
 
     @classmethod
     def of(cls, context: RunContext, state: ModelState, samples: Dataset, own: Mapping[str, Participant]) -> "Gallery":
-        """The models of the clients of a run."""
+        """The gallery of a run."""
         views = Views(context=context, samples=torch.from_numpy(samples.inputs.copy()))
         return cls(views=views, state=state, samples=samples, own=own, known={})
 
     def metrics(self, client: Participant, data: Dataset) -> Mapping[str, float]:
-        """Of a client's own submodel."""
+        """The metrics of a client's submodel on a data set."""
         key = (id(data), self.views.key(self.state, client))
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
@@ -58,29 +58,31 @@ class Gallery:
         return self.known[key]
 
 
-def run_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The figures of a run that has aggregated a round, the same whichever host ran it.
+def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The figures of a run with at least one aggregated round.
 
-    Where a run is judged by another metric than accuracy, that stands in its place. A tier's accuracy is the mean,
-    over its clients that were ever aggregated, of the accuracy on the server's samples of the submodel that is each
-    one's own in the end, with the weights of the end; None where there is none. A client's own accuracy is what it
-    found with its submodel on its own held-out samples, when it was asked last.
+    If the headline metric is not accuracy, tiers and clients have that metric instead. The accuracy of a tier is the
+    mean accuracy of its clients' final submodels on the evaluation samples, over clients that were aggregated at least
+    once. The own accuracy of a client is its last result on its held-out samples.
 
     Args:
-        gallery: the clients' models.
-        result: how the run ended.
-        tiers: by client id, the kind of device that it is summed up under; by default what each says that it is.
+        gallery: models of the clients.
+        result: of the run.
+        tiers: tier by client id; by default the name of the client's device.
 
     Returns:
-        accuracy, loss: of the last round. tiers: accuracy by tier. worst_tier, and submodels, the mean over all clients
-        of their tiers' accuracy: None where a tier has none. submodels_accuracy: of clients with a submodel, where a
-        run is judged by another metric. own: accuracy by client. own_mean, own_worst: where clients hold samples out.
-        participation: of all rounds of all clients that were to take part, the share that was aggregated;
-        least_participation: of the round with the least. never_aggregated: clients.
-        bytes_down, bytes_up: of all rounds. macs: multiplications of all trainings. violations, utilisation: see
-        `violates`; the mean over all tasks. parameters_lost: to programs that were not written yet. programs_written:
-        in all. over_link: tasks whose round moved more payload than a link's budget, which counts weights down and the
-        update up alone: programs, when they are new, and messages come on top.
+        accuracy, loss: of the last round.
+        tiers: accuracy by tier, None for a tier without one. worst_tier; submodels: mean over all clients of their
+        tier's accuracy; both None if a tier has none. submodels_accuracy: mean accuracy of submodels, if the headline
+        is another metric.
+        own: accuracy by client. own_mean, own_worst: if clients have held-out samples.
+        participation: aggregated fraction of all due updates; least_participation: of the worst round.
+        never_aggregated: number of clients.
+        bytes_down, bytes_up, macs: of all rounds.
+        violations: number of tasks beyond a budget, see `violates`. utilisation: mean over all tasks.
+        parameters_lost: mean loss due to programs that were not written yet. programs_written: number of programs.
+        over_link: number of tasks that moved more bytes than a link's budget, which covers weights and updates but not
+        programs and messages.
     """
     rounds = result.rounds
     rows = [row for record in rounds for row in record.clients]
@@ -106,7 +108,7 @@ def run_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | 
 
 
 def violates(row: ClientRow) -> bool:
-    """Whether a task that was sent was beyond its budget: in planned memory, on the disk, in weights, or an update."""
+    """Whether a task exceeded a budget: planned memory, disk, weights down, or update up."""
     if not row.planned_peak_bytes:
         return False
     if row.disk_budget_bytes is not None and row.disk_bytes > row.disk_budget_bytes:

@@ -1,6 +1,7 @@
-"""A run over a broker: the server, its transport and its clients, whoever starts these, and one meaning of stop."""
+"""Serves a run over a broker: the server, its transport and its clients."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -13,12 +14,12 @@ from subfleet.link.watch import Watch
 from subfleet.programs.supply import Exports
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.topics import Topics
-from subfleet.serving.broker import try_broker
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
 from subfleet.transport.address import BrokerAddress, mqtt_client_id, parse_url
 from subfleet.transport.base import Transport
+from subfleet.transport.broker_check import examine_broker
 from subfleet.transport.chunk_sizes import KNOWN_BROKERS, ChunkSizes, KnownBroker
 from subfleet.transport.complaints import Complaints
 from subfleet.transport.locking import LockingTransport, make_server_lock
@@ -26,16 +27,16 @@ from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.rating import RatedTransport
 from subfleet.transport.waiting import WaitingTransport
 
-__all__ = ["Clients", "Deployment", "StoppedError", "deployed"]
+__all__ = ["Clients", "Deployment", "StoppedError", "adapt_to_broker", "serve_run"]
 
 _LOG = logging.getLogger(__name__)
 
 Clients = Callable[[BrokerAddress], AbstractContextManager[Sequence[Callable[[], None]]]]
-"""Lets clients join at a broker; while its context lasts they may, and the checks that it gives look after them."""
+"""A context in which clients can join at a broker; it gives functions that check the clients."""
 
 
 class StoppedError(RunError):
-    """The run was stopped before its end, and can be taken up."""
+    """The run was stopped before its end, and can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +44,14 @@ class Deployment:
     """A run, and where it is served.
 
     Attributes:
-        run: as the server is given it.
-        folder: of the run; the server's state is in `server/` there.
-        exports: the exporter; whoever opened it closes it.
-        clients: those that take part.
-        broker: where one is that is there already; None starts an embedded one on loopback.
-        embedded_port: of that one; 0 takes a free port.
-        wait: for the broker, where it is not there at the start.
-        samples: the evaluation data, where somebody has read them.
+        run: settings of the run.
+        folder: of the run; the state of the server is in `server/`.
+        exports: the exporter; it is not closed.
+        clients: lets clients join.
+        broker: None starts an embedded one on the loopback interface.
+        embedded_port: port of the embedded broker; 0 selects a free port.
+        wait: if the broker is not there yet, wait for it.
+        samples: evaluation data, if they have been read.
     """
 
     run: Run
@@ -64,18 +65,18 @@ class Deployment:
 
 
 @contextmanager
-def deployed(
+def serve_run(
     deployment: Deployment, observer: RunObserver, stop: threading.Event
 ) -> Iterator[tuple[Server, RunResult]]:
-    """Run to the end; while the context lasts, clients hear of it and leave.
+    """Run to the end; in the context, clients learn of the end and leave.
 
     Args:
-        deployment: what is run, and where.
-        observer: is told what happens.
+        deployment: of the run.
+        observer: of the run.
         stop: set it to stop the run.
 
     Yields:
-        The server of the run, which has ended, and how it ended.
+        The server, after the end of the run, and the result.
 
     Raises:
         StoppedError: `stop` was set before the end.
@@ -86,10 +87,10 @@ def deployed(
     """
     run, state, address = deployment.run, deployment.folder / "server", deployment.broker
     with ExitStack() as stack:
-        mend: list[Callable[[], None]] = []
+        repairs: list[Callable[[], None]] = []
         if address is None:
             embedded = stack.enter_context(EmbeddedBroker(port=deployment.embedded_port))
-            mend, address = [embedded.start], parse_url(embedded.url)
+            repairs, address = [embedded.start], parse_url(embedded.url)
         mqtt = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
         link: Transport = WaitingTransport(mqtt, stop.is_set) if deployment.wait else mqtt
         topics = Topics(run.fleet.name)
@@ -106,9 +107,9 @@ def deployed(
             samples=deployment.samples,
         )
         checks = stack.enter_context(deployment.clients(address))
-        watch = stack.enter_context(Watch([*checks, *mend], stop))
+        watch = stack.enter_context(Watch([*checks, *repairs], stop))
         if deployment.broker is not None:
-            try_broker(address, run, mqtt, sizes, observer, stop if deployment.wait else None)
+            adapt_to_broker(address, run, mqtt, sizes, observer, stop if deployment.wait else None)
         result = server.run(stop)
         watch.raise_failure()
         if not result.finished:
@@ -116,3 +117,40 @@ def deployed(
                 f"the run was stopped before its end; start it again with --name {deployment.folder.name} to go on"
             )
         yield server, result
+
+
+def adapt_to_broker(
+    address: BrokerAddress,
+    run: Run,
+    transport: MqttTransport,
+    sizes: ChunkSizes,
+    observer: RunObserver,
+    wait_until: threading.Event | None = None,
+) -> None:
+    """Examine a broker, and adapt the server's transport and chunk sizes to it.
+
+    Args:
+        address: of the broker.
+        run: to be served.
+        transport: of the server, not opened yet.
+        sizes: of chunks.
+        observer: gets a sentence for each shortcoming of the broker.
+        wait_until: wait for a missing broker until this is set; None does not wait.
+
+    Raises:
+        TransportError: the broker is not there, refuses us, or cannot be trusted.
+    """
+
+    def opened(first: Transport) -> Transport:
+        return first if wait_until is None else WaitingTransport(first, wait_until.is_set)
+
+    fleet = run.fleet.name
+    client_id = mqtt_client_id(fleet, "doctor", f"{run.name}-{os.getpid()}")
+    report = examine_broker(address, Topics(fleet), name=run.name, client_id=client_id, opened=opened)
+    if wait_until is not None and wait_until.is_set():
+        return
+    transport.expect(report.terms)
+    if report.chunk_bytes is not None:
+        sizes.found(report.chunk_bytes)
+    for finding in report.shortcomings:
+        observer.say(f"Broker at {address.where}, {finding.check}: {finding.text}; {finding.remedy}")

@@ -1,4 +1,4 @@
-"""The table from what a run asks for, beside what tasks need, to the function that does it."""
+"""The functions that do the server's requests, except those that supply tasks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,24 +17,24 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
 from subfleet.tasks import Dataset
 
-__all__ = ["duties_of"]
+__all__ = ["build_duties"]
 
 
-def duties_of(
+def build_duties(
     context: RunContext,
     threads: Threads,
     aggregator: RoundAggregator,
     checker: Checker,
     validation: Dataset | None = None,
 ) -> Mapping[type, Handler]:
-    """What the server does itself, by the type of the request; `Supply.duties` are the others.
+    """The server's duties by type of request; `Supply.duties` has the others.
 
     Args:
         context: of the run.
-        threads: in which it is done: one lane for each kind of work.
+        threads: run the work, with a lane for each kind.
         aggregator: of updates.
         checker: of updates.
-        validation: samples that paths of a supernet are scored on; None where there are none.
+        validation: samples on which paths of a supernet are scored, if there are any.
     """
 
     def of_search(work: Callable[[RunState, ModelState], Any]) -> Handler:

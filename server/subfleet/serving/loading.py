@@ -1,4 +1,4 @@
-"""Where a run stands, by its state and its journal: its model, and its result so far."""
+"""Loads the model and the result of a run from its state and its journal."""
 
 import hashlib
 from pathlib import Path
@@ -24,15 +24,15 @@ from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState
 from subfleet.settings.sections import FirstWeights
 
-__all__ = ["loaded_model", "standing_result"]
+__all__ = ["build_result", "load_model"]
 
 
-def loaded_model(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
+def load_model(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
     """The model from which the next round starts.
 
     Raises:
-        FileError: its checkpoint is lost, or the file of its first weights is, or was changed.
-        ConfigError: its first weights are those of another network.
+        FileError: the checkpoint is missing, or the file of the first weights is missing or has changed.
+        ConfigError: the first weights belong to another network.
     """
     if state.aggregated_round == 0:
         return _first_model(context, state)
@@ -45,10 +45,7 @@ def loaded_model(context: RunContext, state: RunState, journal: Journal, checkpo
 
 
 def _with_found(context: RunContext, state: RunState, model: ModelState) -> ModelState:
-    """The model with the networks that a search has found since the last aggregation, which its checkpoint lacks.
-
-    They follow from it, so that nothing is written down twice.
-    """
+    """The model with the networks found by a search since the last checkpoint, from which they are derived."""
     stored = set(model.network_ids)
     for lineage in state.lineages:
         if lineage.living and lineage.id not in stored:
@@ -63,7 +60,7 @@ def _with_found(context: RunContext, state: RunState, model: ModelState) -> Mode
 
 
 def _first_model(context: RunContext, state: RunState) -> ModelState:
-    """First weights of every network that is in use before the first round."""
+    """The first weights of every network that is in use before the first round."""
     seed, given = context.config.seed, context.config.first_weights
     first, *others = list_lineages(context, state.lineages)
     if not first.living:
@@ -79,7 +76,7 @@ def _first_model(context: RunContext, state: RunState) -> ModelState:
 
 
 def _given_model(given: FirstWeights, network: Network) -> ModelState:
-    """The model that a run is to begin with, its tensors in the order in which its network declares them."""
+    """The given first weights, with tensors in the order of the network."""
     try:
         content = Path(given.file).read_bytes()
     except OSError as error:
@@ -98,15 +95,8 @@ def _given_model(given: FirstWeights, network: Network) -> ModelState:
     return ModelState(shared={name: weights[name] for name in network.tensors}, untrained=stored.untrained)
 
 
-def standing_result(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
-    """The result of a run as far as it is.
-
-    Args:
-        context: of the run.
-        state: in which it is.
-        journal: of the same.
-        checkpoints: folder of the models after its rounds.
-    """
+def build_result(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
+    """The result of a run in its current state; `checkpoints` is the folder of the models after its rounds."""
     records, evaluations = journal.records(), journal.evaluations()
     searched = find_searched_round(context, state)
     return RunResult(

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, the same whichever host ran it: its model, devices' own models, results, a page."""
+"""Writes the results of a run into its folder: its model, the devices' models, tables and the report."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,29 +9,29 @@ from typing import Any
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import FileError, RunError, SubfleetError
-from subfleet.reporting.personalised_models import OwnMetric, kept_models, tried_models
+from subfleet.reporting.personalised_models import OwnMetric, copy_models, measure_models
 from subfleet.reporting.results import write_results
 from subfleet.reporting.run_figures import Gallery
 from subfleet.rounds.networks import find_standing
 from subfleet.serving.session import Server
 from subfleet.settings.run_folder import MODEL, SUPERNET
 
-__all__ = ["Outcome", "gallery_of", "leave_results", "owners_of"]
+__all__ = ["Outcome", "collect_gallery", "find_owners", "write_outcome"]
 
 Trial = Callable[[Sequence[Path]], Sequence[OwnMetric | None]]
-"""Runs model files, and tells how good each is; None where nothing here can run it."""
+"""Measures the metric of each model file; None for a file that cannot be run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run left behind.
+    """The results of a run.
 
     Attributes:
-        result: how the run ended; files that its server had may be gone.
-        folder: with run.json, summary.json, rounds.csv, clients.csv, evaluations.csv, report.html, the model, and
-            devices' own models.
-        report: the page to look at.
-        models: one entry per device and model file: its submodel, its difference from PyTorch, its own accuracy.
+        result: of the run; its files may have been removed.
+        folder: contains `run.json`, `summary.json`, `rounds.csv`, `clients.csv`, `evaluations.csv`, `report.html`, the
+            model, and the devices' models.
+        report: path of the report.
+        models: a row for each device and model file.
     """
 
     result: RunResult
@@ -40,7 +40,7 @@ class Outcome:
     models: tuple[dict[str, Any], ...] = ()
 
 
-def leave_results(
+def write_outcome(
     folder: Path,
     result: RunResult,
     observer: RunObserver,
@@ -49,19 +49,19 @@ def leave_results(
     trial: Trial = lambda files: [None] * len(files),
     file_of: Callable[[DeployedModel], Path] = lambda model: model.path,
 ) -> Outcome:
-    """Leave the results of a run in its folder.
+    """Write the results of a run into its folder.
 
     Args:
         folder: of the run.
-        result: how it ended.
-        observer: is told what happens.
-        figures: of the run as a whole, see `run_figures`.
-        trial: of devices' own models; by default none is tried.
-        file_of: where a device's own model is; by default where the server has it.
+        result: of the run.
+        observer: of the run.
+        figures: computes the figures of the whole run, see `compute_figures`.
+        trial: measures devices' models; by default none is measured.
+        file_of: path of a device's model; by default the server's copy.
 
     Raises:
-        RunError: no round was aggregated; or a device's own model cannot be had or tried, and then the results are in
-            the folder all the same, but for these models.
+        RunError: no round was aggregated, or a device's model is missing or cannot be run; in the latter case the other
+            results are written.
         FileError: the folder cannot be written.
     """
     if result.model_path is None:
@@ -74,27 +74,27 @@ def leave_results(
             shutil.copyfile(result.supernet_path, folder / SUPERNET)
     except OSError as error:
         raise FileError(f"the model cannot be written to {folder}: {error.strerror}; make room for it") from error
-    told = figures()
+    run_figures = figures()
     if result.deployed:
         observer.say("Keeping each device's own model")
     try:
-        kept = kept_models(folder, [(model, file_of(model)) for model in result.deployed])
-        models = tried_models(folder, kept, trial)
+        kept = copy_models(folder, [(model, file_of(model)) for model in result.deployed])
+        models = measure_models(folder, kept, trial)
     except SubfleetError:
-        # A model that cannot be shown is no reason to lose a run.
-        write_results(folder, name=folder.name, result=result, figures=told)
+        # A model that cannot be run must not lose the results.
+        write_results(folder, name=folder.name, result=result, figures=run_figures)
         raise
-    report = write_results(folder, name=folder.name, result=result, models=models, figures=told)
+    report = write_results(folder, name=folder.name, result=result, models=models, figures=run_figures)
     return Outcome(result=result, folder=folder, report=report, models=models)
 
 
-def gallery_of(server: Server) -> Gallery:
-    """The models that the clients of a server's run have now."""
-    return Gallery.of(server.context, server.model, server.samples, dict(owners_of(server)))
+def collect_gallery(server: Server) -> Gallery:
+    """The current models of all clients."""
+    return Gallery.of(server.context, server.model, server.samples, dict(find_owners(server)))
 
 
-def owners_of(server: Server) -> Iterator[tuple[str, Participant]]:
-    """The clients that were ever aggregated, each with the submodel that is its own now."""
+def find_owners(server: Server) -> Iterator[tuple[str, Participant]]:
+    """The clients that were aggregated at least once, each with its current submodel."""
     for name, client in sorted(server.state.last.items()):
         owner = find_standing(server.context, server.state, client)
         if owner is not None:

@@ -1,9 +1,10 @@
-"""The server of one run: the loop that owns the state, and performs what the coordinator asks for.
+"""The server of a run: the loop that owns the state and performs the actions of the coordinator.
 
-Order of every step: decide (pure), write the journal, then act. What a client was promised is therefore on disk before
-the promise leaves, and a server that dies between the two makes the same promise again.
+Every step decides (pure), writes the journal, then acts. What a client is promised is on disk before the promise is
+sent, and a server that is killed in between makes the same promise again.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Set
@@ -52,11 +53,10 @@ from subfleet.rounds.signals import (
 )
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
-from subfleet.serving.context import context_of
-from subfleet.serving.duties import duties_of
-from subfleet.serving.garbage import freeze_what_is_loaded
-from subfleet.serving.loading import loaded_model, standing_result
-from subfleet.serving.narrating import Attendance, Pace, told
+from subfleet.serving.duties import build_duties
+from subfleet.serving.loading import build_result, load_model
+from subfleet.serving.narration import Attendance, Pace, describe_step
+from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
 from subfleet.tasks.measuring import measure_inputs
@@ -64,33 +64,33 @@ from subfleet.transport.base import Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
 
-__all__ = ["Server"]
+__all__ = ["Server", "freeze_loaded_objects"]
 
 _POLL_S = 0.05
 
 
 class Server:
-    """Runs one configured run to its end, or takes up where an earlier server on the same state folder stopped.
+    """Runs a run to its end, or resumes the run in its state folder.
 
-    Everything belongs to the thread that calls it; a `Worker` does beside it whatever takes longer than milliseconds.
+    It is used by one thread. Work that takes longer than milliseconds is done by a `Worker` in other threads.
 
     Args:
-        config: of the run.
-        transport: the link to the broker, not opened yet.
-        observer: told of every finished round; it may fail, and the run goes on.
-        state_folder: where the run lives; one server at a time.
-        exports: the exporter. The caller closes it.
-        sizes: of the chunks that come through the broker.
-        samples: the evaluation data; None reads those that the configuration names.
-        clock: seconds, monotonic.
+        config: settings of the run.
+        transport: to the broker, not opened yet.
+        observer: of the run; its errors do not affect the run.
+        state_folder: used by one server at a time.
+        exports: the exporter; it is not closed.
+        sizes: of chunks.
+        samples: evaluation data; None reads those of the settings.
+        clock: monotonic seconds.
 
     Raises:
-        ConfigError: the run was begun with another configuration, or the model's description is wrong.
+        ConfigError: the run was begun with other settings, or the settings of the model are invalid.
         DataError: the evaluation data cannot be used.
         FileError: the state folder cannot be used.
     """
 
-    def __init__(  # noqa: PLR0913 - what a server is made of
+    def __init__(  # noqa: PLR0913 - the parts of a server
         self,
         config: Run,
         transport: Transport,
@@ -115,7 +115,7 @@ class Server:
         run_id = begin_run(
             self._engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds
         )
-        self._context = replace(context_of(config, run_id), evaluation_inputs=measure_inputs(evaluation))
+        self._context = replace(create_context(config, run_id), evaluation_inputs=measure_inputs(evaluation))
         self._journal = Journal(self._engine, run_id, first_memory=self._context.roles.memory.initial)
         self._attendance = Attendance(self._context, self._journal)
         self._blobs = blobs = BlobStore(self._places.blobs)
@@ -130,7 +130,7 @@ class Server:
             samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
         self._aggregator = RoundAggregator(views, blobs, evaluation, checkpoints=self._places.checkpoints)
-        duties = duties_of(self._context, threads, self._aggregator, Checker(self._context, blobs), validation)
+        duties = build_duties(self._context, threads, self._aggregator, Checker(self._context, blobs), validation)
         self._work = Worker({**self._supply.duties, **duties}, threads)
         self._state = RunState()
         self._goes_on = False
@@ -138,45 +138,45 @@ class Server:
 
     @property
     def run_id(self) -> str:
-        """The run's name and a part of its own."""
+        """The unique id of the run."""
         return self._context.run_id
 
     @property
     def context(self) -> RunContext:
-        """What does not change in the run."""
+        """The context of the run."""
         return self._context
 
     @property
     def samples(self) -> Dataset:
-        """The evaluation data, without those for validation."""
+        """The evaluation data without validation samples."""
         return self._samples
 
     @property
     def model(self) -> ModelState:
-        """The model that the state stands at."""
+        """The current model."""
         return self._model
 
     @property
     def state(self) -> RunState:
-        """Where the run stands."""
+        """The current state."""
         return self._state
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do but to tell everyone."""
+        """Whether the run has ended; clients may not know yet."""
         return self._state.phase in ("finished", "failed")
 
     def run(self, stop: threading.Event) -> RunResult:
         """Run to the end, or until `stop` is set.
 
         Raises:
-            RunError: the run cannot go on; the text says why.
-            TransportError: the broker cannot be reached at the start.
-            FileError: the state folder cannot be used, or another server uses it.
+            RunError: the run has failed.
+            TransportError: the broker is unreachable at the start.
+            FileError: the state folder cannot be used, or is used by another server.
         """
         with self._places.locked():
             self.open()
-            freeze_what_is_loaded()
+            freeze_loaded_objects()
             try:
                 while not stop.is_set() and not self.finished:
                     self.step(_POLL_S)
@@ -188,7 +188,7 @@ class Server:
         return self.result()
 
     def open(self) -> None:
-        """Take up the stored state and connect; a damaged journal is a FileError."""
+        """Load the stored state and connect. Raises FileError if the journal is damaged."""
         now_s = self._clock()
         with reporting_damage(self._places.folder):
             stored = self._journal.load(now_s)
@@ -205,9 +205,9 @@ class Server:
             self._perform(action)
 
     def step(self, timeout_s: float) -> None:
-        """Handle what has come within `timeout_s` seconds, and send what is due."""
-        # Before anything else: so what begins in this step is looked at in the next one, however fast it is, and a run
-        # under a logical clock takes the same steps on every machine.
+        """Handle events for up to `timeout_s` seconds, and send what is due."""
+        # First, so that the results of work from this step are always handled in the next one, and a run with a logical
+        # clock takes the same steps on every machine.
         for outcome in self._work.events():
             if isinstance(outcome, RequestFailed) and outcome.by_disk:
                 raise FileError(outcome.reason)
@@ -224,28 +224,28 @@ class Server:
         self._link.send(build_round_info(self._context, self._state, now_s))
 
     def finish(self, *, exports: bool = True) -> None:
-        """Wait until what goes on beside this loop has ended: under a logical clock it takes no time."""
+        """Wait for all work in other threads, which takes no time of a logical clock."""
         self._work.finish(exports=exports)
 
     def close(self) -> None:
-        """Disconnect and let the threads end. The run can be taken up again."""
+        """Disconnect and end the threads. The run can be resumed."""
         self._link.close()
         self._work.close()
         self._engine.dispose()
 
     def result(self) -> RunResult:
-        """How the run stands, or ended; a damaged journal is a FileError."""
+        """The result of the run so far. Raises FileError if the journal is damaged."""
         with reporting_damage(self._places.folder):
-            return standing_result(self._context, self._state, self._journal, self._places.checkpoints)
+            return build_result(self._context, self._state, self._journal, self._places.checkpoints)
 
     def _renew(self) -> None:
-        """Take up the model that the state stands at."""
-        model = loaded_model(self._context, self._state, self._journal, self._places.checkpoints)
+        """Load the model of the current state."""
+        model = load_model(self._context, self._state, self._journal, self._places.checkpoints)
         self._model = model.to(self._device)
         self._supply.renew(self._model)
 
     def _linger(self, stop: threading.Event) -> None:
-        """Tell of the end until everyone has left, at most for the configured time."""
+        """Announce the end until all clients have left, up to the configured time."""
         until_s = self._clock() + self._config.deadlines.linger_s
         while not stop.is_set() and self._clock() < until_s:
             self.step(_POLL_S)
@@ -253,7 +253,7 @@ class Server:
                 break
 
     def _apply(self, event: Event) -> None:
-        """Decide, write down, act."""
+        """Decide, write the journal, act."""
         before = self._state
         after, actions = step(self._context, before, event, self._clock())
         close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
@@ -275,7 +275,7 @@ class Server:
         elif record is not None:
             self._observer.round_finished(record)
             self._tidy()
-        for text in told(self._context, before, after):
+        for text in describe_step(self._context, before, after):
             self._observer.say(text)
         if (progress := self._pace.progress(after, self._attendance.awaited(after))) is not None:
             self._observer.progressed(progress)
@@ -291,9 +291,9 @@ class Server:
             case Reply():
                 self._link.reply(action.client_id, action.ack)
             case CheckRequest():
-                self._link.pull(action.update)  # and is checked when its blob is here
+                self._link.pull(action.update)  # it is checked once its blob has arrived
             case Close() | CloseEvaluation() | CloseGeneration():
-                pass  # its record is written with the state that it closes
+                pass  # its record is written together with the state
             case _:
                 self._begin(action)
 
@@ -301,13 +301,13 @@ class Server:
         self._work.begin(request, Snapshot(state=self._state, model=self._model))
 
     def _sweep(self) -> None:
-        """Remove what a server that died has left; in a round with open tasks, devices go on with their uploads."""
+        """Remove files of a killed server, but not partial uploads of open tasks, which devices continue."""
         tasks = [client.task for client in self._state.clients.values() if client.open and client.task is not None]
         served = {blob.sha256 for task in tasks for blob in task.blobs}
         self._tidy(served | (self._blobs.partials if self._state.phase == "train" else set()))
 
     def _tidy(self, needed: Set[str] = frozenset()) -> None:
-        """Remove what no round needs any more, but for the blobs of some digests."""
+        """Remove files that no round needs any more, except blobs with the `needed` digests."""
         keep_from = self._state.aggregated_round - self._config.keep_rounds + 1
         prune_checkpoints(
             self._places.checkpoints, keep_from=keep_from, kept=[find_searched_round(self._context, self._state)]
@@ -315,3 +315,13 @@ class Server:
         stored = self._journal.update_digests(since_round=keep_from)
         checked = {one.update.blob.sha256 for one in self._work.requests if isinstance(one, CheckRequest)}
         self._blobs.prune(self._supply.digests | self._link.digests | checked | stored | needed)
+
+
+def freeze_loaded_objects() -> None:
+    """Exclude everything that is loaded from garbage collection.
+
+    PyTorch alone has hundreds of thousands of objects, and each full collection would stop the loop for a tenth of a
+    second.
+    """
+    gc.collect()
+    gc.freeze()

@@ -71,7 +71,7 @@ PERSONAL = ("clustered", "standalone", "flexifed")
 REFUSED: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         ("fjord", "calibrated"): "devices measure norms of kind 'batch'",
-        ("dynamic_selection", "bank"): "norms = 'bank' keeps norms of its own for each size",
+        ("dynamic_selection", "bank"): "norms = 'bank' keeps separate norms for each size",
     }
 )
 """Why a policy of norms does not go with a method."""
@@ -264,7 +264,7 @@ def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobus
         ({"method": FjORD(), "model": MODEL}, "set model.norm = 'group', or method.self_distillation = false"),
         ({"method": FjORD(), "training": TrainingSettings(objective=SQUARES)}, "knows no classes"),
         ({"training": TrainingSettings(objective=ObjectiveSettings(distillation="self"))}, "type = 'fjord'"),
-        ({"method": NeFL(), "distillation": TAUGHT}, "method 'nefl' keeps tensors of its own"),
+        ({"method": NeFL(), "distillation": TAUGHT}, "method 'nefl' keeps separate tensors for clients or sizes"),
         ({"method": Standalone(), "distillation": TAUGHT}, "set distillation.iterations = 0"),
         ({"norms": "bank", "distillation": TAUGHT}, "set distillation.iterations = 0, or norms = 'averaged'"),
         ({"method": FlexiFed(), "server_optimiser": ServerMomentum()}, "leave server_optimiser out"),

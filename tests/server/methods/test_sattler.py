@@ -28,8 +28,7 @@ from subfleet.testing.rounds import DrawnClient, ask, draw_change, draw_state, m
 from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
-METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)
-"""Splits whatever can be split, as the paper's does."""
+METHOD = Sattler(warmup_rounds=0, model="nested", mean_norm=1e6, max_norm=1e-6, least_half=1)  # splits all it can
 CONTEXT = make_context(METHOD)
 WHOLE = CONTEXT.space[-1]
 Direction = dict[str, torch.Tensor]
@@ -58,16 +57,15 @@ def found(
 ) -> Clustering:
     find = method.roles().memory.observe
     assert find
-    networks, held = {"": CONTEXT.network}, memory or SattlerMemory()
-    outcome: Clustering = find(RoundUpdates(networks=networks, round=number, clients=tuple(clients), memory=held))
-    return outcome
+    memory = memory or SattlerMemory()
+    updates = RoundUpdates(networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory)
+    return cast("Clustering", find(updates))
 
 
 def opposed(scale: float = 1.0) -> list[ClientUpdate]:
     """Three who pull to one side, two to the other: the mean is a fifth of what each moves."""
-    one = direction(1)
     names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
-    return [trained(name, times(side * scale, one)) for name, side in names]
+    return [trained(name, times(side * scale, direction(1))) for name, side in names]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from subfleet.methods.sizes import SLICES, hash_architecture
 from subfleet.methods.standalone import Standalone
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
-from subfleet.serving.loading import loaded_model
+from subfleet.serving.loading import load_model
 from subfleet.testing.rounds import DrawnClient, make_context, store_update
 from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
@@ -73,7 +73,7 @@ def retired(context: RunContext) -> Lineage:
 
 def first_model(context: RunContext, lineages: tuple[Lineage, ...]) -> ModelState:
     before = RunState(lineages=lineages)
-    return loaded_model(context, before, None, Path())  # type: ignore[arg-type]  # without a round, no journal is read
+    return load_model(context, before, None, Path())  # type: ignore[arg-type]  # without a round, no journal is read
 
 
 def evolving(

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from subfleet.device.describing import make_profile
-from subfleet.emulation.gathered import EmulatedDevice
+from subfleet.emulation.gathering import EmulatedDevice
 from subfleet.protocol.messages import Profile
 from subfleet.tasks.measuring import measure_inputs
 
-__all__ = ["announcement"]
+__all__ = ["build_profile"]
 
 
-def announcement(client: EmulatedDevice) -> Profile:
+def build_profile(client: EmulatedDevice) -> Profile:
     """The profile that a virtual client announces: it follows from its description alone."""
     summary = replace(client.data.summary(), inputs=measure_inputs(client.data))
     held_out = None if client.test is None else client.test.summary()

@@ -8,7 +8,7 @@ import numpy as np
 
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
-from subfleet.emulation.attacks import poisoned, sent
+from subfleet.emulation.poisoning import build_change, poison_dataset
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, Trainer, TrainResult
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
@@ -56,7 +56,7 @@ class AttackingTrainer:
         data = job.output_path.with_name(f"{job.output_path.name}.poisoned.npz")
         change = job.output_path.with_name(f"{job.output_path.name}.malicious")
         try:
-            tasks.write_npz(data, poisoned(self._attack, tasks.read_dataset(job.data)))
+            tasks.write_npz(data, poison_dataset(self._attack, tasks.read_dataset(job.data)))
             self._inner.train(replace(plain, data=str(data), output_path=change), stopped)
             honest, malicious = (
                 {name: np.asarray(array, np.float32) for name, array in decode_arrays(path.read_bytes()).items()}
@@ -64,7 +64,7 @@ class AttackingTrainer:
             )
             # The codec encodes everything but buffers.
             exact = frozenset[str]() if job.work.update_codec == Uncompressed() else self._buffers(job)
-            write_change(job, sent(self._attack, honest, malicious), exact=exact)
+            write_change(job, build_change(self._attack, honest, malicious), exact=exact)
         finally:
             data.unlink(missing_ok=True)
             change.unlink(missing_ok=True)

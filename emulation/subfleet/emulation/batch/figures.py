@@ -9,20 +9,20 @@ from safetensors.torch import load
 from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.views import imitate_client
 from subfleet.elastic.model_state import unpack_state
-from subfleet.emulation.attacks import with_trigger
 from subfleet.emulation.batch.run import BatchResult
-from subfleet.emulation.gathered import GatheredRun
+from subfleet.emulation.gathering import GatheredRun
+from subfleet.emulation.poisoning import add_trigger
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.errors import RunError
-from subfleet.reporting.run_figures import Gallery, run_figures
-from subfleet.serving.context import context_of
+from subfleet.reporting.run_figures import Gallery, compute_figures
+from subfleet.serving.run_context import create_context
 from subfleet.settings.attacks import Backdoor
 from subfleet.tasks import Dataset
 
-__all__ = ["attack_figures", "figures"]
+__all__ = ["compute_attack_figures", "compute_batch_figures"]
 
 
-def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
+def compute_batch_figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run: `run_figures`, `attack_figures`, its turns, and each round with a row per client.
 
     Raises:
@@ -30,19 +30,19 @@ def figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """
     if not result.model:
         raise RunError("no round of the run aggregated an update, so there is no model to evaluate")
-    context = context_of(experiment.run, experiment.run.name)
+    context = create_context(experiment.run, experiment.run.name)
     model = unpack_state(load(result.model)).to(compute_device(context.config.device))
     gallery = Gallery.of(context, model, experiment.told_by, result.own)
     tiers = {client.client_id: client.tier for client in experiment.devices}
     return {
-        **run_figures(gallery, replace(result.result, rounds=result.rounds), tiers),
-        **attack_figures(gallery, experiment),
+        **compute_figures(gallery, replace(result.result, rounds=result.rounds), tiers),
+        **compute_attack_figures(gallery, experiment),
         "turns": result.turns,
         "rounds": [_round(record) for record in result.rounds],
     }
 
 
-def attack_figures(gallery: Gallery, experiment: GatheredRun) -> dict[str, float]:
+def compute_attack_figures(gallery: Gallery, experiment: GatheredRun) -> dict[str, float]:
     """`backdoor`, where clients teach a trigger; nothing else.
 
     It is the fraction of the server's samples of other classes that the model takes for the trigger's once they have
@@ -51,7 +51,7 @@ def attack_figures(gallery: Gallery, experiment: GatheredRun) -> dict[str, float
     target = next((one.attack.target for one in experiment.devices if isinstance(one.attack, Backdoor)), None)
     if target is None:
         return {}
-    triggered = with_trigger(gallery.samples, target, 1.0, seed=0)
+    triggered = add_trigger(gallery.samples, target, 1.0, seed=0)
     others = gallery.samples.labels != target
     # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.figures import attack_figures
-from subfleet.emulation.batch.hosting import TRAINERS, shared_trainers
+from subfleet.emulation.batch.figures import compute_attack_figures
+from subfleet.emulation.batch.hosting import TRAINERS, create_trainers
 from subfleet.emulation.batch.run import run_batch
-from subfleet.emulation.gathering import gathered
+from subfleet.emulation.gathering import gather_run
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
 from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.jobs import Trainer
 from subfleet.reporting.personalised_models import OwnMetric
-from subfleet.reporting.run_figures import run_figures
-from subfleet.serving.outcome import Outcome, gallery_of, leave_results
+from subfleet.reporting.run_figures import compute_figures
+from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 
@@ -40,18 +40,18 @@ def run_in_batch(
     """
     observer = GuardedObserver(observer)
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
-    experiment = gathered(run)
+    experiment = gather_run(run)
     folder.mkdir(parents=True, exist_ok=True)
     tiers = {client.client_id: client.tier for client in experiment.devices}
-    trainers = {one.suffix: one for one in shared_trainers(set(TRAINERS) & set(run.deploy_targets)).values()}
+    trainers = {one.suffix: one for one in create_trainers(set(TRAINERS) & set(run.deploy_targets)).values()}
 
     def leave(server: Server, evaluation: Path) -> Outcome:
-        result, gallery = server.result().unmeasured(), gallery_of(server)
-        return leave_results(
+        result, gallery = server.result().unmeasured(), collect_gallery(server)
+        return write_outcome(
             folder,
             result,
             observer,
-            figures=lambda: run_figures(gallery, result, tiers) | attack_figures(gallery, experiment),
+            figures=lambda: compute_figures(gallery, result, tiers) | compute_attack_figures(gallery, experiment),
             trial=lambda files: [_tried(file, trainers, evaluation, observer) for file in files],
         )
 

@@ -13,7 +13,7 @@ from subfleet.trainers.memory_watch import GrowthWatch
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.torch import TorchTrainer
 
-__all__ = ["TRAINERS", "SharedHost", "Unmeasured", "shared_trainers"]
+__all__ = ["TRAINERS", "SharedHost", "Unmeasured", "create_trainers"]
 
 TRAINERS: Mapping[str, Callable[[Host], Trainer]] = MappingProxyType(
     {
@@ -89,7 +89,7 @@ class SharedHost:
         return 0.0
 
 
-def shared_trainers(runtimes: set[str]) -> Mapping[str, Trainer]:
+def create_trainers(runtimes: set[str]) -> Mapping[str, Trainer]:
     """One trainer for each target, for all clients of a process.
 
     Raises:

@@ -20,11 +20,11 @@ from subfleet.device_profiles import ReplayedLog
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.announcing import announcement
+from subfleet.emulation.batch.announcing import build_profile
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.hosting import shared_trainers
-from subfleet.emulation.gathered import EmulatedDevice, GatheredRun
+from subfleet.emulation.batch.hosting import create_trainers
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
@@ -35,7 +35,7 @@ from subfleet.protocol.scratch import list_scratch_folders, make_scratch_folder
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.state import ClientState
 from subfleet.serving.deployment import StoppedError
-from subfleet.serving.outcome import Outcome, owners_of
+from subfleet.serving.outcome import Outcome, find_owners
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -125,7 +125,7 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         RunError: the run failed, or did not end within its turns; the text says where it stood.
         SubfleetError: the configuration or the data cannot be used.
     """
-    shared = shared_trainers({client.runtime for client in gathered.devices})
+    shared = create_trainers({client.runtime for client in gathered.devices})
     with make_scratch_folder(_roomy_place()) as folder:
         clock = LogicalClock()
         broker = MemoryBroker(gathered.faults, clock=clock)
@@ -257,7 +257,7 @@ class _BatchDevice:
         meter = ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None)
         data_bytes = max(one.summary().data_bytes for one in (client.data, client.test) if one is not None)
         streams = client.data.transform is not None
-        settings = AgentSettings(profile=announcement(client), data_bytes=data_bytes, streams=streams)
+        settings = AgentSettings(profile=build_profile(client), data_bytes=data_bytes, streams=streams)
         device = Device(store=store, worker=self._worker, meter=meter)
         self._session = EdgeSession(settings, link, topics, device, clock=clock)
         self._session.open()
@@ -329,7 +329,7 @@ def _result(stage: _Stage, turns: int) -> BatchResult:
         model=path.read_bytes() if path is not None else b"",
         supernet=result.supernet_path.read_bytes() if result.supernet_path is not None else b"",
         trained=MappingProxyType(dict(sorted(notes.trained.items()))),
-        own=MappingProxyType(dict(owners_of(server))),
+        own=MappingProxyType(dict(find_owners(server))),
         turns=turns,
         logical_seconds=stage.clock(),
         result=replace(result, model_path=None, supernet_path=None).unmeasured(),

@@ -64,20 +64,11 @@ def _copy_value(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
     return result
 
 
-_FILLS = frozenset(
-    {
-        aten.full.default,
-        aten.zeros.default,
-        aten.ones.default,
-        aten.full_like.default,
-        aten.zeros_like.default,
-        aten.ones_like.default,
-        aten.new_full.default,
-        aten.new_zeros.default,
-        aten.new_ones.default,
-        aten.expand.default,
-    }
-)
+_FILLS = frozenset({
+    aten.full.default, aten.zeros.default, aten.ones.default, aten.full_like.default, aten.zeros_like.default,
+    aten.ones_like.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default,
+    aten.expand.default,
+})  # fmt: skip
 """Operators that repeat a few numbers: as constants they would only make a program larger."""
 _UNKNOWN = frozenset({aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default})
 """Operators that return uninitialised memory."""

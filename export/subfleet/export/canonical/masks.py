@@ -11,43 +11,30 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import get_decompositions
 
 __all__ = ["CHOSEN", "find_unbounded"]
 
 aten = torch.ops.aten
 
-_PYTORCHS_OWN = core_aten_decompositions()  # made anew with each call, which takes a while
 CHOSEN: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        operator: _PYTORCHS_OWN[operator]
-        for operator in (
+    get_decompositions(
+        (
             aten.threshold_backward.default,
             aten.hardtanh_backward.default,
             aten.hardsigmoid_backward.default,
             aten.hardswish_backward.default,
         )
-    }
+    )
 )
 """By operator: PyTorch's own decompositions select, so the gradient may be anything where it does not count."""
 
 _DIVISIONS = frozenset({aten.div.Tensor, aten.reciprocal.default, aten.rsqrt.default})
-_CARRYING = frozenset(
-    {
-        aten.sqrt.default,
-        aten.expand.default,
-        aten.view.default,
-        aten.reshape.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.permute.default,
-        aten.clone.default,
-        aten.sum.dim_IntList,
-        aten.sum.default,
-        aten.mean.dim,
-        aten.mul.Tensor,
-    }
-)
+_CARRYING = frozenset({
+    aten.sqrt.default, aten.expand.default, aten.view.default, aten.reshape.default, aten.unsqueeze.default,
+    aten.squeeze.dim, aten.permute.default, aten.clone.default, aten.sum.dim_IntList, aten.sum.default,
+    aten.mean.dim, aten.mul.Tensor,
+})  # fmt: skip
 """Operators with a result above 0 if all inputs are."""
 
 

@@ -5,20 +5,12 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from subfleet.export.steps.layout import label_of, mask_of, scalar, weights_of
+from subfleet.export.steps.layout import label_of, mask_of, metric_values, scalar, weights_of
 from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = [
-    "LinkValues",
-    "chain_evaluation",
-    "chain_training",
-    "metric_values",
-    "of_role",
-    "update_inputs",
-    "update_outputs",
-]
+__all__ = ["LinkValues", "chain_evaluation", "chain_training", "of_role", "update_inputs", "update_outputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +66,6 @@ class LinkValues:
 def of_role(values: Iterable[ValueInfo], role: Role) -> tuple[ValueInfo, ...]:
     """Return the values of a role."""
     return tuple(value for value in values if value.role == role)
-
-
-def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
-    """Return the metrics of a training step."""
-    names: tuple[Role, ...] = ("loss", "correct", "count")
-    return tuple(scalar(name, name) for name in (*names, *(("squares",) if objective.squares else ())))
 
 
 def update_inputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> tuple[ValueInfo, ...]:

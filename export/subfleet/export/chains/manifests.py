@@ -33,16 +33,7 @@ from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, ValueInfo
 from subfleet.protocol.schema import canonical_json
 
-__all__ = [
-    "LinkBytes",
-    "add_gaps",
-    "base_bytes",
-    "manifest_of",
-    "memory_of",
-    "peak_bytes",
-    "reading_bytes",
-    "runtime_bytes",
-]
+__all__ = ["manifest_of"]
 
 _BASE_BYTES: Mapping[str, int] = MappingProxyType(
     {
@@ -64,65 +55,12 @@ _GAPS = 1.12
 (CNN-S) to 1.11 (CNN-L), and more with ExecuTorch, which keeps its own tensors there too."""
 
 
-def reading_bytes(manifest_bytes: int) -> int:
-    """Return what a device takes to read a manifest of this length, and to chain its programs."""
-    return _CHAINED_BYTES + round(_READ_BYTES * manifest_bytes)
-
-
-def add_gaps(size_bytes: int) -> int:
+def _add_gaps(size_bytes: int) -> int:
     """Return the size of blocks of so many bytes in total, with the gaps that others leave between them."""
     return round(_GAPS * size_bytes)
 
 
-def base_bytes(target: str) -> int:
-    """Return what a device takes for any program."""
-    return _BASE_BYTES[target]
-
-
-def runtime_bytes(target: str, written: Sequence[WrittenStep]) -> int:
-    """Return what the runtime takes for a piece's programs."""
-    return sum(step.program.memory.runtime_bytes - _BASE_BYTES[target] for step in written)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkBytes:
-    """The surroundings of a link.
-
-    Attributes:
-        trains: whether anything is kept for the backward pass.
-        later_links: the least that later links keep of what they read.
-        all_links: the same of all links.
-        summed: whether gradients are summed over micro-batches.
-    """
-
-    trains: bool
-    later_links: int
-    all_links: int
-    summed: bool
-
-
-def peak_bytes(written: Mapping[str, WrittenStep], around: LinkBytes) -> int:
-    """Return the most that one program of a link takes besides what its path keeps."""
-    return max((_program_bytes(kind, step, around) for kind, step in written.items()), default=0)
-
-
-def _program_bytes(kind: str, step: WrittenStep, around: LinkBytes) -> int:
-    memory, passing = step.program.memory, _transient_values(step.step, around)
-    no_more = around.all_links if kind == "update" else around.later_links
-    return memory.activation_bytes + memory.workspace_bytes + max(value_bytes(passing) - no_more, 0)
-
-
-def _transient_values(step: Step, around: LinkBytes) -> list[ValueInfo]:
-    """Return the values that only exist while a program runs."""
-    if not around.trains:
-        return [*(value for value in step.inputs if value.role == "features"), *step.outputs]
-    # A link keeps its input, the next one its output; gradients are kept too, unless they are added to others.
-    kept_roles = {"features"} if around.summed else {"features", "gradient"}
-    back = (value for value in step.inputs if value.role == "features_gradient")
-    return [*back, *(value for value in step.outputs if value.role not in kept_roles)]
-
-
-def memory_of(chain: Chain, batch: Sequence[ValueInfo], packings: Sequence[Packing]) -> MemoryPlan:
+def _memory_of(chain: Chain, batch: Sequence[ValueInfo], packings: Sequence[Packing]) -> MemoryPlan:
     """Return the plan of the largest path with all operators held; its peak is `ChainRoom.largest_peak_bytes`."""
     operators = [operator for link in chain.links for operator in link.operators]
     weights, states = (
@@ -168,7 +106,8 @@ def manifest_of(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest
     """
     chain = _ChainBuilder(cut=cut, written=written, request=request).chain()
     # A manifest is read as a whole, and has thousands of values.
-    read_bytes = reading_bytes(len(canonical_json(_manifest(cut, written, request, chain))))
+    manifest_bytes = len(canonical_json(_manifest(cut, written, request, chain)))
+    read_bytes = _CHAINED_BYTES + round(_READ_BYTES * manifest_bytes)
     return _manifest(cut, written, request, replace(chain, fixed_bytes=chain.fixed_bytes + read_bytes))
 
 
@@ -184,7 +123,7 @@ def _manifest(cut: Cut, written: Mapping[str, _Steps], request: ProgramRequest, 
         batch_size=request.batch_size,
         inputs=inputs,
         outputs=outputs,
-        memory=memory_of(chain, _batch(inputs), packings),
+        memory=_memory_of(chain, _batch(inputs), packings),
         max_abs_diff=max(step.max_abs_diff for step in programs.values()),
         versions=tool_versions(request.target),
         operators=tuple(sorted({name for needs in fixed for name in needs})),
@@ -226,21 +165,17 @@ class _ChainBuilder:
             self._read_bytes(index) if self._always_reads(link) else 0 for index, link in enumerate(self.cut.links)
         ]
         later = [*accumulate(reversed(least), initial=0)][-2::-1]
-        links = []
-        for index, link in enumerate(self.cut.links):
-            around = LinkBytes(
-                trains=self._trains,
-                later_links=later[index],
-                all_links=sum(least),
-                summed=isinstance(self.request, TrainRequest) and self.request.accumulate,
-            )
-            links.append(self._link(link, self._read_bytes(index), around))
-        target, (inputs, _) = self.request.target, _values(self.cut, self.request)
+        links = (
+            self._link(link, self._read_bytes(index), later[index], sum(least))
+            for index, link in enumerate(self.cut.links)
+        )
+        base_bytes, (inputs, _) = _BASE_BYTES[self.request.target], _values(self.cut, self.request)
         return Chain(
             links=tuple(links),
-            fixed_bytes=base_bytes(target) + value_bytes(_batch(inputs)),
+            fixed_bytes=base_bytes + value_bytes(_batch(inputs)),
             runtime_bytes=tuple(
-                (name, runtime_bytes(target, [*steps.values()])) for name, steps in self.written.items()
+                (name, sum(step.program.memory.runtime_bytes - base_bytes for step in steps.values()))
+                for name, steps in self.written.items()
             ),
         )
 
@@ -255,10 +190,11 @@ class _ChainBuilder:
     def _always_reads(self, link: LinkModule) -> bool:
         return all(self.cut.pieces.names[link.name, operator.name] for operator in link.operators)
 
-    def _link(self, link: LinkModule, read_bytes: int, around: LinkBytes) -> Link:
+    def _link(self, link: LinkModule, read_bytes: int, later_bytes: int, all_bytes: int) -> Link:
+        """Describe a link, given the bytes that it, later links and all links keep at least for the backward pass."""
         names = {operator.name: self.cut.pieces.names[link.name, operator.name] for operator in link.operators}
         operators = tuple(
-            self._operator(operator, names[operator.name], read_bytes, around)
+            self._operator(operator, names[operator.name], read_bytes, later_bytes, all_bytes)
             for operator in link.operators
             if not names[operator.name] or names[operator.name] in self.written
         )
@@ -268,21 +204,40 @@ class _ChainBuilder:
             )
         return Link(name=link.name, operators=operators)
 
-    def _operator(self, operator: OperatorModule, piece: str, read_bytes: int, around: LinkBytes) -> LinkOperator:
+    def _operator(
+        self, operator: OperatorModule, piece: str, read_bytes: int, later_bytes: int, all_bytes: int
+    ) -> LinkOperator:
         parameters, steps = list(operator.module.parameters()), self.written.get(piece, {})
         gradient_bytes = sum(part.nbytes for part in parameters) if self._trains else 0
         states = of_role(steps["update"].step.inputs, "optimiser_state") if "update" in steps else ()
+        peaks = (
+            self._program_bytes(step, all_bytes if kind == "update" else later_bytes) for kind, step in steps.items()
+        )
         return LinkOperator(
             name=operator.name,
             piece=piece,
             prefix=operator.prefix,
             weight_bytes=sum(part.nbytes for part in (*parameters, *operator.module.buffers())),
             state_bytes=value_bytes(states),
-            kept_bytes=add_gaps((read_bytes if piece else 0) + gradient_bytes),
-            peak_bytes=add_gaps(peak_bytes(steps, around)),
+            kept_bytes=_add_gaps((read_bytes if piece else 0) + gradient_bytes),
+            peak_bytes=_add_gaps(max(peaks, default=0)),
             forward_macs=self._macs(operator),
             needs=tuple(sorted({name for step in steps.values() for name in step.program.operators})),
         )
+
+    def _program_bytes(self, step: WrittenStep, kept_bytes: int) -> int:
+        """Return what a program takes besides what its path keeps; links that keep nothing more make room for it."""
+        memory, passing = step.program.memory, self._transient_values(step.step)
+        return memory.activation_bytes + memory.workspace_bytes + max(value_bytes(passing) - kept_bytes, 0)
+
+    def _transient_values(self, step: Step) -> list[ValueInfo]:
+        """Return the values that only exist while a program runs."""
+        if not isinstance(self.request, TrainRequest):
+            return [*(value for value in step.inputs if value.role == "features"), *step.outputs]
+        # A link keeps its input, the next one its output; gradients are kept too, unless they are added to others.
+        kept_roles = {"features"} if self.request.accumulate else {"features", "gradient"}
+        back = (value for value in step.inputs if value.role == "features_gradient")
+        return [*back, *(value for value in step.outputs if value.role not in kept_roles)]
 
     def _macs(self, operator: OperatorModule) -> int:
         macs = 0

@@ -20,7 +20,7 @@ from subfleet.export.steps.shape_run import run_on_shapes
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["LinkModule", "OperatorModule", "Piece", "Pieces", "links_of", "pieces_of", "structure_of"]
+__all__ = ["LinkModule", "OperatorModule", "Piece", "Pieces", "links_of", "pieces_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,21 +131,16 @@ def _check_own_tensors(links: Sequence[LinkModule]) -> None:
 _PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.layout)
 _NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 """Values that stand for themselves: two modules that call the same function do the same."""
-_OF_STATES = frozenset(
-    {
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-        "_is_full_backward_hook",
-    }
-)
+_OF_STATES = frozenset({
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+    "_is_full_backward_hook",
+})  # fmt: skip
 """PyTorch's attributes that define how weights are read and written."""
 _OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """PyTorch's lists of parameters in recurrent layers."""
 
 
-def structure_of(module: nn.Module) -> Hashable:
+def _structure_of(module: nn.Module) -> Hashable:
     """Return a value that is equal for modules that compute the same from the same weights.
 
     Unknown values are never equal. It consists of the classes of all layers, their attributes, their parameters'
@@ -265,7 +260,7 @@ def pieces_of(links: Sequence[LinkModule], sample: ValueInfo, *, training: bool,
                 names[link.name, operator.name] = ""
                 shapes.add(read.shape)
                 continue
-            key = (structure_of(operator.module), read, last)
+            key = (_structure_of(operator.module), read, last)
             if key not in every:
                 name = ".".join(filter(None, (link.name, operator.name)))
                 every[key] = _piece(name, operator, read, last=last, training=training, in_parts=in_parts)

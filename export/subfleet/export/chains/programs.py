@@ -78,5 +78,5 @@ def _explain(error: ExportError, piece: Piece, request: ProgramRequest) -> Expor
     if request.target == TORCH:
         return error
     read = piece.values.reads
-    sample = SampleSpec(shape=read.shape[1:], dtype="I64" if read.dtype == "I64" else "F32", limit=read.limit)
+    sample = SampleSpec.of(read)
     return explain_failure(error, piece.module, sample, target=request.target, batch_size=request.batch_size)

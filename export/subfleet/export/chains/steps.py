@@ -1,4 +1,8 @@
-"""The steps of a chain's piece: forward, backward, loss, update, and evaluation."""
+"""The steps of a chain's piece, forward, backward, loss, update and evaluation, and what they must compute.
+
+As in `subfleet.export.steps.reference`, a reference is the original module with PyTorch's own losses and optimisers,
+and only takes the real samples; a link's output for padding is 0 there.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,20 +12,119 @@ import torch
 from torch import Tensor, nn
 
 from subfleet.export.chains.link_values import LinkValues, update_inputs, update_outputs
-from subfleet.export.chains.reference import LinkReference, UpdateReference
 from subfleet.export.layers import LayerContext
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, inference_step
 from subfleet.export.steps.layout import label_of, scalar
 from subfleet.export.steps.module_calls import call_with_state, prepare_module, run_exits, state_of, updated_buffers
 from subfleet.export.steps.objectives import OBJECTIVES, total
 from subfleet.export.steps.optimisers import apply_optimiser
+from subfleet.export.steps.reference.pytorch import (
+    as_exits,
+    compute_in,
+    copy_module,
+    correct_count,
+    counted_labels,
+    loss_squares,
+    own_loss,
+    take_pytorch_step,
+    tensor_of,
+)
 from subfleet.export.steps.state_snapshot import StateSnapshot
 from subfleet.export.steps.step import StepInputs
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.programs import ValueInfo
+from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 __all__ = ["evaluation_steps", "training_steps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LinkReference:
+    """A link's forward pass, and its backward pass from a given gradient or from the loss, in plain PyTorch.
+
+    Attributes:
+        module: computes the link.
+        reads: role of its input.
+        inputs: the step's inputs.
+        outputs: the step's outputs.
+        objective: of the last link; None in others.
+    """
+
+    module: nn.Module
+    reads: Role
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+    objective: ObjectiveSettings | None
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the results in order, in the precision of the tensors.
+
+        Raises:
+            ExportError: the original module cannot be copied, or not run in this precision.
+        """
+        given = StepInputs(self.inputs, tensors)
+        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
+        precision = given.single("sample_mask").dtype
+        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
+        read = given.single(self.reads)[real_B].detach()
+        if self.reads == "features":
+            read.requires_grad_()
+        results: dict[str, Tensor] = {}
+        with torch.enable_grad(), compute_in(precision):
+            (output,) = as_exits(module(read.clone()))
+            buffers = {name: tensor_of(module, name).detach().clone() for name in given.by_tensor("buffer")}
+            results |= {f"new.buffer.{name}": tensor for name, tensor in buffers.items()}
+            if self.objective is not None:
+                results |= self._metrics(self.objective, given, output, given.single("label")[real_B])
+                results["loss"].backward()  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
+            elif given.all("features_gradient"):
+                output.backward(given.single("features_gradient")[real_B])  # type: ignore[no-untyped-call] # likewise
+        gradients = {f"gradient.{name}": part.grad for name, part in module.named_parameters()}
+        gradients["read_gradient"] = None if read.grad is None else _fill_rows(read.grad, real_B)
+        results |= {name: part for name, part in gradients.items() if part is not None}
+        results |= {value.name: _fill_rows(output, real_B) for value in self.outputs if value.role == "features"}
+        return tuple(results[value.name].detach() for value in self.outputs)
+
+    @staticmethod
+    def _metrics(settings: ObjectiveSettings, given: StepInputs, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        divisor = given.single("batch_weight").clamp(min=1)
+        return {
+            "loss": own_loss(settings, logits, labels) / divisor,
+            "correct": correct_count(settings, logits.detach(), labels).to(logits.dtype),
+            "count": counted_labels(settings, labels).sum().to(logits.dtype),
+            "squares": loss_squares(settings, logits.detach(), labels),
+        }
+
+
+def _fill_rows(rows: Tensor, real_B: Tensor) -> Tensor:  # noqa: N803 - shapes in names
+    """Insert rows of zeros between the rows of real samples."""
+    filled = rows.new_zeros((real_B.shape[0], *rows.shape[1:]))
+    filled[real_B] = rows.detach()
+    return filled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UpdateReference:
+    """A step of `torch.optim` on scaled gradients."""
+
+    optimiser: OptimiserSettings
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the results in order, in the precision of the tensors."""
+        given = StepInputs(self.inputs, tensors)
+        parameters = {name: nn.Parameter(tensor.clone()) for name, tensor in given.by_tensor("parameter").items()}
+        for name, gradient in given.by_tensor("gradient").items():
+            parameters[name].grad = gradient * given.single("gradient_scale")
+        results = take_pytorch_step(
+            replace(self.optimiser, max_gradient_norm=0.0),
+            parameters,
+            dict(given.pairs("optimiser_state")),
+            float(given.single("learning_rate")),
+        )
+        results |= {f"new.parameter.{name}": part for name, part in parameters.items()}
+        return tuple(results[value.name].detach() for value in self.outputs)
 
 
 def training_steps(
@@ -46,11 +149,34 @@ def training_steps(
     Raises:
         ExportError: its logits do not fit the objective.
     """
+
+    def link_step(
+        finish: "_Finish",
+        inputs: tuple[ValueInfo, ...],
+        outputs: tuple[ValueInfo, ...],
+        settings: ObjectiveSettings | None = None,
+    ) -> Step:
+        reads = values.reads.role
+        return Step(
+            run=_LinkRun(module=module, inputs=inputs, finish=finish, in_parts=in_parts, objective=settings),
+            reference=_LinkReference(module=module, reads=reads, inputs=inputs, outputs=outputs, objective=settings),
+            inputs=inputs,
+            outputs=outputs,
+            carried=state_of(module),
+            held=StateSnapshot(module).tensors,
+        )
+
     if last:
-        steps = {"backward": _loss(module, values, objective, in_parts=in_parts)}
+        label = label_of(objective, values.gives.shape)
+        inputs = (values.reads, label, values.mask, scalar("batch_weight", "batch_weight"), *values.weights)
+        step = link_step(_go_to_the_loss, inputs, values.loss_outputs(objective), objective)
+        steps = {"backward": replace(step, class_count=label.limit, padded_labels=objective.padded)}
     else:
-        forward = _forward(module, values, in_parts=in_parts)
-        steps = {"forward": forward, "backward": _backward(module, values, in_parts=in_parts)}
+        inputs = (values.reads, values.mask, *values.weights)
+        steps = {
+            "forward": link_step(_go_forward, inputs, values.forward_outputs),
+            "backward": link_step(_go_back, (*inputs, values.output_gradient), values.gradients),
+        }
     return {name: step for name, step in (steps | {"update": _update(values, optimiser)}).items() if step.outputs}
 
 
@@ -59,53 +185,12 @@ def evaluation_steps(
 ) -> Mapping[str, Step]:
     """Return the steps of an evaluation, in which every layer is in evaluation mode."""
     reads = values.reads
-    sample = SampleSpec(shape=reads.shape[1:], dtype="I64" if reads.dtype == "I64" else "F32", limit=reads.limit)
+    sample = SampleSpec.of(reads)
     if last:
         step = evaluation_step(module, sample, batch_size=reads.shape[0], objective=objective)
         return {"evaluate": replace(step, inputs=(reads, *step.inputs[1:]))}
     step = inference_step(module, sample, batch_size=reads.shape[0])
     return {"forward": replace(step, inputs=(reads, *step.inputs[1:]), outputs=(values.gives,))}
-
-
-def _forward(module: nn.Module, values: LinkValues, *, in_parts: bool) -> Step:
-    return _step(
-        module, values, (values.reads, values.mask, *values.weights), values.forward_outputs, _go_forward, in_parts
-    )
-
-
-def _backward(module: nn.Module, values: LinkValues, *, in_parts: bool) -> Step:
-    inputs = (values.reads, values.mask, *values.weights, values.output_gradient)
-    return _step(module, values, inputs, values.gradients, _go_back, in_parts)
-
-
-def _loss(module: nn.Module, values: LinkValues, objective: ObjectiveSettings, *, in_parts: bool) -> Step:
-    fed = (label_of(objective, values.gives.shape), values.mask, scalar("batch_weight", "batch_weight"))
-    inputs = (values.reads, *fed, *values.weights)
-    return replace(
-        _step(module, values, inputs, values.loss_outputs(objective), _go_to_the_loss, in_parts, objective),
-        class_count=inputs[1].limit,
-        padded_labels=objective.padded,
-    )
-
-
-def _step(  # noqa: PLR0913, PLR0917 - each says one thing of the step
-    module: nn.Module,
-    values: LinkValues,
-    inputs: tuple[ValueInfo, ...],
-    outputs: tuple[ValueInfo, ...],
-    finish: "_Finish",
-    in_parts: bool,
-    objective: ObjectiveSettings | None = None,
-) -> Step:
-    role = values.reads.role
-    return Step(
-        run=_LinkRun(module=module, inputs=inputs, finish=finish, in_parts=in_parts, objective=objective),
-        reference=LinkReference(module=module, reads=role, inputs=inputs, outputs=outputs, objective=objective),
-        inputs=inputs,
-        outputs=outputs,
-        carried=state_of(module),
-        held=StateSnapshot(module).tensors,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +302,7 @@ def _update(values: LinkValues, optimiser: OptimiserSettings) -> Step:
     outputs = update_outputs(values.parameters, optimiser) if values.parameters else ()
     return Step(
         run=run,
-        reference=UpdateReference(optimiser=optimiser, inputs=inputs, outputs=outputs),
+        reference=_UpdateReference(optimiser=optimiser, inputs=inputs, outputs=outputs),
         inputs=inputs,
         outputs=outputs,
         carried=MappingProxyType({}),

@@ -5,22 +5,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from subfleet.export.failures import as_export_errors
 from subfleet.export.steps import Step
 from subfleet.export.targets import find_target
 from subfleet.export.targets.base import WrittenProgram
 from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import plan_torch
+from subfleet.export.tools import as_export_errors
 from subfleet.export.tracing import trace
 from subfleet.export.verification import seeded_generator, verify_evaluation, verify_inference
 from subfleet.export.verification.distances import Exact
-from subfleet.export.verification.examples import second_step
-from subfleet.export.verification.verifying import Trial, verify_trials
+from subfleet.export.verification.verifying import ATTEMPTS, FEW_SAMPLES, Trial, second_step, verify_trials
 
 __all__ = ["WrittenStep", "write_step"]
-
-_FEW_SAMPLES = 2
-_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +75,7 @@ def _difference(run: _Run, step: Step, kind: str, seed: str) -> float:
         return verify_trials(run, [Trial(example=example, exact=Exact(step, example))]).max_abs_diff
     if not any(value.role == "sample_mask" for value in step.inputs):
         return verify_inference(run, step, step.example(generator))
-    counts = (None, *[_FEW_SAMPLES] * _ATTEMPTS)
+    counts = (None, *[FEW_SAMPLES] * ATTEMPTS)
     examples = ((count, _mask_padding_gradient(step, step.example(generator, sample_count=count))) for count in counts)
     trials = (Trial(example=example, exact=Exact(step, example), is_whole=count is None) for count, example in examples)
     return verify_trials(lambda example: _mask_padding(step, example, run(example)), trials).max_abs_diff

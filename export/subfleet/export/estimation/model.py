@@ -13,14 +13,19 @@ from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
 from subfleet.elastic.size_table import Floats, SizeTable
 from subfleet.export.estimation.coding import code_axes
-from subfleet.export.estimation.kernels import TracedProgram, layers_of
-from subfleet.export.estimation.target_programs import executorch_program, onnx_program, torch_program
+from subfleet.export.estimation.target_programs import (
+    TracedProgram,
+    executorch_program,
+    layers_of,
+    onnx_program,
+    torch_program,
+)
 from subfleet.export.memory.blocks import blocks_of
 from subfleet.export.memory.step_bytes import value_bytes
-from subfleet.export.quiet import pause_garbage_collection
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps.step import Step
+from subfleet.export.tools import pause_garbage_collection
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.tensors import DTYPE_BYTES
 

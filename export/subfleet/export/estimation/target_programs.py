@@ -1,19 +1,17 @@
-"""The kernels that each target runs for a step, from a traced graph or from the runtime's own graph, without a run."""
+"""The kernels that each target runs for a step, with their layers, from a traced graph or the runtime's own graph."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import onnx
 import torch
 from torch import fx
 
-from subfleet.export.estimation.kernels import TracedProgram
 from subfleet.export.layouts import settle_layouts
 from subfleet.export.lowerings.winograd import FEWEST_CHANNELS
-from subfleet.export.memory.blocks import KernelCall
+from subfleet.export.memory.blocks import BlockRequest, KernelCall, calls_of, size_bytes_of
 from subfleet.export.memory.executorch_plan import BASE_BYTES, PROGRAM_COPIES
-from subfleet.export.memory.liveness import calls_of, size_bytes_of
 from subfleet.export.memory.onnx_arena import simulate_arena
 from subfleet.export.memory.onnx_plan import FIRST_SESSION_BYTES, TRAINING_BYTES, VALUE_BYTES, executed_calls
 from subfleet.export.memory.onnx_run import read_onnx
@@ -22,15 +20,90 @@ from subfleet.export.steps.step import Step
 from subfleet.export.targets import torch as eager
 from subfleet.export.targets.executorch import ExecutorchTarget
 from subfleet.export.targets.onnx import OnnxTarget, training_model
-from subfleet.export.targets.xnnpack.delegating import region_graph
+from subfleet.export.targets.xnnpack.delegating import DelegateRegion, prepare, region_graph, split_regions
 from subfleet.export.targets.xnnpack.operators import is_supported, product_by_transposed
-from subfleet.export.targets.xnnpack.preparing import prepare
 from subfleet.export.targets.xnnpack.reductions import LONGEST_PRODUCT
-from subfleet.export.targets.xnnpack.regions import DelegateRegion, split_regions
 from subfleet.export.tracing import inputs_of, results_of, trace
 from subfleet.protocol.memory_plan import USUAL_WIDTH
+from subfleet.protocol.programs import Role
 
-__all__ = ["executorch_program", "onnx_program", "torch_program"]
+__all__ = ["TracedProgram", "executorch_program", "layers_of", "onnx_program", "torch_program"]
+
+_NONE = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedProgram:
+    """The kernels of a program, in order.
+
+    Attributes:
+        calls: of the kernels.
+        names: of the step's values among those of the calls.
+        base_bytes: of the runtime, for any program.
+        value_bytes: for each of the step's values.
+        passing_factor: planned bytes divided by the most bytes of blocks in use.
+        measure_arena: returns what the allocator takes instead.
+        held_factors: by role, planned bytes divided by those of the step's values, if that is not 1.
+        unrolls: whether a convolution is a product for each position of its kernel.
+        narrow_bytes: the most that is held for the calls of a 3x3 convolution with fewer than `narrow_channels`.
+        narrow_channels: see `narrow_bytes`.
+    """
+
+    calls: tuple[KernelCall, ...]
+    names: Mapping[str, str]
+    base_bytes: int
+    value_bytes: int = 0
+    passing_factor: float = 1.0
+    measure_arena: Callable[[Iterable[BlockRequest]], int] | None = None
+    held_factors: Mapping[Role, float] = field(default_factory=dict)
+    unrolls: bool = False
+    narrow_bytes: int = _NONE
+    narrow_channels: int = 0
+
+
+def layers_of(program: TracedProgram, step: Step, order: Sequence[str]) -> list[int]:
+    """Return for each call the position of the tensor that identifies its layer; -1 for none.
+
+    In the forward pass it is the last tensor that was read. In the backward pass it is the only tensor with a gradient
+    that depends on the call, or else the first one that was read again.
+    """
+    positions, names = {name: position for position, name in enumerate(order)}, program.names
+    read_values = (value for value in step.inputs if value.role in {"parameter", "frozen", "buffer"})
+    held = {names[value.name]: positions[value.tensor] for value in read_values if value.tensor in positions}
+    given = {names[value.name]: positions[value.tensor] for value in step.outputs if value.tensor in positions}
+    follows = _outcomes(program.calls, given, names["loss"])
+    layer_of, backward, layers = dict[str, int](), set[str](), list[int]()  # by computed value
+    for call, (forward, first, last) in zip(program.calls, follows, strict=True):
+        read = {held[name] for name in call.inputs if name in held}
+        seen = [layer_of[name] for name in call.inputs if name in layer_of]
+        if len(read) == 1 and all(name in held for name in call.inputs):
+            layer = min(read)
+            held.update(dict.fromkeys(call.outputs, layer))  # such as a transposed weight
+        else:
+            again = [layer_of[name] for name in call.inputs if name in backward and layer_of[name] >= 0]
+            back = first if first == last else min([*read, *again], default=max(seen, default=-1))
+            layer = max([-1, *read, *seen]) if forward else back
+            layer_of.update(dict.fromkeys(call.outputs, layer))
+            backward.update(() if forward else call.outputs)
+        layers.append(layer)
+    return layers
+
+
+def _outcomes(calls: Sequence[KernelCall], given: Mapping[str, int], loss: str) -> list[tuple[bool, int, int]]:
+    """Return whether the loss depends on each call, and the first and the last tensor with a new value that does."""
+    follows = [
+        (loss in call.outputs, min(own, default=_NONE), max(own, default=-1))
+        for call in calls
+        for own in [[given[name] for name in call.outputs if name in given]]
+    ]
+    makers = {name: at for at, call in enumerate(calls) for name in call.outputs}
+    for at in reversed(range(len(calls))):
+        forward, first, last = follows[at]
+        for maker in {makers[name] for name in calls[at].inputs if name in makers}:
+            also, lowest, highest = follows[maker]
+            follows[maker] = also or forward, min(lowest, first), max(highest, last)
+    return follows
+
 
 aten = torch.ops.aten
 _TURNS = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})

@@ -5,8 +5,8 @@ from types import MappingProxyType
 from typing import Any
 
 from subfleet.export.layers.attention import ATTENTIONS
-from subfleet.export.layers.functions import PADDINGS, POOLS, WHOLES
-from subfleet.export.layers.norm_layers import BATCH_NORMS, RMS_NORMS
+from subfleet.export.layers.functions import FUNCTIONS
+from subfleet.export.layers.norm_layers import NORM_LAYERS
 from subfleet.export.layers.random_layers import DROPOUTS, RANDOMNESS
 from subfleet.export.layers.recurrent import RECURRENT
 from subfleet.export.layers.replacing import LayerContext, LayerReplacing, Replacement
@@ -16,14 +16,11 @@ __all__ = ["LAYERS", "LayerContext", "LayerReplacing", "Replacement"]
 LAYERS: Mapping[Any, Replacement] = MappingProxyType(
     {
         **ATTENTIONS,
-        **BATCH_NORMS,
         **DROPOUTS,
-        **PADDINGS,
-        **POOLS,
         **RANDOMNESS,
         **RECURRENT,
-        **RMS_NORMS,
-        **WHOLES,
+        **NORM_LAYERS,
+        **FUNCTIONS,
     }
 )
 """Replacements by function, such as `torch.nn.functional.batch_norm`."""

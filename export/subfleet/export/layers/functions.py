@@ -11,7 +11,7 @@ from torch.nn import functional
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["PADDINGS", "POOLS", "WHOLES"]
+__all__ = ["FUNCTIONS"]
 
 
 def _to_one(function: Any, dims: int) -> Replacement:
@@ -29,18 +29,6 @@ def _to_one(function: Any, dims: int) -> Replacement:
     return pool
 
 
-_FUNCTIONS: Mapping[Any, int] = MappingProxyType(
-    {
-        functional.adaptive_avg_pool1d: 1,
-        functional.adaptive_avg_pool2d: 2,
-        functional.adaptive_avg_pool3d: 3,
-    }
-)
-POOLS: Mapping[Any, Replacement] = MappingProxyType(
-    {function: _to_one(function, dims) for function, dims in _FUNCTIONS.items()}
-)
-
-
 def _pad(
     _context: LayerContext,
     input: Tensor,  # noqa: A002 - PyTorch's name of it
@@ -56,9 +44,6 @@ def _pad(
         parts = [input.narrow(dim, size - before, before), input, input.narrow(dim, 0, after)]
         input = torch.cat([part for part in parts if part.shape[dim]], dim)  # noqa: A001 - the result so far
     return input
-
-
-PADDINGS: Mapping[Any, Replacement] = MappingProxyType({functional.pad: _pad})
 
 
 _MOST_FACTORS = 64
@@ -148,8 +133,12 @@ def _cumulative_products(factors: Tensor, dim: int) -> list[Tensor]:
     return products
 
 
-WHOLES: Mapping[Any, Replacement] = MappingProxyType(
+FUNCTIONS: Mapping[Any, Replacement] = MappingProxyType(
     {
+        functional.adaptive_avg_pool1d: _to_one(functional.adaptive_avg_pool1d, 1),
+        functional.adaptive_avg_pool2d: _to_one(functional.adaptive_avg_pool2d, 2),
+        functional.adaptive_avg_pool3d: _to_one(functional.adaptive_avg_pool3d, 3),
+        functional.pad: _pad,
         functional.embedding_bag: _embedding_bag,
         functional.local_response_norm: _local_response_norm,
         torch.cdist: _cdist,

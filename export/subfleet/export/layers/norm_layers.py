@@ -18,7 +18,7 @@ from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.export.lowerings.norms import rms_norm, rms_norm_backward
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["BATCH_NORMS", "RMS_NORMS"]
+__all__ = ["NORM_LAYERS"]
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -159,9 +159,6 @@ def _check_channels(context: LayerContext, inputs: Tensor, *given: Tensor | None
         )
 
 
-BATCH_NORMS: Mapping[Any, Replacement] = MappingProxyType({functional.batch_norm: _batch_norm})
-
-
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -189,4 +186,6 @@ def _rms_norm(
     return output
 
 
-RMS_NORMS: Mapping[Any, Replacement] = MappingProxyType({functional.rms_norm: _rms_norm})
+NORM_LAYERS: Mapping[Any, Replacement] = MappingProxyType(
+    {functional.batch_norm: _batch_norm, functional.rms_norm: _rms_norm}
+)

@@ -23,7 +23,7 @@ from subfleet.export.layouts.transpositions import (
 )
 from subfleet.export.nodes import argument, shape_of
 
-__all__ = ["PRODUCTS", "RULES"]
+__all__ = ["RULES"]
 
 aten = torch.ops.aten
 
@@ -90,11 +90,6 @@ def _product_with_bias(rewriting: GraphRewriter, node: fx.Node) -> None:
     arguments = (rewriting.plain(rewriting.tensor_of(bias)), a, b)
     shape = node.meta["val"].shape
     rewriting.bind_plain(node, rewriting.add(node.target, arguments, shape, node.meta["val"].dtype))
-
-
-PRODUCTS: Mapping[Any, Rule] = MappingProxyType(
-    {aten.mm.default: _product, aten.bmm.default: _product, aten.addmm.default: _product_with_bias}
-)
 
 
 def _dim(dim: int, rank: int) -> int:
@@ -286,61 +281,23 @@ def _concatenate(rewriting: GraphRewriter, node: fx.Node) -> None:
 
 
 _ELEMENTWISE = (
-    aten.abs.default,
-    aten.add.Scalar,
-    aten.add.Tensor,
-    aten.bitwise_and.Tensor,
-    aten.bitwise_or.Tensor,
-    aten.ceil.default,
-    aten.clamp.default,
-    aten.cos.default,
-    aten.div.Scalar,
-    aten.div.Tensor,
-    aten.eq.Scalar,
-    aten.eq.Tensor,
-    aten.erf.default,
-    aten.exp.default,
-    aten.floor.default,
-    aten.ge.Scalar,
-    aten.ge.Tensor,
-    aten.gelu.default,
-    aten.gt.Scalar,
-    aten.gt.Tensor,
-    aten.hardswish.default,
-    aten.le.Scalar,
-    aten.le.Tensor,
-    aten.log.default,
-    aten.logical_and.default,
-    aten.logical_not.default,
-    aten.lt.Scalar,
-    aten.lt.Tensor,
-    aten.maximum.default,
-    aten.minimum.default,
-    aten.mul.Scalar,
-    aten.mul.Tensor,
-    aten.ne.Scalar,
-    aten.ne.Tensor,
-    aten.neg.default,
-    aten.pow.Tensor_Scalar,
-    aten.reciprocal.default,
-    aten.relu.default,
-    aten.rsqrt.default,
-    aten.rsub.Scalar,
-    aten.sigmoid.default,
-    aten.sign.default,
-    aten.silu.default,
-    aten.sin.default,
-    aten.sqrt.default,
-    aten.sub.Scalar,
-    aten.sub.Tensor,
-    aten.tanh.default,
-    aten.where.self,
-    aten._to_copy.default,  # noqa: SLF001 - the operator's name
-)
+    aten.abs.default, aten.add.Scalar, aten.add.Tensor, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor,
+    aten.ceil.default, aten.clamp.default, aten.cos.default, aten.div.Scalar, aten.div.Tensor, aten.eq.Scalar,
+    aten.eq.Tensor, aten.erf.default, aten.exp.default, aten.floor.default, aten.ge.Scalar, aten.ge.Tensor,
+    aten.gelu.default, aten.gt.Scalar, aten.gt.Tensor, aten.hardswish.default, aten.le.Scalar, aten.le.Tensor,
+    aten.log.default, aten.logical_and.default, aten.logical_not.default, aten.lt.Scalar, aten.lt.Tensor,
+    aten.maximum.default, aten.minimum.default, aten.mul.Scalar, aten.mul.Tensor, aten.ne.Scalar, aten.ne.Tensor,
+    aten.neg.default, aten.pow.Tensor_Scalar, aten.reciprocal.default, aten.relu.default, aten.rsqrt.default,
+    aten.rsub.Scalar, aten.sigmoid.default, aten.sign.default, aten.silu.default, aten.sin.default,
+    aten.sqrt.default, aten.sub.Scalar, aten.sub.Tensor, aten.tanh.default, aten.where.self,
+    aten._to_copy.default,  # noqa: SLF001 - the operators' names
+)  # fmt: skip
 
 RULES: Mapping[Any, Rule] = MappingProxyType(
     {
-        **PRODUCTS,
+        aten.mm.default: _product,
+        aten.bmm.default: _product,
+        aten.addmm.default: _product_with_bias,
         **dict.fromkeys(_ELEMENTWISE, _elementwise),
         aten.cat.default: _concatenate,
         aten.clone.default: _same,

@@ -30,7 +30,6 @@ __all__ = [
     "remove_transpositions",
     "reshape_order",
     "rewrite_plain",
-    "same_memory",
 ]
 
 
@@ -47,7 +46,7 @@ def held_shape(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[dim] for dim in order)
 
 
-def same_memory(shape: Sequence[int], order: Sequence[int], other: Sequence[int]) -> bool:
+def _same_memory(shape: Sequence[int], order: Sequence[int], other: Sequence[int]) -> bool:
     """Return whether a tensor in `order` has the same memory in `other`, ignoring sizes of 1."""
     return [dim for dim in order if shape[dim] != 1] == [dim for dim in other if shape[dim] != 1]
 
@@ -199,7 +198,7 @@ class GraphRewriter:
         if tuple(order) == held.order:
             return held.node
         own = held.own_shape
-        if same_memory(own, held.order, order):
+        if _same_memory(own, held.order, order):
             return self.view(held.node, held_shape(own, order))
         inverse_order = inverse(held.order)
         return self.permute(held.node, [inverse_order[dim] for dim in order])

@@ -35,14 +35,14 @@ from subfleet.export.lowerings.few_places import (
     has_few_places,
 )
 
-__all__ = ["CONVOLUTIONS_AS_CONVOLUTIONS", "input_gradient", "weight_gradient"]
+__all__ = ["CONVOLUTIONS_AS_CONVOLUTIONS"]
 
 aten = torch.ops.aten
 _FEW_CHANNELS = 32
 """Up to this number a runtime's transposed convolution is faster, as it copies no patches (measured)."""
 
 
-def input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
+def _input_gradient(gradient: Tensor, weight: Tensor, sizes: Sequence[int], at: Geometry) -> Tensor:
     """Differentiate an ordinary convolution with respect to its input.
 
     Args:
@@ -100,7 +100,7 @@ _SLOWER_SUM = 4
 """How many times longer an element of a sum of products takes than one that is moved (measured)."""
 
 
-def weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
+def _weight_gradient(inputs: Tensor, gradient: Tensor, kernel: Sequence[int], at: Geometry) -> Tensor:
     """Differentiate an ordinary convolution with respect to its weights.
 
     Args:
@@ -182,9 +182,9 @@ def _forms(
     """Choose the functions of the input's and the weights' gradients for an ordinary convolution."""
     if is_depthwise(weight, at.groups):
         small = is_small(weight.shape[2:], sizes, places)
-        return depthwise_input_gradient if small else input_gradient, depthwise_weight_gradient
-    to_input = few_places_input_gradient if has_few_places(sizes, places, at, back=True) else input_gradient
-    return to_input, few_places_weight_gradient if has_few_places(sizes, places, at) else weight_gradient
+        return depthwise_input_gradient if small else _input_gradient, depthwise_weight_gradient
+    to_input = few_places_input_gradient if has_few_places(sizes, places, at, back=True) else _input_gradient
+    return to_input, few_places_weight_gradient if has_few_places(sizes, places, at) else _weight_gradient
 
 
 def _ordinary_gradients(

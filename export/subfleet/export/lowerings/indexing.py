@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["EMBEDDINGS", "INDEXING"]
+__all__ = ["INDEXING"]
 
 aten = torch.ops.aten
 
@@ -75,16 +75,11 @@ def _indexed_dims(x: Tensor, indices: Indices) -> _IndexedDims:
     order = list(range(x.dim())) if neighbours else [*dims, *(dim for dim in range(x.dim()) if dim not in by_dim)]
     flat: Tensor | None = None
     for dim, index in by_dim.items():
-        index_in_dim = _not_negative(index, x.shape[dim])
+        index_in_dim = torch.where(index < 0, index + x.shape[dim], index)  # below 0 it counts from the end
         flat = index_in_dim if flat is None else flat * x.shape[dim] + index_in_dim
     if flat is None:
         raise ExportError("a tensor is indexed without an index; report it with the request")
     return _IndexedDims(order=tuple(order), first=first, count=len(dims), flat_I=flat)
-
-
-def _not_negative(index: Tensor, size: int) -> Tensor:
-    """Convert an index below 0, which counts from the end."""
-    return torch.where(index < 0, index + size, index)
 
 
 def _index(x: Tensor, indices: Indices) -> Tensor:
@@ -120,17 +115,6 @@ def _index_add(
     return swapped.transpose(0, dim).contiguous()
 
 
-INDEXING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        aten.index.Tensor: _index,
-        aten._unsafe_index.Tensor: _index,  # noqa: SLF001 - the operator's name
-        aten.index_put.default: _index_put,
-        aten._unsafe_index_put.default: _index_put,  # noqa: SLF001 - the operator's name
-        aten.index_add.default: _index_add,
-    }
-)
-
-
 def _embedding_backward(
     gradient: Tensor, tokens: Tensor, vocabulary: int, padding_index: int, scale_by_frequency: bool
 ) -> Tensor:
@@ -145,6 +129,13 @@ def _embedding_backward(
     return added
 
 
-EMBEDDINGS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {aten.embedding_dense_backward.default: _embedding_backward}
+INDEXING: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.embedding_dense_backward.default: _embedding_backward,
+        aten.index.Tensor: _index,
+        aten._unsafe_index.Tensor: _index,  # noqa: SLF001 - the operator's name
+        aten.index_put.default: _index_put,
+        aten._unsafe_index_put.default: _index_put,  # noqa: SLF001 - the operator's name
+        aten.index_add.default: _index_add,
+    }
 )

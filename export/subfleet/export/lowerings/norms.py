@@ -13,15 +13,7 @@ from torch import Tensor
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = [
-    "BATCH_NORMS",
-    "LAYER_NORMS",
-    "LAYER_NORM_BACKWARD",
-    "NORMALISATIONS",
-    "WEIGHT_NORMS",
-    "rms_norm",
-    "rms_norm_backward",
-]
+__all__ = ["NORMS", "rms_norm", "rms_norm_backward"]
 
 aten = torch.ops.aten
 
@@ -118,20 +110,6 @@ def _batch_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     return d_input, d_weight, d_bias
 
 
-BATCH_NORMS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        aten.native_batch_norm.default: _batch_norm,
-        aten._native_batch_norm_legit.no_stats: lambda x, weight, bias, _training, _momentum, epsilon: (  # noqa: SLF001
-            _normalise_by_batch(x, weight, bias, epsilon)
-        ),
-        aten._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, variance, momentum, epsilon: (  # noqa: SLF001
-            _batch_norm(x, weight, bias, mean, variance, False, momentum, epsilon)
-        ),
-        aten.native_batch_norm_backward.default: _batch_norm_backward,
-    }
-)
-
-
 def _rows(x: Tensor, feature_dims: int) -> Tensor:
     """Reshape (..., *features) to (R, F)."""
     return x.reshape(-1, math.prod(x.shape[x.dim() - feature_dims :]))
@@ -216,14 +194,6 @@ def rms_norm_backward(
     return d_input.reshape(x.shape), d_weight
 
 
-LAYER_NORM_BACKWARD: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {aten.native_layer_norm_backward.default: _layer_norm_backward}
-)
-LAYER_NORMS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {aten.native_layer_norm.default: _layer_norm, **LAYER_NORM_BACKWARD}
-)
-
-
 def _group_norm(
     inputs: Tensor, weight: Tensor | None, bias: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -264,14 +234,6 @@ def _group_norm_backward(
     return d_input, d_weight, d_bias
 
 
-NORMALISATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        aten.native_group_norm.default: _group_norm,
-        aten.native_group_norm_backward.default: _group_norm_backward,
-    }
-)
-
-
 def _sum_other_dims(x: Tensor, dim: int) -> Tensor:
     """Sum over all dimensions except one."""
     return x.sum([axis for axis in range(x.dim()) if axis != dim], keepdim=True)
@@ -291,8 +253,20 @@ def _weight_norm_backward(
     return d_direction, along
 
 
-WEIGHT_NORMS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+NORMS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
+        aten.native_batch_norm.default: _batch_norm,
+        aten._native_batch_norm_legit.no_stats: lambda x, weight, bias, _training, _momentum, epsilon: (  # noqa: SLF001
+            _normalise_by_batch(x, weight, bias, epsilon)
+        ),
+        aten._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, variance, momentum, epsilon: (  # noqa: SLF001
+            _batch_norm(x, weight, bias, mean, variance, False, momentum, epsilon)
+        ),
+        aten.native_batch_norm_backward.default: _batch_norm_backward,
+        aten.native_layer_norm.default: _layer_norm,
+        aten.native_layer_norm_backward.default: _layer_norm_backward,
+        aten.native_group_norm.default: _group_norm,
+        aten.native_group_norm_backward.default: _group_norm_backward,
         aten._weight_norm_interface.default: _weight_norm,  # noqa: SLF001 - the operator's name
         aten._weight_norm_interface_backward.default: _weight_norm_backward,  # noqa: SLF001 - the operator's name
     }

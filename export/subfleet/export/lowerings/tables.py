@@ -6,25 +6,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import get_decompositions
 
-from subfleet.export.lowerings.activation import ACTIVATIONS
-from subfleet.export.lowerings.arithmetic import ARITHMETIC
-from subfleet.export.lowerings.indexing import EMBEDDINGS, INDEXING
-from subfleet.export.lowerings.norms import BATCH_NORMS, LAYER_NORMS, NORMALISATIONS, WEIGHT_NORMS
+from subfleet.export.lowerings.arithmetic import ACTIVATIONS, ARITHMETIC
+from subfleet.export.lowerings.indexing import INDEXING
+from subfleet.export.lowerings.norms import NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOLS
-from subfleet.export.lowerings.resampling import RESAMPLINGS
+from subfleet.export.lowerings.separable import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
 
-__all__ = ["COMMON", "SELDOM", "without"]
+__all__ = ["COMMON", "without"]
 
 aten = torch.ops.aten
 
 _BY_PYTORCH = (
+    aten.elu, aten.elu_backward, aten.celu, aten.selu, aten.softplus, aten.softplus_backward, aten.mish,
+    aten.mish_backward, aten.glu, aten.glu_backward, aten.log_sigmoid_forward, aten.log_sigmoid_backward,
+    aten.hardshrink, aten.softshrink, aten._prelu_kernel, aten._prelu_kernel_backward,  # noqa: SLF001
     aten.lerp.Scalar, aten.lerp.Tensor, aten.sinc.default, aten.logit.default, aten.logit_backward.default,
-    aten.threshold.default, aten.norm.ScalarOpt_dim, aten.vdot.default, aten.dot.default,
-    aten.frac.default, aten.xlogy.Tensor, aten.logaddexp.default, aten.rot90.default, aten.index_add.default,
-    aten.heaviside.default, aten.addcmul.default, aten.addcdiv.default,
+    aten.threshold.default, aten.norm.ScalarOpt_dim, aten.vdot.default, aten.frac.default, aten.xlogy.Tensor,
+    aten.logaddexp.default, aten.rot90.default, aten.heaviside.default,
 )  # fmt: skip
 """Rare operators with decompositions of PyTorch's own."""
 
@@ -91,14 +92,14 @@ def _bucketize(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: boo
     return below.to(torch.int32 if out_int32 else torch.int64).sum(-1)
 
 
-def _pytorch_decompositions() -> dict[Any, Callable[..., Any]]:
-    table = core_aten_decompositions()  # each call builds it anew, which takes a while
-    return {operator: table[operator] for operator in _BY_PYTORCH}
+def _clamp(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+    raised = x if low is None else torch.maximum(x, low)
+    return raised if high is None else torch.minimum(raised, high)
 
 
-SELDOM: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
-        **_pytorch_decompositions(),
+        **get_decompositions(_BY_PYTORCH),
         aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         aten.sinh.default: lambda x: (torch.exp(x) - torch.exp(-x)) * 0.5,
         aten.cosh.default: lambda x: (torch.exp(x) + torch.exp(-x)) * 0.5,
@@ -118,39 +119,14 @@ SELDOM: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         aten.diagonal.default: _diagonal,
         aten.diagonal_backward.default: _diagonal_backward,
         aten.bucketize.Tensor: _bucketize,
-    }
-)
-"""Rare operators, for every target."""
-
-
-def _clamp(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    raised = x if low is None else torch.maximum(x, low)
-    return raised if high is None else torch.minimum(raised, high)
-
-
-_RARE = (
-    aten.elu, aten.elu_backward, aten.celu, aten.selu, aten.softplus, aten.softplus_backward, aten.mish,
-    aten.mish_backward, aten.glu, aten.glu_backward, aten.log_sigmoid_forward, aten.log_sigmoid_backward,
-    aten.hardshrink, aten.softshrink, aten._prelu_kernel, aten._prelu_kernel_backward,  # noqa: SLF001
-)  # fmt: skip
-"""Rare activations with decompositions of PyTorch's own."""
-
-COMMON: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {
-        **SELDOM,
         **ACTIVATIONS,
         **ARITHMETIC,
         **AVERAGE_POOLS,
-        **BATCH_NORMS,
-        **EMBEDDINGS,
         **INDEXING,
-        **LAYER_NORMS,
         **MAXIMUM_POOLS,
-        **NORMALISATIONS,
+        **NORMS,
         **RESAMPLINGS,
         **SHAPING,
-        **WEIGHT_NORMS,
-        **get_decompositions(_RARE),
     }
 )
 """For every target. A target adds its convolutions, and leaves out operators that its runtime has."""

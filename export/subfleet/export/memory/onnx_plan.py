@@ -127,28 +127,10 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any], Sequence[TensorType], TensorTy
 
 _ALIASES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Kernels with their first input's memory as output."""
-_IN_PLACE = frozenset(
-    {
-        "Cast",
-        "Celu",
-        "Clip",
-        "Elu",
-        "HardSigmoid",
-        "Identity",
-        "LeakyRelu",
-        "LogSoftmax",
-        "Relu",
-        "ScatterElements",
-        "Selu",
-        "Sigmoid",
-        "Softmax",
-        "Softplus",
-        "Softsign",
-        "Tanh",
-        "ThresholdedRelu",
-        "Trilu",
-    }
-)
+_IN_PLACE = frozenset({
+    "Cast", "Celu", "Clip", "Elu", "HardSigmoid", "Identity", "LeakyRelu", "LogSoftmax", "Relu", "ScatterElements",
+    "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "ThresholdedRelu", "Trilu",
+})  # fmt: skip
 """Kernels that may overwrite their first input if it is as large. Recorded: arithmetic on two inputs may not."""
 
 

@@ -15,6 +15,7 @@ from subfleet.export.quantisation.quantisers import QUANTISERS
 from subfleet.export.requests import InferRequest
 from subfleet.export.targets import find_target
 from subfleet.export.targets.base import Target
+from subfleet.export.tools import as_export_errors
 from subfleet.protocol.errors import ExportError
 from subfleet.tasks import Dataset
 
@@ -126,12 +127,7 @@ def export_quantised_model(
     float_body, _ = export_inference_model(plain, state)
     module = build_module(network_of(request.model), request.architecture)
     module.load_state_dict(dict(state))
-    try:
+    with as_export_errors("the model cannot be quantised", "deploy it in float32"):
         quantise = QUANTISERS[request.target]
         body = quantise(module.eval(), float_body, request.quantisation, samples.ranges, request.notes)
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ExportError(
-            f"the model cannot be quantised ({type(error).__name__}: {reason:.300}); deploy it in float32"
-        ) from error
     return body, judge(find_target(request.target), float_body, body, _INPUT, samples)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from subfleet.export.quiet import quiet
 from subfleet.export.targets.executorch_program import constant_methods
 from subfleet.export.targets.onnx import add_notes
+from subfleet.export.tools import quiet
 from subfleet.protocol.silence import imported
 
-__all__ = ["QUANTISERS", "Quantiser", "quantise_executorch", "quantise_onnx"]
+__all__ = ["QUANTISERS", "Quantiser"]
 
 _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 """Operators that are quantised. Norms and activations between them stay float32: that costs little and keeps
@@ -24,7 +24,7 @@ accuracy."""
 _BATCH_SIZE = 16
 
 
-def quantise_onnx(
+def _quantise_onnx(
     body: bytes, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
 ) -> bytes:
     """Quantise an .onnx model, by ONNX Runtime's own quantiser.
@@ -94,7 +94,7 @@ def _reader(samples: npt.NDArray[np.generic], name: str) -> Any:
     return Reader()
 
 
-def quantise_executorch(
+def _quantise_executorch(
     module: nn.Module, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
 ) -> bytes:
     """Write a module as a .pte model with 8-bit weights, for one sample at a time.
@@ -125,7 +125,8 @@ def quantise_executorch(
     with quiet(), torch.no_grad():
         graph: Any = torch.export.export(module, example).module()
         prepared = prepare_pt2e(graph, XNNPACKQuantizer().set_global(settings))
-        _observe(prepared, inputs)
+        for index in range(len(inputs)):  # shows the quantiser the ranges of the activations
+            prepared(inputs[index : index + 1])
         exported = torch.export.export(convert_pt2e(prepared), example)
         edge = to_edge_transform_and_lower(
             exported, partitioner=[XnnpackPartitioner()], constant_methods=dict(constant_methods(notes)) or None
@@ -134,18 +135,12 @@ def quantise_executorch(
     return bytes(program.buffer)
 
 
-def _observe(prepared: Any, inputs: Tensor) -> None:
-    """Show the quantiser the ranges of the activations."""
-    for index in range(len(inputs)):
-        prepared(inputs[index : index + 1])
-
-
 Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], Mapping[str, str]], bytes]
 """(module with its weights, its float32 model file, "dynamic" or "static", samples, notes) to the 8-bit file."""
 
 QUANTISERS: Mapping[str, Quantiser] = MappingProxyType(
     {
-        "onnx": lambda _module, body, mode, samples, notes: quantise_onnx(body, mode, samples, notes),
-        "executorch": lambda module, _body, mode, samples, notes: quantise_executorch(module, mode, samples, notes),
+        "onnx": lambda _module, body, mode, samples, notes: _quantise_onnx(body, mode, samples, notes),
+        "executorch": lambda module, _body, mode, samples, notes: _quantise_executorch(module, mode, samples, notes),
     }
 )

@@ -1,6 +1,6 @@
 """The inputs and outputs of a training step in order, and those that other steps share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -11,7 +11,7 @@ from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["StepShapes", "label_of", "mask_of", "scalar", "step_inputs", "step_outputs", "weights_of"]
+__all__ = ["StepShapes", "label_of", "mask_of", "metric_values", "scalar", "step_inputs", "step_outputs", "weights_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,10 @@ def step_inputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     if shapes.objective.class_mask:
         values.append(ValueInfo(name="class_mask", dtype="F32", shape=(class_count,), role="class_mask"))
     values += [scalar(name, "coefficient") for name in shapes.coefficients]
-    values += _random_values(shapes.randoms)
+    values += [
+        ValueInfo(name=f"random.{index}", dtype="F32", shape=shape, role="random")
+        for index, shape in enumerate(shapes.randoms)
+    ]
     values += _carried_values(shapes, "")
     values += _tensor_values(shapes.frozen, "frozen", "frozen")
     if shapes.objective.proximal:
@@ -118,14 +121,12 @@ def step_inputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     return tuple(values)
 
 
-def _random_values(shapes: Sequence[tuple[int, ...]]) -> list[ValueInfo]:
-    return [
-        ValueInfo(name=f"random.{index}", dtype="F32", shape=shape, role="random") for index, shape in enumerate(shapes)
-    ]
+def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
+    """Return the metrics of a training step."""
+    names: tuple[Role, ...] = ("loss", "correct", "count")
+    return tuple(scalar(name, name) for name in (*names, *(("squares",) if objective.squares else ())))
 
 
 def step_outputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
     """Return a training step's outputs."""
-    names: tuple[Role, ...] = ("loss", "correct", "count")
-    read = (scalar(name, name) for name in (*names, *(("squares",) if shapes.objective.squares else ())))
-    return (*read, *_carried_values(shapes, "new."))
+    return (*metric_values(shapes.objective), *_carried_values(shapes, "new."))

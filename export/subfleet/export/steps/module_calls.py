@@ -19,7 +19,6 @@ __all__ = [
     "check_types",
     "constants_of",
     "prepare_module",
-    "preserve_state",
     "run_exits",
     "set_constants",
     "state_of",
@@ -72,7 +71,7 @@ def check_types(module: nn.Module) -> None:
 
 
 @contextmanager
-def preserve_state(module: nn.Module) -> Iterator[None]:
+def _preserve_state(module: nn.Module) -> Iterator[None]:
     """Restore what every layer holds at the end, also in its dicts, lists and objects."""
     before = StateSnapshot(module)
     try:
@@ -101,7 +100,7 @@ def call_with_state(module: nn.Module, state: Mapping[str, Tensor], body: Callab
 
 
 def set_constants(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Replace a module's constants; `preserve_state` restores them."""
+    """Replace a module's constants; `_preserve_state` restores them."""
     for name, tensor in tensors.items():
         path, _, attribute = name.rpartition(".")
         layer = module.get_submodule(path)
@@ -147,7 +146,7 @@ def prepare_module(module: nn.Module, context: LayerContext, *, training: bool) 
     mode.
     """
     with ExitStack() as stack:
-        stack.enter_context(preserve_state(module))
+        stack.enter_context(_preserve_state(module))
         again = _LayerTracker(context)
         for name, layer in module.named_modules():
             stack.callback(layer.register_forward_pre_hook(partial(again.enter, name)).remove)

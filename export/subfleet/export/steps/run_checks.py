@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from subfleet.export.canonical.checks import are_alike, number_results
 from subfleet.export.canonical.cleaning import clean
-from subfleet.export.canonical.likeness import are_alike, number_results
 from subfleet.export.layers import LayerContext
 from subfleet.export.recording import LOOKS, KnownValues, trace_functional, trace_with_pytorch
 from subfleet.export.steps.module_calls import buffers_of, call_with_state, prepare_module, run_exits, state_of
@@ -23,7 +23,7 @@ from subfleet.export.steps.seeding import SEED_COUNT, SeededRandomness
 from subfleet.export.steps.state_snapshot import Change, StateSnapshot
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["RunEffects", "TensorTies", "WriteWatcher", "check_repeats", "describe_change"]
+__all__ = ["RunEffects", "TensorTies", "WriteWatcher", "check_repeats"]
 
 
 class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
@@ -82,7 +82,7 @@ class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorc
         """
         replaced = [memory.name for memory in self._kept if memory.is_replaced]
         for name in (*self._written, *replaced):
-            raise ExportError(describe_change(name, torch.zeros(())))
+            raise ExportError(_describe_change(name, torch.zeros(())))
 
 
 def _is_about_memory(func: Any) -> bool:
@@ -161,7 +161,7 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
-def describe_change(name: str, old: Any) -> str:
+def _describe_change(name: str, old: Any) -> str:
     """Return the message for state that changes from step to step and is not carried.
 
     Args:
@@ -227,7 +227,7 @@ def check_repeats(
         if changes and not runs.are_alike(inputs):
             named = (change for change in changes if len(changes) > 1 and not runs.are_alike(inputs, change.name))
             culprit = next(named, changes[0])
-            raise ExportError(describe_change(culprit.name, culprit.old))
+            raise ExportError(_describe_change(culprit.name, culprit.old))
         if not traces.counts or runs.stay_equal(inputs):
             return
     if traces.drew:
@@ -237,7 +237,7 @@ def check_repeats(
         )
     counted = next((effect for effect in changes if isinstance(effect.old, (int, float))), None)
     if counted is not None:
-        raise ExportError(describe_change(counted.name, counted.old))
+        raise ExportError(_describe_change(counted.name, counted.old))
     raise ExportError(
         f"the network takes another value from {traces.sources[0]!r} in each run, but a program would repeat one in "
         f"every step; count in a persistent buffer of torch.float32, or {_DRAW}"

@@ -1,7 +1,7 @@
 """Controls Python's and NumPy's random numbers, which a program would repeat as they were drawn when it was written."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import count
 from types import TracebackType
@@ -65,11 +65,7 @@ def _seeds(first: Callable[[int], float]) -> tuple[int, ...]:
     ends = [(0.0, 0.01), (0.99, 1.0)]
     strata = [(part / _STRATA, (part + 1) / _STRATA) for part in range(_STRATA)]
     ranges = [*ends, *strata[::2], *strata[1::2]]
-    return tuple(next(_seeds_within(first, low, high)) for low, high in ranges)
-
-
-def _seeds_within(first: Callable[[int], float], low: float, high: float) -> Iterator[int]:
-    return (seed for seed in count() if low <= first(seed) < high)
+    return tuple(next(seed for seed in count() if low <= first(seed) < high) for low, high in ranges)
 
 
 def _states() -> tuple[Any, Any, torch.Tensor]:

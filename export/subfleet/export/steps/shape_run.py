@@ -1,13 +1,11 @@
 """Runs a module on shapes before its step is built, and checks what the run does to the module's state."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from subfleet.export.failures import as_export_errors
 from subfleet.export.layers import LayerContext
 from subfleet.export.steps.module_calls import (
     call_with_state,
@@ -22,6 +20,7 @@ from subfleet.export.steps.run_checks import RunEffects, TensorTies, WriteWatche
 from subfleet.export.steps.seeding import SeededRandomness
 from subfleet.export.steps.state_snapshot import StateSnapshot
 from subfleet.export.steps.step import DTYPES
+from subfleet.export.tools import as_export_errors
 from subfleet.protocol.programs import ValueInfo
 
 __all__ = ["ModuleShapes", "run_on_shapes"]
@@ -96,8 +95,6 @@ def _run_watched(
                 outputs = call_with_state(module, given, run)
             writes.check()
             traces = RunEffects(changes=before.changes(), sources=before.sources)
-    return ModuleShapes(output_shapes=_shapes_of(outputs), random_shapes=context.random_shapes), traces
-
-
-def _shapes_of(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(size) for size in tensor.shape) for tensor in tensors)
+    return ModuleShapes(
+        output_shapes=tuple(tuple(map(int, tensor.shape)) for tensor in outputs), random_shapes=context.random_shapes
+    ), traces

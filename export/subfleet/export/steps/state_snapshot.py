@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 from subfleet.export.steps.parameter_hooks import hooks_of
 from subfleet.export.steps.seeding import is_source
 
-__all__ = ["Change", "NameScope", "StateSnapshot", "surrounding_names"]
+__all__ = ["Change", "StateSnapshot"]
 
 _CALL_DEPTH = 3
 """How many calls are followed from a method, within its own package."""
 
 
-class NameScope(MutableMapping[str, Any]):
+class _NameScope(MutableMapping[str, Any]):
     """Some names of a class, a module or a closure, as a mapping.
 
     Args:
@@ -58,7 +59,7 @@ class NameScope(MutableMapping[str, Any]):
         return True
 
 
-def surrounding_names(module: nn.Module) -> Iterator[tuple[str, NameScope]]:
+def _surrounding_names(module: nn.Module) -> Iterator[tuple[str, _NameScope]]:
     """Yield the names that the code of a network reads, with the name of their owner."""
     kinds = dict.fromkeys(kind for layer in module.modules() for kind in type(layer).__mro__ if _is_own(kind))
     followed: dict[FunctionType, None] = {}
@@ -72,7 +73,7 @@ def surrounding_names(module: nn.Module) -> Iterator[tuple[str, NameScope]]:
     for kind in kinds:
         names = [name for name, value in vars(kind).items() if name in used and _is_data(name, value)]
         if names:
-            yield kind.__name__, NameScope(names, vars(kind).__getitem__, _set_on(kind))
+            yield kind.__name__, _NameScope(names, vars(kind).__getitem__, partial(setattr, kind))
     for function in followed:
         yield from _names_read_by(function)
 
@@ -102,10 +103,6 @@ def _is_own(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in {"torch", "builtins", "abc", "typing"}
 
 
-def _set_on(kind: type) -> Callable[[str, Any], None]:
-    return lambda name, value: setattr(kind, name, value)
-
-
 def _is_data(name: str, value: Any) -> bool:
     is_code = callable(value) or hasattr(value, "__get__")
     return not name.startswith("__") and not is_code
@@ -130,22 +127,22 @@ def _follow(function: Any, followed: dict[FunctionType, None], depth: int) -> No
             _follow(callee, followed, depth + 1)
 
 
-def _names_read_by(function: FunctionType) -> Iterator[tuple[str, NameScope]]:
+def _names_read_by(function: FunctionType) -> Iterator[tuple[str, _NameScope]]:
     scope = function.__globals__
     used = dict.fromkeys(name for name in _names_of(function.__code__) if name in scope)
     data = [name for name in used if _is_data(name, scope[name])]
     if data:
-        yield function.__module__, NameScope(data, scope.__getitem__, scope.__setitem__)
+        yield function.__module__, _NameScope(data, scope.__getitem__, scope.__setitem__)
     cells: dict[str, CellType] = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     if cells:
-        yield function.__name__, NameScope([*cells], lambda name: cells[name].cell_contents, _set_in(cells))
-
-
-def _set_in(cells: dict[str, CellType]) -> Callable[[str, Any], None]:
-    def write(name: str, value: Any) -> None:
-        cells[name].cell_contents = value
-
-    return write
+        yield (
+            function.__name__,
+            _NameScope(
+                [*cells],
+                lambda name: cells[name].cell_contents,
+                lambda name, value: setattr(cells[name], "cell_contents", value),
+            ),
+        )
 
 
 def _names_of(code: CodeType) -> Iterator[str]:
@@ -225,7 +222,7 @@ class _Container:
             return
         current = {key: value for key, value in now.items() if self.name(key) == excepted}
         after = {**before, **current}
-        if isinstance(self.content, NameScope):
+        if isinstance(self.content, _NameScope):
             self.content.update({key: value for key, value in after.items() if now.get(key, _MISSING) is not value})
             return
         self.content.clear()
@@ -241,7 +238,7 @@ def _items(content: Any) -> Mapping[Any, Any]:
     """Return the content as it is stored: some kinds of dict create a new value on each access."""
     if isinstance(content, dict):
         return dict(dict.items(content))
-    return dict(content) if isinstance(content, NameScope) else dict(enumerate(content))
+    return dict(content) if isinstance(content, _NameScope) else dict(enumerate(content))
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -266,7 +263,7 @@ class StateSnapshot:
         tensors: dict[str, Tensor] = {}
         seen: set[int] = set()
         self.sources: list[str] = []
-        outside = [(owner, names, _OUTSIDE) for owner, names in surrounding_names(module)]
+        outside = [(owner, names, _OUTSIDE) for owner, names in _surrounding_names(module)]
         waiting: list[tuple[str, Any, int]] = [*outside, ("", module, 0)]  # names within the network come first
         while waiting:
             path, value, depth = waiting.pop()
@@ -285,7 +282,7 @@ class StateSnapshot:
             yield from ((f"{path}[{index}]", part) for index, part in enumerate(value))
         if isinstance(value, (dict, list, deque)):
             yield from self._track(path, value, of_attributes=False)
-        if isinstance(value, NameScope):
+        if isinstance(value, _NameScope):
             yield from self._track(path, value, of_attributes=True)
             return
         if type(value).__dictoffset__:
@@ -298,7 +295,7 @@ class StateSnapshot:
             yield from ((name, part) for name, part in own if name.rpartition(".")[2] not in separate)
 
     def _track(self, path: str, content: Any, *, of_attributes: bool) -> list[tuple[str, Any]]:
-        before = _items(content) if isinstance(content, (dict, NameScope)) else list(content)
+        before = _items(content) if isinstance(content, (dict, _NameScope)) else list(content)
         holder = _Container(path=path, of_attributes=of_attributes, content=content, before=before)
         self._holders.append(holder)
         return [(holder.name(key), part) for key, part in holder.items().items()]

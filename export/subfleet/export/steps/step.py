@@ -39,6 +39,11 @@ class SampleSpec:
         if (self.dtype == "I64") != (self.limit > 0):
             raise ValueError(f"a sample's limit is {self.limit}, but must be 1 or more with I64 and 0 with F32")
 
+    @classmethod
+    def of(cls, value: ValueInfo) -> "SampleSpec":
+        """Describe one sample of a batch."""
+        return cls(shape=value.shape[1:], dtype="I64" if value.dtype == "I64" else "F32", limit=value.limit)
+
     def value(self, batch_size: int) -> ValueInfo:
         """Describe the step's input for a batch.
 

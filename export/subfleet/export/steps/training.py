@@ -148,10 +148,6 @@ def _check_exits(network: ModuleShapes, batch_size: int, objective: ObjectiveSet
             )
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()
-
-
 def _state_shapes(module: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return the shapes of trained and frozen parameters and of buffers, as arguments of `StepShapes`."""
     parts = dict(module.named_parameters())
@@ -210,7 +206,8 @@ class _TrainingRun:
         # Plain autograd: torch.func.grad would split every backward into its twice differentiable form.
         trained = dict(self.module.named_parameters())
         leaves = {
-            name: copy_hooks(_leaf(tensor), trained[name]) for name, tensor in given.by_tensor("parameter").items()
+            name: copy_hooks(tensor.detach().requires_grad_(), trained[name])
+            for name, tensor in given.by_tensor("parameter").items()
         }
         frozen = {name: tensor.detach() for name, tensor in given.by_tensor("frozen").items()}
         # A step neither returns nor changes its inputs, but the module may change them in place.

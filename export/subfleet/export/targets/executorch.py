@@ -1,7 +1,6 @@
 """Programs for ExecuTorch's standard runtime, with XNNPACK and with its portable and optimised kernels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -22,16 +21,9 @@ from subfleet.protocol.errors import ExportError
 __all__ = ["ExecutorchTarget"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorchTarget:
-    """ExecuTorch's .pte format.
+    """ExecuTorch's .pte format. Its programs call XNNPACK, which the runtime must have."""
 
-    Attributes:
-        with_xnnpack: whether programs call XNNPACK, which the runtime must then have; otherwise they only need portable
-            or optimised kernels, and are several times slower.
-    """
-
-    with_xnnpack: bool = True
     name: ClassVar[str] = "executorch"
     lowerings: ClassVar[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
         {**COMMON, **MAXIMUM_POOL_BACKWARD, **CONVOLUTIONS_AS_PRODUCTS, **PRODUCTS_WITH_BIAS}
@@ -42,7 +34,7 @@ class ExecutorchTarget:
 
     def write_training(self, graph: fx.GraphModule, step: Step) -> WrittenProgram:
         """Write a training step; see `Target`."""
-        shared = self._prepare(graph)
+        shared = delegate(settle_layouts(graph))
         program = lower_to_executorch(shared, {})
         body = bytes(program.buffer)
         plan = program.executorch_program.execution_plan[0]
@@ -66,11 +58,7 @@ class ExecutorchTarget:
             raise ExportError("a .pte has one batch size; write it for batches of that size")
         places = inputs_of(graph)
         held = {node.name: weight for node, weight in zip(places[1:], weights, strict=True)}
-        return bytes(lower_to_executorch(self._prepare(graph), held, constant_methods(notes)).buffer)
-
-    def _prepare(self, graph: fx.GraphModule) -> fx.GraphModule:
-        """Settle the graph's layouts, and move XNNPACK's part of it into calls of the delegate."""
-        return delegate(settle_layouts(graph)) if self.with_xnnpack else settle_layouts(graph)
+        return bytes(lower_to_executorch(delegate(settle_layouts(graph)), held, constant_methods(notes)).buffer)
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""

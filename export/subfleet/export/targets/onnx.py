@@ -1,4 +1,9 @@
-"""Programs for standard ONNX Runtime: the lowered graph, translated node by node."""
+"""Programs for standard ONNX Runtime: the lowered graph, translated node by node.
+
+Small groups of operators that ONNX has one operator with a fast kernel for are fused first. A fusion looks at a node
+and its inputs, and either writes the single operator or returns None. Inputs that are no longer read were already
+written; the writer drops what nothing depends on.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,20 +18,115 @@ from torch import Tensor, fx
 from subfleet.export.lowerings.convolution import CONVOLUTIONS_AS_CONVOLUTIONS
 from subfleet.export.lowerings.tables import COMMON, without
 from subfleet.export.memory.onnx_plan import plan_onnx
+from subfleet.export.nodes import shape_of
 from subfleet.export.steps.step import Step
 from subfleet.export.targets.base import WrittenProgram
-from subfleet.export.targets.instead import instead_of
-from subfleet.export.targets.onnx_fusions import FUSIONS
 from subfleet.export.targets.onnx_operators import OPERATORS, Emitter
-from subfleet.export.tracing import inputs_of, results_of
+from subfleet.export.targets.onnx_operators.emitting import NUMPY_TYPES, dtype_of, ints
+from subfleet.export.tracing import inputs_of
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.silence import imported
 
-__all__ = ["IR_VERSION", "OPSET", "OnnxTarget", "add_notes", "training_model"]
+__all__ = ["OnnxTarget", "add_notes", "training_model"]
 
-OPSET = 20
-IR_VERSION = 10
+aten = torch.ops.aten
+_LEAST_POSITIONS = 8
+"""With fewer positions in a channel, the kernel for affine maps spends its time between channels (measured)."""
+
+
+def _is(node: Any, *operators: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target in operators
+
+
+def _affine(emitter: Emitter, node: Any) -> str | None:
+    """Fuse one scale and one offset for each channel, or each sample's channel, into one pass instead of two."""
+    product, offset = node.args[:2]
+    if not (_is(product, aten.mul.Tensor) and len(product.users) == 1 and node.kwargs.get("alpha", 1) == 1):
+        return None
+    x, scale = product.args
+    if not all(isinstance(part, fx.Node) for part in (x, scale, offset)) or dtype_of(node) != torch.float32:
+        return None
+    shape = shape_of(node)
+    if len(shape) != 3 or shape_of(x) != shape or shape[2] < _LEAST_POSITIONS:
+        return None
+    if not all(shape_of(part) in {(1, shape[1], 1), (*shape[:2], 1)} for part in (scale, offset)):
+        return None
+    count = shape[1] if shape_of(scale) == shape_of(offset) == (1, shape[1], 1) else shape[0] * shape[1]
+    parts = [_per_row(emitter, part, shape, count) for part in (scale, offset)]
+    if node.target is aten.sub.Tensor:
+        parts[1] = emitter.add("Neg", parts[1])
+    still = [emitter.constant(np.full(count, value, dtype=NUMPY_TYPES[torch.float32])) for value in (0.0, 1.0)]
+    name = emitter.value(x)
+    if count == shape[1]:
+        return emitter.add("BatchNormalization", name, *parts, *still, output=node, epsilon=0.0)
+    rows = emitter.add("Reshape", name, ints(emitter, [1, count, shape[2]]))
+    mapped = emitter.add("BatchNormalization", rows, *parts, *still, epsilon=0.0)
+    return emitter.add("Reshape", mapped, ints(emitter, shape), output=node)
+
+
+def _per_row(emitter: Emitter, part: fx.Node, shape: tuple[int, ...], count: int) -> str:
+    """Return one number for each of `count` rows."""
+    name = emitter.value(part)
+    if shape_of(part)[0] == 1 and count != shape[1]:
+        name = emitter.add("Expand", name, ints(emitter, [*shape[:2], 1]))
+    return emitter.add("Reshape", name, ints(emitter, [count]))
+
+
+def _ramp(emitter: Emitter, node: Any) -> str | None:
+    """Fuse a ramp from 0 to 1: x * slope, or x * slope + start, clamped to these bounds."""
+    x, *bounds = node.args
+    if bounds != [0.0, 1.0] or not isinstance(x, fx.Node) or len(x.users) != 1:
+        return None
+    start: Any = 0.0
+    if _is(x, aten.add.Tensor) and isinstance(x.args[1], int | float) and not x.kwargs:
+        x, start = x.args
+    if not (_is(x, aten.mul.Tensor) and isinstance(x.args[1], int | float) and len(x.users) == 1):
+        return None
+    x, slope = x.args
+    return emitter.add("HardSigmoid", emitter.value(x), output=node, alpha=float(slope), beta=float(start))
+
+
+def _fuse_padding(emitter: Emitter, node: Any) -> str | None:
+    """Fuse a convolution with the zero padding of its input."""
+    padded, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+    if transposed or not _is(padded, aten.constant_pad_nd.default) or len(padded.users) != 1:
+        return None
+    x, amounts, *number = padded.args
+    dims = len(stride)
+    if (number and number[0] != 0) or min(amounts) < 0 or any(amounts[2 * dims :]):
+        return None
+    amounts = [*amounts, *[0] * (2 * dims - len(amounts))]
+    before, after = (amounts[side : 2 * dims : 2][::-1] for side in (0, 1))
+    names = [emitter.value(part) for part in (x, weight, bias) if part is not None]
+    return emitter.add(
+        "Conv",
+        *names,
+        output=node,
+        strides=list(stride),
+        pads=[
+            own + added
+            for amounts_of_side in (before, after)
+            for own, added in zip(padding, amounts_of_side, strict=True)
+        ],
+        dilations=list(dilation),
+        group=groups,
+        kernel_shape=list(shape_of(weight)[2:]),
+    )
+
+
+_FUSIONS: Mapping[Any, Callable[[Emitter, Any], str | None]] = MappingProxyType(
+    {
+        aten.add.Tensor: _affine,
+        aten.sub.Tensor: _affine,
+        aten.clamp.default: _ramp,
+        aten.convolution.default: _fuse_padding,
+    }
+)
+
+
+_OPSET = 20
+_IR_VERSION = 10
 """What onnxruntime 1.23, the last for Python 3.10, still reads with room to spare."""
 
 _ELEMENT_TYPES: Mapping[str, int] = MappingProxyType({"F32": onnx.TensorProto.FLOAT, "I64": onnx.TensorProto.INT64})
@@ -34,88 +134,6 @@ _ELEMENT_TYPES: Mapping[str, int] = MappingProxyType({"F32": onnx.TensorProto.FL
 
 _LOWERINGS = without(COMMON, torch.ops.aten.native_layer_norm.default, torch.ops.aten.hardsigmoid.default)
 """The runtime has kernels for the operators that are left out."""
-
-
-class OnnxGraph:
-    """An ONNX graph in the making: the nodes so far, the constants, and the name of each fx node's value."""
-
-    def __init__(self, fusions: Mapping[Any, Callable[[Emitter, Any], str | None]] = MappingProxyType({})) -> None:
-        self._fusions = fusions
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-        self._names: dict[fx.Node, str] = {}
-        self._dtypes: dict[str, torch.dtype] = {}
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._count = 0
-
-    def bind(self, node: fx.Node, name: str) -> None:
-        """Give an fx node's value its name."""
-        self._names[node] = name
-
-    def add(
-        self, operator: str, *inputs: str, output: fx.Node | None = None, outputs: Sequence[str] = (), **attributes: Any
-    ) -> str:
-        """Append a node; the name of its first output."""
-        self._count += 1
-        names = list(outputs) or [f"v{self._count}" if output is None else output.name]
-        self.nodes.append(helper.make_node(operator, list(inputs), names, name=f"n{self._count}", **attributes))
-        return names[0]
-
-    def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:
-        """The name of a node's value or of a number, converted where its type differs."""
-        if not isinstance(argument, fx.Node):
-            return self.constant(torch.tensor(argument, dtype=dtype).numpy())
-        name = self._names[argument]
-        if dtype is None or argument.meta["val"].dtype == dtype:
-            return name
-        return self.add("Cast", name, to=helper.np_dtype_to_tensor_dtype(torch.empty(0, dtype=dtype).numpy().dtype))
-
-    def constant(self, array: np.ndarray[Any, Any]) -> str:
-        """The name of a constant; equal ones are written once."""
-        key = (array.dtype.str, array.shape, array.tobytes())
-        if key not in self._constants:
-            name = f"c{len(self._constants)}"
-            self._constants[key] = name
-            self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
-        return self._constants[key]
-
-    def translate(self, graph: fx.GraphModule) -> tuple[list[fx.Node], list[str]]:
-        """Append every node of a traced graph; its result nodes, and the names of their values."""
-        for node in graph.graph.nodes:
-            if node.op == "get_attr":
-                self.bind(node, self.constant(getattr(graph, node.target).detach().numpy()))
-            elif node.op == "call_function":
-                self.bind(node, self._translate(node))
-        results = results_of(graph)
-        return results, [self._names[result] for result in results]
-
-    def name_results(self, names: Mapping[str, str]) -> None:
-        """Give results the names they are to have: new name to old."""
-        computed = {name for node in self.nodes for name in node.output}
-        new_names: dict[str, str] = {}
-        copies = []
-        for new, old in names.items():
-            if old in computed and old not in new_names:
-                new_names[old] = new
-            else:  # An input or a constant, or one value that is two results.
-                copies.append(helper.make_node("Identity", [new_names.get(old, old)], [new]))
-        for node in self.nodes:
-            for given in (node.input, node.output):
-                given[:] = [new_names.get(name, name) for name in given]
-        # The runtime would copy what is both a result and read by other nodes, were the result a name of its own.
-        self.nodes.extend(copies)
-
-    def _translate(self, node: fx.Node) -> str:
-        fusion = self._fusions.get(node.target)
-        fused = None if fusion is None else fusion(self, node)
-        if fused is not None:
-            return fused
-        translation = OPERATORS.get(node.target)
-        if translation is None:
-            raise ExportError(
-                f"{node.target} (node {node.name!r}) cannot be translated to ONNX; {instead_of(node.target)}"
-            )
-        return translation(self, node)
 
 
 def _select_needed(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
@@ -132,14 +150,14 @@ def _value_info(value: ValueInfo, shape: Sequence[int | str]) -> onnx.ValueInfoP
     return helper.make_tensor_value_info(value.name, _ELEMENT_TYPES[value.dtype], shape)
 
 
-def _finish(graph: OnnxGraph, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bytes:
+def _finish(graph: Emitter, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bytes:
     nodes = _select_needed(graph.nodes, [output.name for output in outputs])
     read = {name for node in nodes for name in node.input}
     constants = [constant for constant in graph.initializers if constant.name in read]
     model = helper.make_model(
         helper.make_graph(nodes, "step", inputs, outputs, initializer=constants),
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR_VERSION,
         producer_name="subfleet",
     )
     try:
@@ -155,7 +173,7 @@ def training_model(graph: fx.GraphModule, step: Step) -> bytes:
     Raises:
         ExportError: an operator cannot be written.
     """
-    written = OnnxGraph(FUSIONS)
+    written = Emitter(OPERATORS, _FUSIONS)
     for node, value in zip(inputs_of(graph), step.inputs, strict=True):
         written.bind(node, value.name)
     _, names = written.translate(graph)
@@ -180,11 +198,6 @@ def _operators_in(body: bytes) -> tuple[str, ...]:
     """Return the operators of a model, with the name of their domain if it is not ONNX's own."""
     nodes = onnx.load_model_from_string(body).graph.node
     return tuple(sorted({f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in nodes}))
-
-
-def _free_values(step: Step) -> tuple[ValueInfo, ValueInfo]:
-    """Return what an inference step takes besides weights, and what it returns."""
-    return step.inputs[0], step.outputs[0]
 
 
 class OnnxTarget:
@@ -213,7 +226,7 @@ class OnnxTarget:
         notes: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
         """Write an inference step; see `Target`."""
-        written = OnnxGraph()
+        written = Emitter(OPERATORS)
         places = inputs_of(graph)
         written.bind(places[0], step.inputs[0].name)
         for node, value, weight in zip(places[1:], step.inputs[1:], weights, strict=True):
@@ -222,7 +235,10 @@ class OnnxTarget:
             written.bind(node, value.name)
         _, names = written.translate(graph)
         written.nodes.append(helper.make_node("Identity", names, [step.outputs[0].name]))
-        free = [(value, ["batch" if any_batch else value.shape[0], *value.shape[1:]]) for value in _free_values(step)]
+        free = [
+            (value, ["batch" if any_batch else value.shape[0], *value.shape[1:]])
+            for value in (step.inputs[0], step.outputs[0])
+        ]
         inputs, outputs = ([_value_info(value, shape)] for value, shape in free)
         return add_notes(_finish(written, inputs, outputs), notes)
 

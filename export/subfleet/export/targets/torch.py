@@ -16,7 +16,7 @@ from subfleet.elastic.building import build_module, network_of
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.network import Family
-from subfleet.export.memory.liveness import activation_peak_bytes
+from subfleet.export.memory.blocks import activation_peak_bytes
 from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, value_bytes, weights_bytes
 from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import EvaluateRequest, ProgramRequest, TrainRequest
@@ -28,7 +28,7 @@ from subfleet.protocol.bounds import checked
 from subfleet.protocol.class_names import ClassNames
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.memory_plan import MemoryPlan
-from subfleet.protocol.programs import Program, ProgramManifest, ValueInfo
+from subfleet.protocol.programs import Program, ProgramManifest
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json, to_plain
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import Objective
@@ -139,8 +139,9 @@ def read_torch_step(program: Program) -> Step:
     """
     step = step_of(read_torch_request(program))
     if (step.inputs, step.outputs) != (program.manifest.inputs, program.manifest.outputs):
-        odd = _first_difference(step.inputs + step.outputs, program.manifest.inputs + program.manifest.outputs)
-        raise ProtocolError(f"the program's values are not those of its manifest, first {odd!r:.80}")
+        odd = {*step.inputs, *step.outputs} ^ {*program.manifest.inputs, *program.manifest.outputs}
+        name = min(value.name for value in odd)
+        raise ProtocolError(f"the program's values are not those of its manifest, first {name!r:.80}")
     return step
 
 
@@ -246,10 +247,6 @@ def _sizes_of(model: Family) -> Iterator[int]:
                 rest += inside
             case int(size):
                 yield size
-
-
-def _first_difference(values: tuple[ValueInfo, ...], others: tuple[ValueInfo, ...]) -> str:
-    return min(value.name for value in set(values) ^ set(others))
 
 
 def _plan(step: Step, request: ProgramRequest) -> MemoryPlan:

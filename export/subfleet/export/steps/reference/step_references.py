@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from subfleet.export.steps.module_calls import call_with_state
 from subfleet.export.steps.parameter_hooks import has_hooks
-from subfleet.export.steps.reference.modules import as_exits, compute_in, copy_module, tensor_of
 from subfleet.export.steps.reference.pytorch import (
+    as_exits,
+    compute_in,
+    copy_module,
     correct_count,
     counted_labels,
     divergence,
@@ -18,6 +20,7 @@ from subfleet.export.steps.reference.pytorch import (
     mutual_divergence,
     own_loss,
     take_pytorch_step,
+    tensor_of,
 )
 from subfleet.export.steps.reference.replayed_randomness import ReplayedRandomness
 from subfleet.export.steps.step import StepInputs, Student

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from subfleet.export.nodes import shape_of
 from subfleet.export.targets.onnx_operators.emitting import (
     NUMPY_TYPES,
     ONNX_TYPES,
@@ -19,7 +20,6 @@ from subfleet.export.targets.onnx_operators.emitting import (
     arguments,
     dtype_of,
     ints,
-    shape_of,
 )
 
 __all__ = ["ELEMENTWISE"]
@@ -53,16 +53,11 @@ def _operands(emitter: Emitter, given: Sequence[Any], dtype: torch.dtype) -> lis
     return names
 
 
-def _elementwise(operator: str) -> Translation:
+def _combine(operator: str, dtype: Callable[[Node], torch.dtype]) -> Translation:
+    """Translate an operator that combines its arguments element by element, in a type that follows from the node."""
+
     def translate(emitter: Emitter, node: Node) -> str:
-        return emitter.add(operator, *_operands(emitter, node.args, dtype_of(node)), output=node)
-
-    return translate
-
-
-def _comparison(operator: str) -> Translation:
-    def translate(emitter: Emitter, node: Node) -> str:
-        return emitter.add(operator, *_operands(emitter, node.args, _common_type(node)), output=node)
+        return emitter.add(operator, *_operands(emitter, node.args, dtype(node)), output=node)
 
     return translate
 
@@ -182,8 +177,8 @@ _LOGICALS = {
 
 ELEMENTWISE: Mapping[object, Translation] = MappingProxyType(
     {
-        **{target: _elementwise(name) for name, targets in _BY_NAME.items() for target in targets},
-        **{target: _comparison(name) for name, targets in _COMPARISONS.items() for target in targets},
+        **{target: _combine(name, dtype_of) for name, targets in _BY_NAME.items() for target in targets},
+        **{target: _combine(name, _common_type) for name, targets in _COMPARISONS.items() for target in targets},
         **{target: _logical(name) for name, targets in _LOGICALS.items() for target in targets},
         **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), _not_equal),
         **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _with_alpha("Add")),

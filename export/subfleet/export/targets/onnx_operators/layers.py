@@ -8,15 +8,16 @@ import numpy as np
 import torch
 
 from subfleet.export.lowerings.pooling import pooled_size
+from subfleet.export.nodes import shape_of
 from subfleet.export.targets.onnx_operators.emitting import (
     NUMPY_TYPES,
     Emitter,
     Node,
     Translation,
     arguments,
+    direct,
     dtype_of,
     ints,
-    shape_of,
 )
 
 __all__ = ["LAYERS"]
@@ -39,10 +40,6 @@ def _convolution(emitter: Emitter, node: Node) -> str:
     return emitter.add("ConvTranspose" if transposed else "Conv", *names, output=node, **attributes)
 
 
-def _product(emitter: Emitter, node: Node) -> str:
-    return emitter.add("MatMul", *(emitter.value(argument) for argument in node.args), output=node)
-
-
 def _addmm(emitter: Emitter, node: Node) -> str:
     bias, left, right = (emitter.value(argument) for argument in node.args)
     factors: dict[str, Any] = {name: float(node.kwargs.get(name, 1)) for name in ("alpha", "beta")}
@@ -56,15 +53,6 @@ def _reduction(operator: str) -> Translation:
         if dims or isinstance(dims, int):
             inputs.append(ints(emitter, [dims] if isinstance(dims, int) else dims))
         return emitter.add(operator, *inputs, output=node, keepdims=int(bool(keep)))
-
-    return translate
-
-
-def _softmax(operator: str) -> Translation:
-    """Translate a softmax over one dimension."""
-
-    def translate(emitter: Emitter, node: Node) -> str:
-        return emitter.add(operator, emitter.value(node.args[0]), output=node, axis=node.args[1])
 
     return translate
 
@@ -151,7 +139,7 @@ def _maximum_pool_backward(emitter: Emitter, node: Node) -> str:
 
 LAYERS: Mapping[object, Translation] = MappingProxyType(
     {
-        **dict.fromkeys((aten.mm.default, aten.bmm.default), _product),
+        **dict.fromkeys((aten.mm.default, aten.bmm.default), direct("MatMul", 0, 1)),
         **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _reduction("ReduceSum")),
         **dict.fromkeys((aten.mean.default, aten.mean.dim), _reduction("ReduceMean")),
         **dict.fromkeys((aten.amax.default,), _reduction("ReduceMax")),
@@ -159,8 +147,8 @@ LAYERS: Mapping[object, Translation] = MappingProxyType(
         **dict.fromkeys((aten.prod.default, aten.prod.dim_int), _reduction("ReduceProd")),
         aten.convolution.default: _convolution,
         aten.addmm.default: _addmm,
-        aten._softmax.default: _softmax("Softmax"),  # noqa: SLF001 - the operator's name
-        aten._log_softmax.default: _softmax("LogSoftmax"),  # noqa: SLF001 - the operator's name
+        aten._softmax.default: direct("Softmax", 0, axis=1),  # noqa: SLF001 - the operator's name
+        aten._log_softmax.default: direct("LogSoftmax", 0, axis=1),  # noqa: SLF001 - the operator's name
         aten.argmax.default: _index_of_extreme("ArgMax"),
         aten.argmin.default: _index_of_extreme("ArgMin"),
         aten.cumsum.default: _cumulative_sum,

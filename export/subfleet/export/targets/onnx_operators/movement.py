@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from subfleet.export.nodes import shape_of
 from subfleet.export.targets.onnx_operators.emitting import (
     NUMPY_TYPES,
     Emitter,
     Node,
     Translation,
     arguments,
+    direct,
     dtype_of,
     ints,
-    shape_of,
 )
 
 __all__ = ["SHAPING"]
@@ -99,19 +100,9 @@ def _repeat(emitter: Emitter, node: Node) -> str:
     return emitter.add("Tile", name, ints(emitter, times), output=node)
 
 
-def _index_select(emitter: Emitter, node: Node) -> str:
-    x, dim, index = node.args
-    return emitter.add("Gather", emitter.value(x), emitter.value(index), output=node, axis=dim)
-
-
 def _embedding(emitter: Emitter, node: Node) -> str:
     table, tokens = node.args[:2]
     return emitter.add("Gather", emitter.value(table), emitter.value(tokens), output=node, axis=0)
-
-
-def _gather(emitter: Emitter, node: Node) -> str:
-    x, dim, index = node.args[:3]
-    return emitter.add("GatherElements", emitter.value(x), emitter.value(index), output=node, axis=dim)
 
 
 def _scatter(emitter: Emitter, node: Node) -> str:
@@ -176,9 +167,9 @@ SHAPING: Mapping[object, Translation] = MappingProxyType(
         aten.cat.default: _concatenate,
         aten.constant_pad_nd.default: _pad,
         aten.repeat.default: _repeat,
-        aten.index_select.default: _index_select,
+        aten.index_select.default: direct("Gather", 0, 2, axis=1),
         aten.embedding.default: _embedding,
-        aten.gather.default: _gather,
+        aten.gather.default: direct("GatherElements", 0, 2, axis=1),
         aten.index_put.default: _index_put,
         aten.scalar_tensor.default: _scalar,
         operator.getitem: _part,

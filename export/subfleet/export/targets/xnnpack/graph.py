@@ -18,16 +18,7 @@ import numpy as np
 import torch
 from torch import fx
 
-__all__ = [
-    "ALL_FLAGS_OFF",
-    "KEEP_DIMS",
-    "TRANSPOSE_B",
-    "Rule",
-    "XnnpackEmitter",
-    "XnnpackGraph",
-    "is_floating",
-    "serialise_graph",
-]
+__all__ = ["Rule", "XnnpackEmitter", "XnnpackGraph", "is_floating"]
 
 _ALIGNMENT = 16
 _UNIONS = ("xnode_union", "xvalue_union")
@@ -57,7 +48,7 @@ def _align(content: bytes) -> bytes:
     return content + b"\0" * (-len(content) % _ALIGNMENT)
 
 
-def serialise_graph(graph: Any) -> bytes:
+def _serialise_graph(graph: Any) -> bytes:
     """Serialise a graph without constants of its own for the delegate."""
     from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import XNNHeader
 
@@ -74,10 +65,10 @@ _NO_VALUE = 0xFFFFFFFF
 _EXTERNAL_INPUT = 1
 _EXTERNAL_OUTPUT = 2
 _BY_NAME = 2**64 - 1
-ALL_FLAGS_OFF = 0
-TRANSPOSE_B = 0x1
+_ALL_FLAGS_OFF = 0
+_TRANSPOSE_B = 0x1
 """The second factor of a product is transposed in memory."""
-KEEP_DIMS = 0x40
+_KEEP_DIMS = 0x40
 _MOST_PARTS = 5
 
 Shape = tuple[int, ...]
@@ -179,14 +170,14 @@ class XnnpackGraph:
         """Add an elementwise node of two inputs, such as "Add"; either may be broadcast."""
         output = self.value(np.broadcast_shapes(self._shapes[a], self._shapes[b]))
         node_class = getattr(self._schema, f"XNN{kind}")
-        self._node(node_class(input1_id=a, input2_id=b, output_id=output, flags=ALL_FLAGS_OFF))
+        self._node(node_class(input1_id=a, input2_id=b, output_id=output, flags=_ALL_FLAGS_OFF))
         return output
 
     def product(self, a: int, b: int, *, transpose_b: bool = False) -> int:
         """Multiply (..., M, K) by (..., K, N), or by (..., N, K) if the second factor is transposed in memory."""
         columns = self._shapes[b][-2 if transpose_b else -1]
         output = self.value((*self._shapes[a][:-1], columns))
-        flags = TRANSPOSE_B if transpose_b else ALL_FLAGS_OFF
+        flags = _TRANSPOSE_B if transpose_b else _ALL_FLAGS_OFF
         self._node(self._schema.XNNBatchMatrixMultiply(a, b, output, flags))
         if self.is_constant(b):
             copies, rows = math.prod(self._shapes[b][:-2]), self._shapes[a][-1]
@@ -197,7 +188,7 @@ class XnnpackGraph:
         """Multiply (M, K) by (N, K) transposed, or by (K, N) if `straight`, and add a bias (N,)."""
         columns = self._shapes[weight][1 if straight else 0]
         output = self.value((*self._shapes[x][:-1], columns))
-        flags = TRANSPOSE_B if straight else ALL_FLAGS_OFF
+        flags = _TRANSPOSE_B if straight else _ALL_FLAGS_OFF
         bias_value = _NO_VALUE if bias is None else bias
         self._node(self._schema.XNNFullyConnected(x, weight, bias_value, output, flags))
         return output
@@ -208,19 +199,19 @@ class XnnpackGraph:
         if dims == self._shapes[x]:
             return x
         output = self.value(dims)
-        self._node(self._schema.XNNStaticReshape(len(dims), list(dims), x, output, ALL_FLAGS_OFF))
+        self._node(self._schema.XNNStaticReshape(len(dims), list(dims), x, output, _ALL_FLAGS_OFF))
         return output
 
     def transpose(self, x: int, dims: Sequence[int]) -> int:
         """Copy a value with its dimensions in another order."""
         output = self.value([self._shapes[x][dim] for dim in dims])
-        self._node(self._schema.XNNStaticTranspose(len(dims), list(dims), x, output, ALL_FLAGS_OFF))
+        self._node(self._schema.XNNStaticTranspose(len(dims), list(dims), x, output, _ALL_FLAGS_OFF))
         return output
 
     def slice(self, x: int, offsets: Sequence[int], sizes: Sequence[int]) -> int:
         """Cut out a part."""
         output = self.value(sizes)
-        node = self._schema.XNNStaticSlice(len(sizes), list(offsets), list(sizes), x, output, ALL_FLAGS_OFF)
+        node = self._schema.XNNStaticSlice(len(sizes), list(offsets), list(sizes), x, output, _ALL_FLAGS_OFF)
         self._node(node)
         return output
 
@@ -228,7 +219,7 @@ class XnnpackGraph:
         """Pad with a constant."""
         sizes = [low + size + high for low, size, high in zip(before, self._shapes[x], after, strict=True)]
         output = self.value(sizes)
-        node = self._schema.XNNStaticConstantPad(list(before), list(after), fill, x, output, ALL_FLAGS_OFF)
+        node = self._schema.XNNStaticConstantPad(list(before), list(after), fill, x, output, _ALL_FLAGS_OFF)
         self._node(node)
         return output
 
@@ -244,13 +235,13 @@ class XnnpackGraph:
         output = self.value(sizes)
         a, b, c, d, e = (*parts, *[_NO_VALUE] * (_MOST_PARTS - len(parts)))
         node_class = getattr(self._schema, f"XNNConcatenate{len(parts)}")
-        self._node(node_class(axis, a, b, c, d, output, ALL_FLAGS_OFF, e))
+        self._node(node_class(axis, a, b, c, d, output, _ALL_FLAGS_OFF, e))
         return output
 
     def mean_over_middle(self, x_nhwc: int) -> int:
         """Reduce (N, H, W, C) to (N, 1, 1, C)."""
         samples, _, _, channels = self._shapes[x_nhwc]
-        return self.unary("GlobalAvgPooling2d", x_nhwc, shape=(samples, 1, 1, channels), flags=KEEP_DIMS)
+        return self.unary("GlobalAvgPooling2d", x_nhwc, shape=(samples, 1, 1, channels), flags=_KEEP_DIMS)
 
     def maximum_over_rows(self, x_nhwc: int) -> int:
         """Reduce (N, H, 1, C) to (N, 1, 1, C)."""
@@ -259,20 +250,10 @@ class XnnpackGraph:
         node = self._schema.XNNMaxPooling2d(
             padding_top=0, padding_right=0, padding_bottom=0, padding_left=0, pooling_height=height, pooling_width=1,
             stride_height=height, stride_width=1, dilation_height=1, dilation_width=1, input_id=x_nhwc,
-            output_id=output, flags=ALL_FLAGS_OFF,
+            output_id=output, flags=_ALL_FLAGS_OFF,
         )  # fmt: skip
         self._node(node)
         return output
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """Values that the caller provides, in order."""
-        return tuple(self._inputs)
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """Values that are returned to the caller, in order."""
-        return tuple(self._outputs)
 
     def calls(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
         """Yield the kind, inputs and output of every node, in order."""
@@ -297,7 +278,7 @@ class XnnpackGraph:
             output_ids=list(self._outputs),
             constant_data=self._constants,
         )
-        return serialise_graph(graph)
+        return _serialise_graph(graph)
 
 
 def _is_input(field: str) -> bool:

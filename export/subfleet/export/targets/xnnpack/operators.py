@@ -13,7 +13,7 @@ from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, is_floating
 from subfleet.export.targets.xnnpack.reductions import REDUCTIONS
 
-__all__ = ["OPERATORS", "is_supported", "part", "product_by_transposed"]
+__all__ = ["HUGE", "OPERATORS", "is_supported", "part", "product_by_transposed"]
 
 aten = torch.ops.aten
 
@@ -59,12 +59,12 @@ def _relu(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.unary("Clamp", emitting.value(argument(node, 0)), limits=(0.0, math.inf))
 
 
-_HUGE = 1e38
+HUGE = 1e38
 """Multiplied by this, everything except 0 exceeds 1; numbers below 1e-38 are not normal."""
 
 
 def _sign(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.unary("Clamp", emitting.scale(emitting.value(argument(node, 0)), _HUGE), limits=(-1.0, 1.0))
+    return emitting.graph.unary("Clamp", emitting.scale(emitting.value(argument(node, 0)), HUGE), limits=(-1.0, 1.0))
 
 
 def _silu(emitting: XnnpackEmitter, node: fx.Node) -> int:
@@ -97,14 +97,9 @@ def _erf(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return graph.binary("Subtract", emitting.scale(distribution, 2.0), graph.constant(1.0))
 
 
-def _product(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.product(emitting.value(argument(node, 0)), emitting.value(argument(node, 1)))
-
-
-def _product_by_transposed(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.product(
-        emitting.value(argument(node, 0)), emitting.value(argument(node, 1)), transpose_b=True
-    )
+def _product(emitting: XnnpackEmitter, node: fx.Node, *, transpose_b: bool = False) -> int:
+    a, b = emitting.value(argument(node, 0)), emitting.value(argument(node, 1))
+    return emitting.graph.product(a, b, transpose_b=transpose_b)
 
 
 def _linear(emitting: XnnpackEmitter, node: fx.Node) -> int:
@@ -165,10 +160,6 @@ def _fill(emitting: XnnpackEmitter, node: fx.Node) -> int:
     return emitting.graph.constant(float(number), shape_of(node) or (1,))
 
 
-def _any(_node: fx.Node) -> bool:
-    return True
-
-
 def _is_small(node: fx.Node) -> bool:
     return math.prod(shape_of(node)) <= _LARGEST_CONSTANT
 
@@ -184,18 +175,6 @@ def _has_dims(node: fx.Node) -> bool:
 
 def _has_one_dim(node: fx.Node) -> bool:
     return _has_dims(node) and len(argument(node, 1)) == 1
-
-
-def _is_plain_gelu(node: fx.Node) -> bool:
-    return node.kwargs.get("approximate", "none") == "none"
-
-
-def _is_small_power(node: fx.Node) -> bool:
-    return argument(node, 1) in {2, 3}
-
-
-def _is_floating_copy(node: fx.Node) -> bool:
-    return isinstance(argument(node, 0), fx.Node) and is_floating(argument(node, 0))
 
 
 def _is_plain_addmm(node: fx.Node) -> bool:
@@ -266,20 +245,20 @@ OPERATORS: Mapping[Any, Rule] = MappingProxyType(
         aten.view.default: _reshape,
         aten.zeros.default: _fill,
         part: _part,
-        product_by_transposed: _product_by_transposed,
+        product_by_transposed: partial(_product, transpose_b=True),
     }
 )
 _CONDITIONS: Mapping[Any, Callable[[fx.Node], bool]] = MappingProxyType(
     {
         aten._log_softmax.default: _is_last_dim,  # noqa: SLF001 - the operator's name
         aten._softmax.default: _is_last_dim,  # noqa: SLF001 - the operator's name
-        aten._to_copy.default: _is_floating_copy,  # noqa: SLF001 - the operator's name
+        aten._to_copy.default: lambda node: isinstance(argument(node, 0), fx.Node) and is_floating(argument(node, 0)),  # noqa: SLF001 - the operator's name
         aten.addmm.default: _is_plain_addmm,
         aten.amax.default: _has_one_dim,
         aten.full.default: _is_small,
-        aten.gelu.default: _is_plain_gelu,
+        aten.gelu.default: lambda node: node.kwargs.get("approximate", "none") == "none",
         aten.mean.dim: _has_dims,
-        aten.pow.Tensor_Scalar: _is_small_power,
+        aten.pow.Tensor_Scalar: lambda node: argument(node, 1) in {2, 3},
         aten.sum.dim_IntList: _has_dims,
         aten.zeros.default: _is_small,
     }
@@ -292,4 +271,5 @@ def is_supported(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target not in OPERATORS:
         return False
     tensors = [node, *node.all_input_nodes]
-    return all(is_floating(tensor) for tensor in tensors) and _CONDITIONS.get(node.target, _any)(node)
+    condition = _CONDITIONS.get(node.target)
+    return all(is_floating(tensor) for tensor in tensors) and (condition is None or condition(node))

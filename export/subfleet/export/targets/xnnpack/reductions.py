@@ -6,6 +6,7 @@ is one or several of these.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import fx
 from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, XnnpackGraph
 
-__all__ = ["LONGEST_PRODUCT", "REDUCTIONS", "row_maxima", "row_sums"]
+__all__ = ["LONGEST_PRODUCT", "REDUCTIONS"]
 
 aten = torch.ops.aten
 
@@ -45,7 +46,7 @@ def _mean_of_columns(graph: XnnpackGraph, x_orc: int) -> int:
     return graph.reshape(graph.mean_over_middle(shaped), (outer, columns))
 
 
-def row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
+def _row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
     """Reduce (R, K) to (R, 1): the sum of each row, times a factor."""
     rows, length = graph.shape(x_rk)
     parts = _parts(length)
@@ -53,8 +54,8 @@ def row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
         return graph.product(x_rk, graph.constant(factor, (length, 1)))
     if rows * length <= _FEW_NUMBERS and parts > 1:
         # Exact for integers, unlike a mean that is multiplied again.
-        sums = row_sums(graph, graph.reshape(x_rk, (rows * parts, length // parts)))
-        return row_sums(graph, graph.reshape(sums, (rows, parts)), factor)
+        sums = _row_sums(graph, graph.reshape(x_rk, (rows * parts, length // parts)))
+        return _row_sums(graph, graph.reshape(sums, (rows, parts)), factor)
     shaped = graph.reshape(x_rk, (rows * parts, length // parts, 1, 1))
     means = graph.reshape(graph.mean_over_middle(shaped), (rows, parts))
     if parts > 1:
@@ -62,7 +63,7 @@ def row_sums(graph: XnnpackGraph, x_rk: int, factor: float = 1.0) -> int:
     return graph.binary("Multiply", means, graph.constant(factor * length))
 
 
-def row_maxima(graph: XnnpackGraph, x_rk: int) -> int:
+def _row_maxima(graph: XnnpackGraph, x_rk: int) -> int:
     """Reduce (R, K) to (R, 1)."""
     rows, length = graph.shape(x_rk)
     columns = graph.reshape(graph.transpose(x_rk, (1, 0)), (1, length, 1, rows))
@@ -98,7 +99,7 @@ def _reduce(emitting: XnnpackEmitter, node: fx.Node, *, mean: bool) -> int:
         outer = math.prod(length for _, length in runs[:index_of_run])
         inner = math.prod(length for _, length in runs[index_of_run + 1 :])
         if inner == 1:
-            value = row_sums(graph, graph.reshape(value, (outer, size)), 1.0 / size if mean else 1.0)
+            value = _row_sums(graph, graph.reshape(value, (outer, size)), 1.0 / size if mean else 1.0)
         else:
             value = _mean_of_columns(graph, graph.reshape(value, (outer, size, inner)))
             factor *= 1.0 if mean else size
@@ -109,14 +110,6 @@ def _reduce(emitting: XnnpackEmitter, node: fx.Node, *, mean: bool) -> int:
     return graph.reshape(emitting.scale(value, factor), shape_of(node))
 
 
-def _sum(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return _reduce(emitting, node, mean=False)
-
-
-def _mean(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return _reduce(emitting, node, mean=True)
-
-
 def _maximum(emitting: XnnpackEmitter, node: fx.Node) -> int:
     graph = emitting.graph
     x: Any = argument(node, 0)
@@ -124,7 +117,7 @@ def _maximum(emitting: XnnpackEmitter, node: fx.Node) -> int:
     dim = argument(node, 1)[0] % len(shape)
     outer, length, inner = math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
     if inner == 1:
-        maxima = row_maxima(graph, graph.reshape(emitting.value(x), (outer, length)))
+        maxima = _row_maxima(graph, graph.reshape(emitting.value(x), (outer, length)))
     else:
         maxima = graph.maximum_over_rows(graph.reshape(emitting.value(x), (outer, length, 1, inner)))
     return graph.reshape(maxima, shape_of(node))
@@ -135,8 +128,8 @@ def _log_softmax(emitting: XnnpackEmitter, node: fx.Node) -> int:
     x: Any = argument(node, 0)
     shape = shape_of(x)
     rows = graph.reshape(emitting.value(x), (math.prod(shape[:-1]), shape[-1]))
-    shifted = graph.binary("Subtract", rows, row_maxima(graph, rows))
-    logs = graph.unary("Log", row_sums(graph, graph.unary("Exp", shifted)))
+    shifted = graph.binary("Subtract", rows, _row_maxima(graph, rows))
+    logs = graph.unary("Log", _row_sums(graph, graph.unary("Exp", shifted)))
     return graph.reshape(graph.binary("Subtract", shifted, logs), shape)
 
 
@@ -146,8 +139,8 @@ def _softmax(emitting: XnnpackEmitter, node: fx.Node) -> int:
 
 REDUCTIONS: Mapping[Any, Rule] = MappingProxyType(
     {
-        aten.sum.dim_IntList: _sum,
-        aten.mean.dim: _mean,
+        aten.sum.dim_IntList: partial(_reduce, mean=False),
+        aten.mean.dim: partial(_reduce, mean=True),
         aten.amax.default: _maximum,
         aten._softmax.default: _softmax,  # noqa: SLF001 - the operator's name
         aten._log_softmax.default: _log_softmax,  # noqa: SLF001 - the operator's name

@@ -1,4 +1,4 @@
-"""From a configuration to what a run works with: the network, its search space, its cost estimates."""
+"""Creates the context of a run from its settings: the network, its search space and its cost estimates."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,19 +17,19 @@ from subfleet.search.candidates import ordered
 from subfleet.search.estimates import Estimates, estimate_by_shapes
 from subfleet.settings.run import Run
 
-__all__ = ["context_of"]
+__all__ = ["create_context"]
 
 
-def context_of(config: Run, run_id: str) -> RunContext:
-    """Everything about a run that does not change.
+def create_context(config: Run, run_id: str) -> RunContext:
+    """Create the context of a run.
 
     Args:
-        config: of the run.
-        run_id: its name and a part that no other run has.
+        config: settings of the run.
+        run_id: unique id.
 
     Raises:
-        ConfigError: the model's description is wrong, there is nothing to choose from, or the model's inputs are no
-            images, which alone can be augmented.
+        ConfigError: the settings of the model are invalid, the search space is empty, or inputs that are not images are
+            to be augmented.
     """
     problem = config.training.augmentation.problem_with(config.model.input_shape)
     if problem is not None:
@@ -45,7 +45,7 @@ def context_of(config: Run, run_id: str) -> RunContext:
 
 
 def _grown(config: Run, roles: Roles, network_id: str, family: Family, members: tuple[Family, ...]) -> Declared:
-    """A network that appeared during the run; its sizes have its id in their names."""
+    """A network that was added during the run; the names of its submodels begin with its id."""
     network = replace(network_of(family), id=network_id)
     sizes = {one: size_in(network, network_of(one)) for one in members}
     own = {size.architecture_id: _named(network, size) for size in sizes.values()}
@@ -63,7 +63,7 @@ def _grown(config: Run, roles: Roles, network_id: str, family: Family, members: 
 
 
 def _named(network: Network, size: Architecture) -> Architecture:
-    """A client's network, which people tell by its kind, its layers and its weights."""
+    """The network of a client, named by its family, depth and number of parameters."""
     config = network.config
     depth = sum(config.depths) - len(network.blocks) + len(size.blocks)
     return replace(size, name=f"{config.TYPE} d{depth} {network.parameter_count(size) / 1e6:.2f}M")

@@ -1,4 +1,4 @@
-"""What people are told while a run goes on: what a step has changed, how far the run is, who is away."""
+"""Describes a run while it goes on: the changes of a step, its progress, and absent clients."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,11 +14,11 @@ from subfleet.rounds.networks import describe_networks, describe_readiness
 from subfleet.rounds.offers import compare_peers, find_scale_warning
 from subfleet.rounds.state import RunState
 
-__all__ = ["Attendance", "Pace", "told"]
+__all__ = ["Attendance", "Pace", "describe_step"]
 
 
-def told(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
-    """The sentences that a step is worth, in order."""
+def describe_step(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
+    """Sentences about the changes of a step."""
     yield from _data_told(context, before, after)
     if after.tries.lost != before.tries.lost:
         tries, pause_s = after.tries, after.live.retries.pause_s
@@ -38,7 +38,7 @@ def told(context: RunContext, before: RunState, after: RunState) -> Iterator[str
 
 
 def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
-    """Who has joined, for whom nobody waits any more, and whether a client's inputs go together with all others."""
+    """Sentences about clients that joined or are no longer waited for, and about inputs on another scale."""
     for name in after.live.members.changed(before.live.members):
         was, now = before.live.members.get(name, FleetMember()), after.live.members[name]
         yield from (f"client {name} {words}" for words in describe_waits(was, now))
@@ -58,7 +58,7 @@ def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterat
 
 
 def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
-    """Updates that count, but are unlike the others, when a round's are aggregated."""
+    """Sentences about outliers that are aggregated all the same, when the aggregation begins."""
     if after.phase != "aggregate" or before.phase == "aggregate":
         return
     for name, client in sorted(after.clients.items()):
@@ -68,42 +68,37 @@ def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
 
 
 class Pace:
-    """Tells how far a run is whenever that has changed, and by the rounds that it saw how long the rest will take.
+    """Measures the progress of a run, and estimates the remaining time from the rounds that it has seen.
 
     Args:
         round_count: of the run.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     def __init__(self, round_count: int, clock: Callable[[], float]) -> None:
         self._round_count = round_count
         self._clock = clock
-        self._first: tuple[int, float] | None = None  # the first round that was seen to begin, and when
-        self._begins = False  # what was seen last came before a round's tasks
+        self._first: tuple[int, float] | None = None  # the first round whose start was seen, and its time
+        self._begins = False  # the last state was before the tasks of a round
         self._round = 0
         self._begun_s = 0.0
         self._told: tuple[int, int, int, tuple[str, ...]] | None = None
 
     def progress(self, state: RunState, away: tuple[str, ...] = ()) -> Progress | None:
-        """How far the run is; None where nothing has changed that is worth telling.
-
-        Args:
-            state: of the run.
-            away: those that have not answered and are away, in words.
-        """
+        """The progress of the run; None if it has not changed. `away` describes absent clients without an answer."""
         if state.phase not in ("train", "aggregate") or not state.clients:
             self._begins = True
             return None
         if state.round != self._round:
             self._round, self._begun_s = state.round, self._clock()
-            # A run may have been taken up in the midst of a round.
+            # A resumed run may start in the middle of a round.
             self._first = self._first or ((self._round, self._begun_s) if self._begins else None)
         taking_part = [client for client in state.clients.values() if client.stage not in ("skipped", "missing")]
         answered = sum(not client.open for client in taking_part)
-        told = (state.round, answered, len(taking_part), away)
-        if told == self._told:
+        describe_step = (state.round, answered, len(taking_part), away)
+        if describe_step == self._told:
             return None
-        self._told = told
+        self._told = describe_step
         return Progress(
             round=state.round,
             round_count=self._round_count,
@@ -114,7 +109,7 @@ class Pace:
         )
 
     def _left_s(self, round_number: int) -> float | None:
-        """By the mean of the rounds that ended here; None before there is one."""
+        """By the mean time of the rounds seen; None before the first."""
         if self._first is None or round_number == self._first[0]:
             return None
         each_s = (self._begun_s - self._first[1]) / (round_number - self._first[0])
@@ -123,16 +118,11 @@ class Pace:
 
 _EVERY_S = 1.0
 _SAID = ("goodbye", "will", "silent")
-"""Reasons that are worth a sentence: who has not been heard yet may never have gone, and a refusal is no absence."""
+"""Kinds of absence that are reported. A client that was not heard yet may be there, and one that refused is there."""
 
 
 class Attendance:
-    """Who is away, kept in the journal whenever it has changed.
-
-    Args:
-        context: of the run.
-        journal: of the run.
-    """
+    """Tracks absent clients, and writes changes to the journal."""
 
     def __init__(self, context: RunContext, journal: Journal) -> None:
         self._context = context
@@ -142,7 +132,7 @@ class Attendance:
         self._kept: frozenset[tuple[str, str]] | None = None
 
     def look(self, state: RunState, now_s: float) -> Iterator[str]:
-        """Sentences on what has changed since the last look; none where that was less than a second ago.
+        """Sentences about changes since the last call; nothing within a second of it.
 
         Raises:
             FileError: the journal cannot be written.
@@ -157,7 +147,7 @@ class Attendance:
         self._kept = kinds
         self._journal.save_absences(_record(one, now_s) for one in self._away.values())
         if state.phase in ("finished", "failed"):
-            return  # then everyone leaves
+            return  # all clients leave
         for name, one in self._away.items():
             if one.kind in _SAID and (name not in before or before[name].kind != one.kind):
                 yield f"client {name} is away: {one.reason}"
@@ -166,7 +156,7 @@ class Attendance:
                 yield f"client {name} is there again" if name in state.live.members else f"client {name} is forgotten"
 
     def awaited(self, state: RunState) -> tuple[str, ...]:
-        """The clients that are away and whose answers the open round waits for: name, reason and when last heard."""
+        """The absent clients that the round waits for: name, reason and time of the last message."""
         return tuple(
             f"{name}: {one.describe(self._looked_s)}"
             for name, one in self._away.items()

@@ -13,7 +13,7 @@ from types import TracebackType
 from subfleet.protocol.errors import RunError
 from subfleet.transport.address import PASSWORD_VARIABLE, BrokerAddress
 
-__all__ = ["ClientCommand", "Fleet"]
+__all__ = ["ClientCommand", "ClientProcesses"]
 
 _LOG = logging.getLogger(__name__)
 MAX_DEATHS = 3
@@ -69,7 +69,7 @@ def _tls_options(broker: BrokerAddress) -> list[str]:
     return [part for option, path in named.items() if path is not None for part in (option, str(path))]
 
 
-class Fleet:
+class ClientProcesses:
     """A context in which the clients run; leaving it stops every one of them.
 
     Args:
@@ -83,7 +83,7 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._deaths = dict.fromkeys((command.client_id for command in commands), 0)
 
-    def __enter__(self) -> "Fleet":
+    def __enter__(self) -> "ClientProcesses":
         self._folder.mkdir(parents=True, exist_ok=True)
         for command in self._commands:
             self._start(command)

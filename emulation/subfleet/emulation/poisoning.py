@@ -16,12 +16,12 @@ from subfleet.settings.attacks import Attack, LabelShuffling
 from subfleet.tasks.dataset import Dataset, Inputs
 
 __all__ = [
-    "boosted",
-    "poisoned",
-    "replacement",
-    "sent",
-    "with_shuffled_labels",
-    "with_trigger",
+    "add_trigger",
+    "boost_change",
+    "build_change",
+    "poison_dataset",
+    "scale_to_replace",
+    "shuffle_labels",
 ]
 
 TRIGGER_SIDE = 3
@@ -30,21 +30,21 @@ TRIGGER_SIDE = 3
 Value = TypeVar("Value", Tensor, npt.NDArray[np.float32])
 
 
-def poisoned(attack: Attack, dataset: Dataset) -> Dataset:
+def poison_dataset(attack: Attack, dataset: Dataset) -> Dataset:
     """What an attacker's malicious change is trained on."""
     if isinstance(attack, LabelShuffling):
-        return with_shuffled_labels(dataset, attack.seed)
-    return with_trigger(dataset, attack.target, attack.fraction, attack.seed)
+        return shuffle_labels(dataset, attack.seed)
+    return add_trigger(dataset, attack.target, attack.fraction, attack.seed)
 
 
-def sent(attack: Attack, honest: Mapping[str, Value], malicious: Mapping[str, Value]) -> dict[str, Value]:
+def build_change(attack: Attack, honest: Mapping[str, Value], malicious: Mapping[str, Value]) -> dict[str, Value]:
     """The change that an attacker sends; what it would have been honestly plays no part in a backdoor."""
     if isinstance(attack, LabelShuffling):
-        return boosted(honest, malicious, attack.strength)
-    return replacement(malicious, attack.weight, attack.total_weight)
+        return boost_change(honest, malicious, attack.strength)
+    return scale_to_replace(malicious, attack.weight, attack.total_weight)
 
 
-def boosted(honest: Mapping[str, Value], malicious: Mapping[str, Value], strength: float) -> dict[str, Value]:
+def boost_change(honest: Mapping[str, Value], malicious: Mapping[str, Value], strength: float) -> dict[str, Value]:
     """An honest change with a malicious one on top: honest + strength * malicious (FedFA, equation 1).
 
     Args:
@@ -57,7 +57,7 @@ def boosted(honest: Mapping[str, Value], malicious: Mapping[str, Value], strengt
     return {name: value + strength * malicious[name] for name, value in honest.items()}
 
 
-def replacement(change: Mapping[str, Value], weight: float, total_weight: float) -> dict[str, Value]:
+def scale_to_replace(change: Mapping[str, Value], weight: float, total_weight: float) -> dict[str, Value]:
     """The change that puts the attacker's model in place of the shared one, if all others change next to nothing.
 
     Bagdasaryan et al. 2020, equation 3: the change divided by the attacker's fraction of the mean.
@@ -75,12 +75,12 @@ def replacement(change: Mapping[str, Value], weight: float, total_weight: float)
     return {name: value * (total_weight / weight) for name, value in change.items()}
 
 
-def with_shuffled_labels(dataset: Dataset, seed: int) -> Dataset:
+def shuffle_labels(dataset: Dataset, seed: int) -> Dataset:
     """The same samples with each other's labels; every label occurs as often as before."""
     return replace(dataset, labels=dataset.labels[_order(len(dataset), seed)])
 
 
-def with_trigger(dataset: Dataset, target: int, fraction: float, seed: int) -> Dataset:
+def add_trigger(dataset: Dataset, target: int, fraction: float, seed: int) -> Dataset:
     """A data set in which some images carry the trigger and the attacker's class.
 
     The trigger is a square in the lower right corner, as bright as the brightest pixel of all.
