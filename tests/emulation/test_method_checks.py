@@ -53,7 +53,7 @@ def test_a_method_is_checked_with_every_policy_of_norms(monkeypatch: pytest.Monk
     def verdict(method: AnyMethod, _: LazyExports, norms: NormPolicy) -> str:
         return f"{method.TYPE} with {norms}"
 
-    monkeypatch.setattr(method_checks, "verdict_of", verdict)
+    monkeypatch.setattr(method_checks, "check_method", verdict)
     found = list(check_methods(exports, {"fedavg": FedAvg}))
     assert found == [("fedavg", norms, f"fedavg with {norms}") for norms in NORMS]
 

@@ -86,7 +86,7 @@ class Trained:
         names = set(changed) if self.clips else self.changed(example, mutation)
         pairs = [pair for pair in zip(self.step.inputs, example, strict=True) if pair[0].tensor in {"", *names}]
         given = StepInputs([value for value, _ in pairs], [tensor for _, tensor in pairs])
-        parameters, *rest = self._run._updated(given, {name: changed[name] for name in changed if name in names})
+        parameters, *rest = self._run.update(given, {name: changed[name] for name in changed if name in names})
         after = iter([*parameters, *(tensor for group in rest for tensor in group)])
         untouched = {"loss", "correct", "count", "buffer"}
         return [
@@ -137,7 +137,7 @@ class Again:
         self._results = tuple(results)
         self._found = trial.exact.distances(results)
 
-    def of(self, run: Run) -> TrialResult:
+    def run(self, run: Run) -> TrialResult:
         """As a trial does."""
         results = run(self.example)
         tried = TrialResult(distances=self._of(results))

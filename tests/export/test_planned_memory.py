@@ -59,13 +59,12 @@ job = Job(
 )
 print(json.dumps(trainer.train(job, lambda: False).measured_peak_bytes))
 """
-EVALUATE = TRAIN.replace("Job[Train]", "Job[Evaluate]").replace("trainer.train", "trainer.evaluate")
-EVALUATE = EVALUATE.replace(
-    "subfleet.protocol.training import TrainingSettings", "subfleet.protocol.evaluating import *"
-)
-EVALUATE = EVALUATE.replace('output_path=folder / "change",', "").replace('round=0, client_id="a",', "")
-EVALUATE = EVALUATE.replace(
-    "TrainingSettings(batch_size=batch_size, learning_rate=0.01)", "EvaluationSettings(batch_size=batch_size)"
+EVALUATE = (
+    TRAIN.replace("import Train\n", "import Evaluate\n")
+    .replace("training import TrainingSettings", "evaluating import EvaluationSettings")
+    .replace("Train(settings=TrainingSettings(", "Evaluate(settings=EvaluationSettings(")
+    .replace(", learning_rate=0.01", "")
+    .replace("trainer.train", "trainer.evaluate")
 )
 
 

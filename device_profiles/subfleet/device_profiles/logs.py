@@ -236,11 +236,11 @@ def _check_columns(lines: list[str], at: int, where: str) -> None:
 
 
 def _parse_cell(name: str, cell: str, where: str) -> Cell | None:
-    wanted, read = COLUMNS[name]
+    expected, read = COLUMNS[name]
     try:
-        return None if not cell and "empty" in wanted else read(cell)
+        return None if not cell and "empty" in expected else read(cell)
     except ValueError:
-        raise FileError(f"{where} column {name} is {cell!r:.80}, but must be {wanted}") from None
+        raise FileError(f"{where} column {name} is {cell!r:.80}, but must be {expected}") from None
 
 
 def _parse_row(line: str, where: str) -> LogRow:

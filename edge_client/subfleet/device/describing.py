@@ -87,10 +87,10 @@ def describe_device(
         profile = replace(profile, memory_total_bytes=live.memory_total_bytes())
     session_id = make_message_id()
     try:
-        told = make_profile(client_id, session_id, profile, target, summary, held_out)
+        announced = make_profile(client_id, session_id, profile, target, summary, held_out)
     except ValueError as error:
         raise ConfigError(f"this device cannot be announced: {error}; correct its device profile") from error
-    return replace(told, software={"python": platform.python_version(), **_list_versions()})
+    return replace(announced, software={"python": platform.python_version(), **_list_versions()})
 
 
 def make_profile(

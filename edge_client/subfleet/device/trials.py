@@ -126,11 +126,11 @@ def _try(trial: Sequence[str], package: str, deadline_s: float) -> TrialResult:
         return _make_broken(
             f"no process can be started to try it ({error.strerror})", "let this user start Python, or free memory"
         )
-    said = done.stderr.decode(errors="replace")
-    _LOG.debug("trying %s ended with %d: %s", " ".join(trial), done.returncode, said)
+    stderr_text = done.stderr.decode(errors="replace")
+    _LOG.debug("trying %s ended with %d: %s", " ".join(trial), done.returncode, stderr_text)
     stage, report = _read_reports(done.stdout)
     if report is None:
-        return explain_death(done.returncode, said, stage, package)
+        return explain_death(done.returncode, stderr_text, stage, package)
     if "problem" not in report:
         return TrialResult(text=report["text"])
     text, _, remedy = report["problem"].partition("; ")
@@ -155,16 +155,16 @@ def _read_reports(output: bytes) -> tuple[str, dict[str, Any] | None]:
     return stage, None
 
 
-def explain_death(returncode: int, said: str, stage: str, package: str) -> TrialResult:
+def explain_death(returncode: int, stderr_text: str, stage: str, package: str) -> TrialResult:
     """Explain why a child process ended without a report.
 
     Args:
         returncode: of the process; below 0 it is a signal's.
-        said: what it wrote to standard error.
+        stderr_text: what it wrote to standard error.
         stage: that it had reached.
         package: that was tried.
     """
-    lines = [line for line in said.splitlines() if not _NOISE.match(line)]
+    lines = [line for line in stderr_text.splitlines() if not _NOISE.match(line)]
     last = f"{lines[-1]:.200}" if lines else ""
     if returncode >= 0:
         return _make_broken(
@@ -172,7 +172,7 @@ def explain_death(returncode: int, said: str, stage: str, package: str) -> Trial
             _ANOTHER.format(package=package),
         )
     what, remedy = _DEATHS.get(-returncode, _OTHER_DEATH)
-    struck = _INSTALLED_FILE.search(said)
+    struck = _INSTALLED_FILE.search(stderr_text)
     words = {
         "package": struck[1] if struck else package,
         "machine": platform.machine(),

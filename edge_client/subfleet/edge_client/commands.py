@@ -120,11 +120,11 @@ def _predict(options: argparse.Namespace) -> int:
     else:
         count = len(prediction.labels) or len(prediction.numbers)
         by_accuracy = prediction.headline == "accuracy"
-        told = format_metrics(
+        metrics_text = format_metrics(
             {name: prediction.metrics[name] for name in ["accuracy"] if by_accuracy} or prediction.metrics
         )
         what = "samples" if by_accuracy else "labels"
-        sys.stdout.write(f"{options.model}: {told} on {count} {what}\n")
+        sys.stdout.write(f"{options.model}: {metrics_text} on {count} {what}\n")
         if prediction.numbers:
             numbers = ", ".join(f"{number:.4g}" for number in prediction.numbers[:_SHOWN_CLASSES])
             sys.stdout.write(f"predicted: {numbers}{', ...' * (count > _SHOWN_CLASSES)}\n")

@@ -91,8 +91,10 @@ def join(options: JoinOptions) -> None:
         _check_held_out(opened, options)
         transport, meter = _open_link(log, broker, worker)
         summary = _summarise(opened.data, options)
-        told = describe_device(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
-        settings = _make_settings(told, [one for one in (opened.data, opened.held_out) if one is not None], options)
+        announced = describe_device(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
+        settings = _make_settings(
+            announced, [one for one in (opened.data, opened.held_out) if one is not None], options
+        )
         known = KnownBroker(store.folder / KNOWN_BROKERS, address.where)
         device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.remembered(known))
         session = EdgeSession(settings, transport, topics, device)
@@ -121,10 +123,10 @@ def _make_workplace(options: JoinOptions, profile: DeviceProfile, store: AgentSt
     )
 
 
-def _make_settings(told: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
+def _make_settings(announced: Profile, data: Sequence[DataSummary], options: JoinOptions) -> AgentSettings:
     """Make the agent's settings from its profile and its data."""
     return AgentSettings(
-        profile=told,
+        profile=announced,
         data_bytes=max(one.data_bytes for one in data),
         streams=all(one.streams for one in data),
         leave_when_finished=options.leave_when_finished,

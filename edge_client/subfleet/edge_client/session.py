@@ -227,7 +227,7 @@ class EdgeSession:
             return
         message = decode(delivery.payload, expected=kind)
         if isinstance(message, ChunkRequest):
-            self._meter.note_transfer("up", sum(wanted.length for wanted in message.ranges), self._clock())
+            self._meter.note_transfer("up", sum(requested.length for requested in message.ranges), self._clock())
             self._exchange.handle_request(SERVER, message)
         elif isinstance(message, BlobMissing):
             self._exchange.handle_missing(SERVER, message)

@@ -44,9 +44,9 @@ _DTYPES: Mapping[Role, tuple[str, ...]] = MappingProxyType(
 """Types of what is fed; what is carried may be of any type."""
 
 
-def select_values(values: Iterable[ValueInfo], wanted: Callable[[ValueInfo], bool]) -> tuple[ValueInfo, ...]:
+def select_values(values: Iterable[ValueInfo], accepts: Callable[[ValueInfo], bool]) -> tuple[ValueInfo, ...]:
     """Select values in order."""
-    return tuple(value for value in values if wanted(value))
+    return tuple(value for value in values if accepts(value))
 
 
 def get_one(values: Iterable[ValueInfo], role: Role) -> ValueInfo:

@@ -118,12 +118,12 @@ def read_form(
     Raises:
         TrainingError: a note is not what it should be.
     """
-    names, told, transform = note(CLASS_NAMES), note(OBJECTIVE), note(DATA_TRANSFORM)
+    names, objective_note, transform = note(CLASS_NAMES), note(OBJECTIVE), note(DATA_TRANSFORM)
     what = "names of classes"
     try:
         classes = parse_class_names(names) if names else ()
         what = "an objective"
-        objective: Objective | Literal[""] = parse_objective(told) if told else ""
+        objective: Objective | Literal[""] = parse_objective(objective_note) if objective_note else ""
         what = "a transform of data"
         done = parse_transform(transform) if transform else None
     except ProtocolError as error:

@@ -100,7 +100,7 @@ class ProgramLayout:
     sources: Mapping[str, ProgramValues]
 
     @property
-    def told(self) -> Mapping[Role, str]:
+    def read_outputs(self) -> Mapping[Role, str]:
         """The outputs that are read, by their roles."""
         names: dict[Role, str] = {role: getattr(self.values, role, "") for role in _READ}
         return {role: name for role, name in names.items() if name}

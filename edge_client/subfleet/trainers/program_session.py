@@ -49,7 +49,7 @@ class ProgramSession:
         self._programs = loaded.programs
         self._runs = loaded.runs
         self._trains = isinstance(self._layout.values, StepLayout)
-        self._told = tuple(self._layout.told.items())
+        self._told = tuple(self._layout.read_outputs.items())
         self._constants = {name: self._programs.hold(array) for name, array in constants.items()}
         self._held = {stage: self._hold_first(stage, weights) for stage in list_stages(links)}
         self._spare: dict[Key, Value] = self._make_twins() if self._layout.plain else {}
@@ -82,10 +82,10 @@ class ProgramSession:
         computing = [stage for stage in path if stage.operator.piece]
         updated = [stage for stage in computing if updates and self._layout.updates(stage)]
         features = self._run_forward(computing, fed)
-        told = self._run_backward(computing, fed, features, last=last and not updated)
+        outputs = self._run_backward(computing, fed, features, last=last and not updated)
         if updated:
             self._update(updated, fed, max_gradient_norm, last=last)
-        return told
+        return outputs
 
     def evaluate(self, path: Path, fed: Mapping[str, Array], *, last: bool = False) -> Mapping[str, Array]:
         """Evaluate a batch; returns the outputs by the names of the whole package. Raises as `step`."""
@@ -158,15 +158,15 @@ class ProgramSession:
         self, path: Path, fed: Mapping[str, Value], features: list[Value], *, last: bool
     ) -> Mapping[str, Array]:
         """Sum the gradients of all links, from the loss on; returns the outputs of the loss."""
-        told: Mapping[str, Array] = {}
+        outputs: Mapping[str, Array] = {}
         passed: dict[Role, Value] = {}
         for stage in reversed(path):
             if features:
                 passed["features"] = features.pop()
             given = self._run(stage, stage.program("backward"), fed, passed, last=last and stage is path[0])
-            told = told or self._read_outputs(given)
+            outputs = outputs or self._read_outputs(given)
             passed = {role: value for role, value in given.items() if role == "features_gradient"}
-        return told
+        return outputs
 
     def _update(self, path: Path, fed: Mapping[str, Value], max_gradient_norm: float, *, last: bool) -> None:
         scale = 1.0

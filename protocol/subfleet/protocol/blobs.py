@@ -187,11 +187,11 @@ class BlobFetch:
         for offset in late:
             self._asked_at.pop(offset, None)
         room = self._dared - len(self._asked_at)
-        wanted = [offset for offset in self._lacking if offset not in self._asked_at][: max(room, 0)]
-        self._asked_at.update(dict.fromkeys(wanted, now_s))
-        for offset in wanted:
+        offsets = [offset for offset in self._lacking if offset not in self._asked_at][: max(room, 0)]
+        self._asked_at.update(dict.fromkeys(offsets, now_s))
+        for offset in offsets:
             self._first_asked_s.setdefault(offset, now_s)
-        return tuple(ByteRange(offset=offset, length=self._lacking[offset]) for offset in wanted)
+        return tuple(ByteRange(offset=offset, length=self._lacking[offset]) for offset in offsets)
 
     def accept(self, chunk: Chunk) -> bool:
         """Accept a chunk; False if it is not of this blob, not whole pieces, or was received before.

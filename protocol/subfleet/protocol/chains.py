@@ -172,13 +172,13 @@ class ChainRoom:
 def _restrict(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
     if not link.open or link.name not in choices:
         return link
-    wanted = choices[link.name]
+    selected = choices[link.name]
     own = {one.name for one in link.operators}
-    if not own.issuperset(wanted):
+    if not own.issuperset(selected):
         raise ProtocolError(
-            f"a subspace keeps {sorted(set(wanted) - own)[0]!r:.80}, which link {link.name!r:.80} lacks"
+            f"a subspace keeps {sorted(set(selected) - own)[0]!r:.80}, which link {link.name!r:.80} lacks"
         )
-    return Link(name=link.name, operators=tuple(one for one in link.operators if one.name in wanted))
+    return Link(name=link.name, operators=tuple(one for one in link.operators if one.name in selected))
 
 
 def _find_leanest(link: Link, peak_bytes: int) -> Link:

@@ -16,11 +16,11 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     To catch that is not enough: packages that are interrupted while they are loaded raise errors of their own in its
     place, which say nothing of it.
     """
-    came = False
+    interrupted = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
+        nonlocal interrupted
+        interrupted = True
         signal.default_int_handler(number, frame)
 
     # Only the main thread may set handlers. Whoever ignores Ctrl-C, or has a handler of their own, keeps to that.
@@ -31,7 +31,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     if ours:
         signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: came
+        yield lambda: interrupted
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
