@@ -150,7 +150,7 @@ class TargetEstimates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationScores:
-    """Scores by devices of a generation of paths so far; see `advance_search`.
+    """Scores by devices of a generation of paths so far; see `searching`.
 
     Attributes:
         made: the generation, with the server's own scores if it has validation samples.

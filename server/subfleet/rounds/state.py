@@ -5,8 +5,8 @@
     train     --> aggregate  all have answered, quorum, or deadline
     train     --> waiting    no client has an update: the round is attempted again after a pause, see `continuing`
     aggregate --> waiting    the new model is on disk        (aggregate: it has diverged, see `closing`)
-    aggregate --> evaluate   the same, if devices evaluate it; then waiting, see `advance_evaluation`
-    waiting   --> search     the method searches for paths of a supernet; then waiting, see `advance_search`
+    aggregate --> evaluate   the same, if devices evaluate it; then waiting, see `evaluating`
+    waiting   --> search     the method searches for paths of a supernet; then waiting, see `searching`
     waiting   --> deploy     no round is left
     deploy    --> finished   all have their models, or deadline
 
@@ -271,7 +271,7 @@ class RunState:
         lineages: of all networks of the run, in the order in which they appeared; empty if there was only the first,
             see `networks`.
         settled: ids of the accepted tasks of the last closed round and of its evaluation, to answer repeated messages.
-        evaluated: the last evaluation by each client, see `advance_evaluation`.
+        evaluated: the last evaluation by each client, see `evaluating`.
     """
 
     round: int = 0
