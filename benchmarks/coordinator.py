@@ -40,7 +40,7 @@ from subfleet.export.estimation.model import EstimateModel
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedoras import FedorAS
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import build_train_request
 from subfleet.protocol.training import TrainingSettings
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
@@ -99,7 +99,7 @@ def exporter() -> EstimatesOf:
     known: dict[str, MemoryEstimates] = {}
 
     def estimates_of(network: Network, training: TrainingSettings) -> MemoryEstimates:
-        request = train_request(network, network.full_architecture(), "onnx", training)
+        request = build_train_request(network, network.full_architecture(), "onnx", training)
         if request.program_id not in known:
             known[request.program_id] = EstimateModel(network, request).estimates
         return known[request.program_id]

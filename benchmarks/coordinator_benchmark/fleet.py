@@ -17,11 +17,10 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Deploy, Evaluate, Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, AggregationRequest, GoOn, SendTask
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import estimates_of
-from subfleet.rounds.events import Done, Event, Tick
+from subfleet.rounds.estimation import get_estimates
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, Event, GoOn, RequestDone, SendTask, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     AggregatedRound,
@@ -134,9 +133,9 @@ class Fleet:
         if isinstance(action, SendTask):
             self.waiting.append(self._answer(action.task))
         elif isinstance(action, CheckRequest):
-            self.waiting.append(Done(request=action, result=ChangeSize(weights=1.0)))
+            self.waiting.append(RequestDone(request=action, result=ChangeSize(weights=1.0)))
         elif isinstance(action, AggregationRequest):
-            done = Done(
+            done = RequestDone(
                 request=action,
                 result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, lineages=action.lineages),
             )
@@ -198,7 +197,7 @@ class Fleet:
         choices = self.context.network.choices
         return tuple((name, ((given.get(name, one.operators)[0], 100),)) for name, one in choices.items())
 
-    def _made(self, state: RunState, wanted: _Supplied) -> Done:
+    def _made(self, state: RunState, wanted: _Supplied) -> RequestDone:
         match wanted:
             case TaskRequest():
                 facts = self._facts(state, wanted.participant.size, wanted.target)
@@ -217,11 +216,11 @@ class Fleet:
                 made = self.estimates(network, self.context.training(1))
             case _:
                 never(wanted)
-        return Done(request=wanted, result=made)
+        return RequestDone(request=wanted, result=made)
 
     def _facts(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
         """Programs plan a little more than cost estimates say."""
         if size.architecture_id not in self._planned:
-            estimate = estimates_of(self.context, state, target)(size)
+            estimate = get_estimates(self.context, state, target)(size)
             self._planned[size.architecture_id] = int(_OVER * estimate.training_memory_bytes[target])
         return ProgramFacts(planned_peak_bytes=self._planned[size.architecture_id])

@@ -16,9 +16,9 @@ from subfleet.protocol.messages import encode
 from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
-from subfleet.rounds.live import LiveState, Member
+from subfleet.rounds.live import FleetMember, LiveState
 from subfleet.rounds.persistent import PersistentMap
+from subfleet.rounds.signals import Tick
 from subfleet.rounds.state import RunState
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
@@ -31,7 +31,7 @@ _BEATS, _TRIES = 2000, 7
 
 def _fleet(context: RunContext, count: int) -> RunState:
     names = [f"client{number}" for number in range(count)]
-    members = {name: Member(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
+    members = {name: FleetMember(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
     return RunState(
         profiles=PersistentMap({name: profile(context, name) for name in names}),
         live=LiveState(members=PersistentMap(members)),

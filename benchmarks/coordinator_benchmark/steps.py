@@ -7,12 +7,11 @@ from typing import Any
 
 from coordinator_benchmark.fleet import EstimatesOf, Fleet
 from subfleet.aggregation.path_scoring import propose_generation
-from subfleet.rounds.actions import Action
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Event, Tick
-from subfleet.rounds.networks import beginning_of
-from subfleet.rounds.sizing import explored
+from subfleet.rounds.networks import choose_networks
+from subfleet.rounds.signals import Action, Event, RequestDone, Tick
+from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.serving.session import freeze_loaded_objects
@@ -90,13 +89,15 @@ def step_figures(context: RunContext, estimates: EstimatesOf, *, members: int, s
 def _searched(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
     """What the server would look for in threads of its own."""
     searches = [one for one in actions if isinstance(one, SearchRequest | NetworksRequest | GenerationRequest)]
-    return tuple(Done(request=request, result=_found(context, state, request)) for request in searches)
+    return tuple(RequestDone(request=request, result=_found(context, state, request)) for request in searches)
 
 
 def _found(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest | GenerationRequest) -> Any:
     if isinstance(request, SearchRequest):
-        return explored(context, state)
-    return beginning_of(context, state) if isinstance(request, NetworksRequest) else _proposed(context, state, request)
+        return explore_sizes(context, state)
+    return (
+        choose_networks(context, state) if isinstance(request, NetworksRequest) else _proposed(context, state, request)
+    )
 
 
 def _proposed(context: RunContext, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:

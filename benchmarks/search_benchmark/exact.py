@@ -14,7 +14,7 @@ from subfleet.export.targets.onnx import OnnxTarget
 from subfleet.export.tracing import trace
 from subfleet.methods.assigner import AssignmentContext, Draw, WrittenSize
 from subfleet.methods.roles import Roles
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import build_train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
@@ -51,7 +51,7 @@ class Plans:
         """What the written program of a submodel is planned to take."""
         text = canonical_json(architecture).decode()
         if (case.name, text) not in self._known:
-            step = training_step_of(train_request(case.network, architecture, TARGET, case.training))
+            step = training_step_of(build_train_request(case.network, architecture, TARGET, case.training))
             written = OnnxTarget().write_training(trace(step, OnnxTarget.lowerings), step)
             found_bytes = self._known[case.name, text] = written.memory.peak_bytes
             if self._path:

@@ -13,7 +13,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.export.estimation.model import EstimateModel
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import build_train_request
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import Candidate
@@ -107,7 +107,7 @@ def case_of(name: str) -> Case:
 
     @cache
     def estimates() -> MemoryEstimates:
-        return EstimateModel(network, train_request(network, Architecture(), TARGET, training)).estimates
+        return EstimateModel(network, build_train_request(network, Architecture(), TARGET, training)).estimates
 
     def memory(architecture: Architecture) -> Mapping[str, int]:
         return estimate_by_plans(network, TARGET, estimates())(architecture)

@@ -41,7 +41,7 @@ TARGETS = labelled(np.full(SAMPLES, 0.5, np.float32))
 def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: LazyExports) -> None:
     training = TrainingSettings(epochs=2, batch_size=8, learning_rate=1e30)
     with pytest.raises(
-        RunError, match=r"in 2 attempts, and another would come to the same: ada, bob refused"
+        RunError, match=r"in 2 attempts, and another would have the same outcome: ada, bob refused"
     ) as caught:
         run_batch(fleet(training=training), exports)
     assert "diverged: the loss was nan in step" in str(caught.value)
@@ -59,7 +59,7 @@ def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: 
 def test_data_that_are_wrong_on_every_device_end_the_run(
     changed: Callable[[EmulatedDevice], EmulatedDevice], words: str, exports: LazyExports
 ) -> None:
-    with pytest.raises(RunError, match=f"in 2 attempts, and another would come to the same: {words}"):
+    with pytest.raises(RunError, match=f"in 2 attempts, and another would have the same outcome: {words}"):
         run_batch(fleet(changed), exports)
 
 

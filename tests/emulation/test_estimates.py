@@ -3,7 +3,7 @@
 import pytest
 from shared_programs import program_of
 
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import build_train_request
 from subfleet.serving.run_context import create_context
 from subfleet.settings.reading import read_run
 
@@ -15,6 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -> None:
     context = create_context(read_run("quickstart"), "run")
     candidate = context.candidates[place]
-    request = train_request(context.network, candidate.architecture, target, context.training(1))
+    request = build_train_request(context.network, candidate.architecture, target, context.training(1))
     planned_bytes = program_of(request).manifest.planned_peak_bytes
     assert 0.5 * planned_bytes < candidate.training_memory_bytes[target] <= planned_bytes

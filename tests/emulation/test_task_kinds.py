@@ -25,7 +25,7 @@ from subfleet.emulation.gathering import GatheredRun, gather_run
 from subfleet.export.cache import CacheFolder
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
-from subfleet.journal.evaluations import spread_text
+from subfleet.journal.evaluations import describe_spread
 from subfleet.protocol.jobs import Prediction
 from subfleet.reporting.report import render_report
 from subfleet.reporting.results import build_summary
@@ -117,7 +117,7 @@ def test_what_devices_tell_adds_up_to_what_the_server_finds_on_the_same_samples(
         architecture = next(iter(result.own.values())).architecture
         together = evaluate(network, architecture, state, *tensors(whole), objective=objective.name)
         assert dict(record.together) == pytest.approx(dict(together.metrics), abs=2e-4)
-    assert "on held-out samples of their own" in spread_text(record)
+    assert "on held-out samples of their own" in describe_spread(record)
 
 
 @pytest.mark.parametrize("target", ["onnx", "executorch"])

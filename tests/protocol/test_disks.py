@@ -43,7 +43,7 @@ def test_a_device_and_a_server_do_without_locks_and_say_so(
         assert store.load().done == ("one",)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert "has no locks; start no other agent" in caplog.messages[0]
-    assert "has no locks; start no other server" in caplog.messages[1]
+    assert "has no locks; do not start another server" in caplog.messages[1]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])

@@ -11,7 +11,7 @@ import pytest
 from subfleet.protocol.messages import Presence, Profile, Telemetry
 from subfleet.protocol.plausible import PLAUSIBLE, plausible
 from subfleet.protocol.readings import LogLow, Reading
-from subfleet.rounds.events import FromDevice
+from subfleet.rounds.signals import FromDevice
 
 DECODED = frozenset(
     {

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
-from subfleet.journal.outliers import counted_outliers
-from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunResult, participation_of
+from subfleet.journal.outliers import count_outliers
+from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunResult, compute_participation
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
@@ -120,12 +120,12 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
     words = [
         "pdates scaled down: eve in 2 (of 2 rounds)",
         "pdates left out: cyd in 1 (of 2 rounds)",
-        "pdates far from the others, which counted as they are: bob in 1 (of 2 rounds)",
+        "pdates far from the others, which counted in full: bob in 1 (of 2 rounds)",
     ]
     report, lines = (tmp_path / "report.html").read_text(encoding="utf-8"), list(describe_ending(result))
     assert all(f"<p>U{text}.</p>" in report for text in words)
     assert lines[:3] == [f"U{text}" for text in words]
-    assert counted_outliers(rounds).altered == tuple(f"u{text}" for text in words[:2])
+    assert count_outliers(rounds).altered == tuple(f"u{text}" for text in words[:2])
     state = next(column for column in CLIENT_COLUMNS if column.title == "state")
     assert state.cell(SCALED) == f"aggregated; scaled by 0.25, as {FAR}"
     assert state.cell(REPORTED) == f"aggregated; reported: {FAR}"
@@ -135,7 +135,7 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
 def test_of_many_clients_those_with_most_rounds_are_named() -> None:
     rows = [dataclasses.replace(SCALED, client_id=f"client-{place}") for place in range(1, 6)]
     rounds = [dataclasses.replace(ROUND, clients=tuple(rows)), dataclasses.replace(ROUND, clients=tuple(rows[3:]))]
-    (told,) = counted_outliers(rounds).altered
+    (told,) = count_outliers(rounds).altered
     assert told == "updates scaled down: client-4 in 2, client-5 in 2, client-1 in 1 and 2 more clients (of 2 rounds)"
 
 
@@ -181,8 +181,8 @@ def test_participation_is_the_share_of_those_who_were_to_take_part() -> None:
     assert describe_participation(record) == f"4 of 10 devices took part ({record.left_out})"
     alone = dataclasses.replace(ROUND, clients=(AGGREGATED,))
     assert describe_participation(alone) == "1 of 1 devices took part"
-    assert participation_of((record, alone)) == 5 / 11
-    assert participation_of(()) == dataclasses.replace(ROUND, clients=rows[8:9]).participation == 0.0
+    assert compute_participation((record, alone)) == 5 / 11
+    assert compute_participation(()) == dataclasses.replace(ROUND, clients=rows[8:9]).participation == 0.0
 
 
 def test_the_report_needs_nothing_else_and_escapes_what_it_shows(tmp_path: Path) -> None:

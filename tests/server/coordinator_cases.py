@@ -14,16 +14,15 @@ from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.actions import Action, Reply
-from subfleet.rounds.assigning import task_wanted
+from subfleet.rounds.assigning import request_task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Event, Failed
-from subfleet.rounds.live import LiveState, Member
-from subfleet.rounds.networks import beginning_of, lineages_in_use
+from subfleet.rounds.live import FleetMember, LiveState
+from subfleet.rounds.networks import choose_networks, list_living_lineages
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.sizing import explored
-from subfleet.rounds.state import ClientState, RunState, remembered
+from subfleet.rounds.signals import Action, Event, Reply, RequestDone, RequestFailed
+from subfleet.rounds.sizing import explore_sizes
+from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,
@@ -68,7 +67,7 @@ def profile(name: str) -> Profile:
 
 def known(*profiles: Profile, **of_member: Any) -> RunState:
     """A run that knows these clients, each heard as `of_member` says."""
-    members = PersistentMap({one.client_id: Member(**of_member) for one in profiles})
+    members = PersistentMap({one.client_id: FleetMember(**of_member) for one in profiles})
     declared = PersistentMap({one.client_id: one for one in profiles})
     return RunState(profiles=declared, live=LiveState(members=members))
 
@@ -122,29 +121,29 @@ def prepared(
     if models:
         assert client.participant is not None
         wanted = ModelsRequest(participant=client.participant, round=state.round)
-        return Done(request=wanted, result=ExportedModels(programs=(program,), models=()))
-    task = task_wanted(state, client)
+        return RequestDone(request=wanted, result=ExportedModels(programs=(program,), models=()))
+    task = request_task(state, client)
     assert task is not None
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators, packings=packings)
-    return Done(
+    return RequestDone(
         request=task, result=PreparedTask(program=program, weights=blob(f"weights {size_of(client)}"), facts=facts)
     )
 
 
-def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> Failed:
+def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> RequestFailed:
     """A client's task cannot be made."""
-    task = task_wanted(state, state.clients[name])
+    task = request_task(state, state.clients[name])
     assert task is not None
-    return Failed(request=task, reason=reason)
+    return RequestFailed(request=task, reason=reason)
 
 
 def written_ahead(
     state: RunState, queued: SizedProgram, planned_peak_bytes: int | None, operators: tuple[str, ...] = ()
-) -> Done:
+) -> RequestDone:
     """A program for later rounds is there."""
     wanted = ProgramRequest(program=queued, round=state.round)
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators)
-    return Done(request=wanted, result=facts)
+    return RequestDone(request=wanted, result=facts)
 
 
 def size_of(client: ClientState) -> str:
@@ -245,21 +244,21 @@ def looked_around(
     return state, (*actions, *found)
 
 
-def looked_for(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> Done:
+def looked_for(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> RequestDone:
     """What comes of a look at a state."""
     if isinstance(request, SearchRequest):
-        return Done(request=request, result=explored(context, state))
-    return Done(request=request, result=beginning_of(context, state))
+        return RequestDone(request=request, result=explore_sizes(context, state))
+    return RequestDone(request=request, result=choose_networks(context, state))
 
 
 def scored_by_chance(context: RunContext, state: RunState) -> ProposedGeneration:
     """A generation with scores that follow from its paths alone."""
-    found = (context.declared(one).network for one in lineages_in_use(context, state))
+    found = (context.declared(one).network for one in list_living_lineages(context, state))
     supernet = next((one for one in found if one.choices), None)
     if context.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)
     search, seed = context.roles.networks.path_search, context.config.seed
-    generation = search.propose(remembered(context, state), supernet, seed)
+    generation = search.propose(get_memory(context, state), supernet, seed)
     paths = () if generation is None else generation.paths
     scores = tuple(open_stream(" ".join(path)).random() for path in paths)
     return ProposedGeneration(generation=generation, scores=scores)

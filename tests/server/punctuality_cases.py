@@ -12,13 +12,12 @@ from server.coordinator_cases import (
     update,
 )
 
-from subfleet.rounds.actions import AggregationRequest
-from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Tick
 from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import AggregationRequest, RequestDone, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.sections import Deadlines
@@ -44,7 +43,7 @@ def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> R
 
 
 def missed(state: RunState, name: str, duty: Duty = "training") -> int:
-    return punctuality_of(state, name, duty).missed
+    return get_punctuality(state, name, duty).missed
 
 
 def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
@@ -61,14 +60,17 @@ def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str)
 def trained(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     for name in names:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
     return state
 
 
 def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
     assert state.phase == "aggregate"
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )

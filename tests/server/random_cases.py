@@ -13,7 +13,7 @@ from server.server_rig import MODEL, estimates_of
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.unions import unite_families
-from subfleet.journal.stored_state import state_changes, state_of
+from subfleet.journal.stored_state import build_state, list_changes
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
@@ -28,11 +28,10 @@ from subfleet.protocol.paths import OperatorExamples, PathScore
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.task import Evaluate, Train
-from subfleet.rounds.actions import Action, AggregationRequest, Reply
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.events import Done
-from subfleet.rounds.networks import all_lineages
+from subfleet.rounds.networks import list_lineages
 from subfleet.rounds.progress import Searching
+from subfleet.rounds.signals import Action, AggregationRequest, Reply, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     CostRequest,
@@ -101,7 +100,7 @@ def brings(context: RunContext, place: int) -> str:
 
 def _united(context: RunContext, aggregate: AggregationRequest) -> tuple[Lineage, ...]:
     """A union has whatever was brought, besides what the one before it had."""
-    before = all_lineages(context, aggregate.lineages)
+    before = list_lineages(context, aggregate.lineages)
     if not aggregate.brought:
         return aggregate.lineages
     old = [one for one in before if one.living and one.members]
@@ -132,7 +131,7 @@ def _split(context: RunContext, aggregate: AggregationRequest) -> tuple[Clusteri
         if len(clients) > 1
     ]
     parents = {split.parent for split in splits}
-    before = all_lineages(context, aggregate.lineages)
+    before = list_lineages(context, aggregate.lineages)
     kept = (replace(one, retired_round=aggregate.round) if one.id in parents else one for one in before)
     born = (
         Lineage(id=name, config=MODEL, parent=split.parent, map=Copied(), born_round=aggregate.round)
@@ -144,7 +143,7 @@ def _split(context: RunContext, aggregate: AggregationRequest) -> tuple[Clusteri
 
 def _grown(context: RunContext, aggregate: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
     """One of FedTrans' grows from the newest in every other round."""
-    before = all_lineages(context, aggregate.lineages)
+    before = list_lineages(context, aggregate.lineages)
     living = [one.id for one in before if one.living]
     born = f"m{len(living)}" if aggregate.round % 2 else ""
     found = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
@@ -202,7 +201,7 @@ def scores_of(task: Task, scores: tuple[CandidateScore, ...] = ()) -> Scores:
     )
 
 
-def made_of(job: Supplied, planned: int, fails: bool) -> Done:
+def made_of(job: Supplied, planned: int, fails: bool) -> RequestDone:
     """What a job beside the loop results in, but for searches."""
     program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
     match job:
@@ -226,7 +225,7 @@ def made_of(job: Supplied, planned: int, fails: bool) -> Done:
             made = ESTIMATES
         case _:
             never(job)
-    return Done(request=job, result=made)
+    return RequestDone(request=job, result=made)
 
 
 def update_of(context: RunContext, task: Task) -> Update:
@@ -250,9 +249,9 @@ def update_of(context: RunContext, task: Task) -> Update:
 
 def survived(state: RunState, now_s: float) -> RunState:
     """What the journal keeps of a state, when a server starts anew."""
-    changes = state_changes(RunState(), state)
-    loaded = state_of([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
+    changes = list_changes(RunState(), state)
+    loaded = build_state([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
     assert loaded.lineages == state.lineages, "the journal has the run's networks"
     assert loaded.memory == state.memory, "what the method remembers is what the journal has"
     scoring = isinstance(state.at, Searching)  # which starts anew
-    return replace(loaded.restarted(now_s), clients=MappingProxyType({}) if scoring else loaded.clients)
+    return replace(loaded.restart(now_s), clients=MappingProxyType({}) if scoring else loaded.clients)

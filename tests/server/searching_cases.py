@@ -26,11 +26,10 @@ from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.paths import PathScore
 from subfleet.protocol.programs import ProgramRef
-from subfleet.rounds.actions import Action, AggregationRequest, CloseGeneration
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Event
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, CloseGeneration, Event, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.search.path_evolution import EvolutionSettings
@@ -54,7 +53,7 @@ def context_with(search: TierSearch, **changes: Any) -> RunContext:
 BY_SERVER = context_with(TierSearch(evolution=EVOLUTION))
 SCORING = TierSearch(evolution=EVOLUTION, scoring="devices", scoring_clients=2, scoring_rounds=1)
 BY_DEVICES = context_with(replace(SCORING, scoring_rounds=2))
-NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
+NOBODY = "no device that can compute its paths has scored them; let some devices hold out samples"
 
 
 def supernet_round(context: RunContext, held_out: int = HELD_OUT) -> Outcome:
@@ -74,11 +73,11 @@ def supernet_round(context: RunContext, held_out: int = HELD_OUT) -> Outcome:
         kept = {one: given.get(one, choice.operators) for one, choice in context.network.choices.items()}
         examples = tuple((choice, ((own[0], HELD_OUT),)) for choice, own in kept.items())
         told = replace(update(context, state, name), operator_examples=examples)
-        state, _ = step(context, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+        state, _ = step(context, state, RequestDone(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     return step(
         context,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.2, loss=1.0, sha256="0" * 64, refused={}),
         ),
@@ -92,9 +91,9 @@ def journal_in(folder: Path, context: RunContext) -> Journal:
     return Journal(engine, run_id, first_memory=context.roles.memory.initial)
 
 
-def made_now(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> Done:
+def made_now(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> RequestDone:
     (wanted,) = wanted_of(GenerationRequest, actions)
-    return Done(request=wanted, result=scored_by_chance(context, state))
+    return RequestDone(request=wanted, result=scored_by_chance(context, state))
 
 
 def searched(
@@ -114,7 +113,7 @@ def sent(state: RunState, actions: tuple[Action, ...], context: RunContext, now_
     program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
     for wanted in wanted_of(EvaluationRequest, actions):
         facts = ProgramFacts(planned_peak_bytes=1000)
-        made: Event = Done(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
+        made: Event = RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
         state, _ = step(context, state, made, now_s)
     return state
 

@@ -17,6 +17,8 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
 from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
+from subfleet.journal.database import open_database
+from subfleet.journal.journal import Journal
 from subfleet.journal.records import RoundRecord
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.errors import ExportError
@@ -25,6 +27,7 @@ from subfleet.protocol.programs import Program, ProgramManifest, encode_program
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.search.query import Search
+from subfleet.serving.run_context import create_context
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -192,6 +195,16 @@ class World:
     def new_device(self, name: str, behaviour: Behaviour, *, start: int = 1) -> Device:
         folder = self.folder / "devices"
         return Device(name, self.broker.client(name), folder, self.clock, behaviour, start=start)
+
+    @property
+    def context(self) -> RunContext:
+        """Of the run, without what is known of the evaluation data."""
+        return create_context(self.settings, self.server.run_id)
+
+    @property
+    def journal(self) -> Journal:
+        """Of the run, as others read it beside the server."""
+        return Journal(open_database(self.folder / "state", warns=False), self.server.run_id)
 
     def new_server(self) -> Server:
         return Server(

@@ -32,7 +32,7 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.state import ClientState, Trained
+from subfleet.rounds.state import AcceptedUpdate, ClientState
 from subfleet.testing.rounds import with_steps
 from subfleet.transport.blob_store import BlobStore
 
@@ -71,7 +71,7 @@ def _clients(
                 client,
                 stage="done",
                 offer=replace(client.offer, sample_count=count),
-                trained=Trained(update=replace(update(context, state, name), blob=ref, sample_count=count)),
+                trained=AcceptedUpdate(update=replace(update(context, state, name), blob=ref, sample_count=count)),
             )
         )
     return clients
@@ -187,7 +187,7 @@ def test_an_update_that_cannot_be_added_is_found_among_many(tmp_path: Path) -> N
     huge = {name: np.full(tensor.shape, 1e30, np.float32) for name, tensor in STATE.items()}
     assert clients[1].update is not None
     clients[1] = replace(
-        clients[1], trained=Trained(update=replace(clients[1].update, blob=blobs.add(encode_arrays(huge))))
+        clients[1], trained=AcceptedUpdate(update=replace(clients[1].update, blob=blobs.add(encode_arrays(huge))))
     )
     aggregated = aggregate(HeteroFL(), clients, blobs)
     assert set(aggregated.refused) == {"bob"}
@@ -243,7 +243,7 @@ def test_what_may_just_be_aggregated_is_accepted_and_aggregated(tmp_path: Path) 
     assert clients[1].update is not None
     ref = blobs.add(largest)
     check_update(WHOLE, blobs.path(ref), magnitudes=MAGNITUDES)
-    clients[1] = replace(clients[1], trained=Trained(update=replace(clients[1].update, blob=ref)))
+    clients[1] = replace(clients[1], trained=AcceptedUpdate(update=replace(clients[1].update, blob=ref)))
     assert not aggregate(HeteroFL(), clients, blobs).refused
 
 
@@ -263,7 +263,7 @@ def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
     arrays = decode_arrays(blobs.path(smaller[1].update.blob).read_bytes())
     quarters: dict[str, Any] = {name: np.multiply(array, np.float32(0.25)) for name, array in arrays.items()}
     ref = blobs.add(encode_arrays(quarters))
-    smaller[1] = replace(smaller[1], trained=Trained(update=replace(smaller[1].update, blob=ref)))
+    smaller[1] = replace(smaller[1], trained=AcceptedUpdate(update=replace(smaller[1].update, blob=ref)))
     changes: dict[str, Any] = {} if robust is None else {"robust_aggregation": robust}
     found, expected = (aggregate(method, clients, blobs, **changes).state.shared for clients in (scaled, smaller))
     unscaled = aggregate(method, [scaled[0], at_scale(scaled[1], 1.0), scaled[2]], blobs, **changes).state.shared

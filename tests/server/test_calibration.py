@@ -42,12 +42,11 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.state import RunState, Submodel, Trained
+from subfleet.rounds.signals import Action, AggregationRequest, RequestDone, SendTask
+from subfleet.rounds.state import AcceptedUpdate, RunState, Submodel
 from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
 from subfleet.testing.submodels import have_same_bits
@@ -122,13 +121,16 @@ def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains
     assert replies(actions) == ["accepted"]
     for name in CLIENTS[1:]:
         state, actions = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
         assert replies(actions) == ["accepted"]
     state, _ = step(
         context,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=2, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
@@ -222,7 +224,10 @@ def answered(context: RunContext, folder: Path) -> tuple[Aggregation, RunState, 
         answer = replace(update(context, state, name), blob=blobs.add(encode_arrays(said[name])))
         state = replace(
             state,
-            clients={**state.clients, name: replace(state.clients[name], stage="done", trained=Trained(update=answer))},
+            clients={
+                **state.clients,
+                name: replace(state.clients[name], stage="done", trained=AcceptedUpdate(update=answer)),
+            },
         )
     unlimited = replace(context, config=replace(context.config, max_client_fraction=1.0))
     aggregation = Aggregation(context=unlimited, blobs=blobs)

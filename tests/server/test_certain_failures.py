@@ -28,8 +28,8 @@ from subfleet.protocol.messages import RefusalReason, Task
 from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Failed, Tick
-from subfleet.rounds.refusals import REFUSALS
+from subfleet.rounds.obstacles import REFUSALS
+from subfleet.rounds.signals import RequestFailed, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.search.fitting import LIMITS
@@ -79,8 +79,8 @@ def test_where_every_device_fails_for_good_the_run_ends_after_the_second_attempt
     state = attempt(PLAN, state, all_say(reason, "label 12 of 10"))
     assert (state.phase, state.retry) == ("failed", 2)
     assert state.failure == (
-        "round 1 left nothing to aggregate in 2 attempts, and another would come to the same: "
-        f"ada, bob, cyd refused: {reason}: label 12 of 10; mend what that names, and start the run again"
+        "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: "
+        f"ada, bob, cyd refused: {reason}: label 12 of 10; repair these devices, and start the run again"
     )
 
 
@@ -179,7 +179,7 @@ def test_who_is_not_drawn_has_not_failed_and_has_not_mended() -> None:
     ("changes", "words"),
     [
         ({"input_shape": (SHAPE[0] + 1,)}, "its samples have shape"),
-        ({"runtimes": ("torch",)}, "it runs torch, but programs are made for"),
+        ({"runtimes": ("torch",)}, "it runs torch, but the run has programs for"),
         ({"class_counts": (1,) * 99}, "classes"),
     ],
 )
@@ -233,7 +233,9 @@ def test_updates_that_cannot_be_used_are_the_same_again() -> None:
             state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.live.entered_s)
         for name in CLIENTS:
             state, _ = step(PLAN, state, prepared(PLAN, state, name), state.live.entered_s)
-            event = Failed(request=CheckRequest(update=update(PLAN, state, name)), reason="tensor 'a' is not finite")
+            event = RequestFailed(
+                request=CheckRequest(update=update(PLAN, state, name)), reason="tensor 'a' is not finite"
+            )
             state, _ = step(PLAN, state, event, state.live.entered_s)
         assert state.retry == number
     assert state.phase == "failed"
@@ -265,7 +267,7 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
     failure = world.server.state.failure
     assert world.server.state.retry == 2
     assert failure.startswith(
-        "round 1 left nothing to aggregate in 2 attempts, and another would come to the same: ada, bob"
+        "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: ada, bob"
     )
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
         (run,) = httpx.get(f"{url}/api/runs").json()

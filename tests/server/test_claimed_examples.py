@@ -11,10 +11,9 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Reply
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Reply, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.settings.samples import DataSettings
@@ -53,7 +52,7 @@ TOLD: OperatorExamples = tuple((choice, ((own[0], EPOCHS * SAMPLES),)) for choic
 
 def said(examples: OperatorExamples) -> tuple[list[str], str]:
     told = replace(update(CONTEXT, STATE, "ada"), operator_examples=examples)
-    _, actions = step(CONTEXT, STATE, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+    _, actions = step(CONTEXT, STATE, RequestDone(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     return replies(actions), " ".join(one.ack.reason for one in actions if isinstance(one, Reply))
 
 
@@ -67,8 +66,8 @@ def test_what_was_trained_is_accepted_however_it_was_spread() -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda told: (), "examples are not told for every choice of the supernet"),
-        (lambda told: (*told, ("section9.block0", (("conv", 20),))), "and for no other"),
+        (lambda told: (), "there must be examples of every choice of the supernet"),
+        (lambda told: (*told, ("section9.block0", (("conv", 20),))), "and of no other"),
         (lambda told: ((told[0][0], (("unknown", 20),)), *told[1:]), "of operators that its subspace lacks"),
         (lambda told: ((told[0][0], ((told[0][1][0][0], 10**6),)), *told[1:]), "1000000 examples went through choice"),
         (lambda told: ((told[0][0], ((told[0][1][0][0], 19),)), *told[1:]), "19 examples went through choice"),
@@ -95,5 +94,5 @@ def test_one_network_has_no_operators_to_tell_of() -> None:
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 2.0)
     told = replace(update(context, state, "ada"), operator_examples=TOLD)
-    _, actions = step(context, state, Done(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+    _, actions = step(context, state, RequestDone(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
     assert replies(actions) == ["refused"]

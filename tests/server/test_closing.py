@@ -14,11 +14,10 @@ from server.coordinator_cases import context_of, joined, prepared, telemetry, up
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Failed
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, Close, RequestDone, RequestFailed
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.sections import OutlierSettings
@@ -52,7 +51,7 @@ def trained(
         state, _ = step(context, state, prepared(context, state, name), now_s)
     actions: tuple[Action, ...] = ()
     for name in given:
-        stored = Done(
+        stored = RequestDone(
             request=CheckRequest(update=update(context, state, name)), result=ChangeSize(weights=changes[name])
         )
         state, actions = step(context, state, stored, now_s)
@@ -61,7 +60,7 @@ def trained(
 
 def after(context: RunContext, state: RunState, loss: float, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
     """The round is aggregated and evaluated."""
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=loss, sha256="a" * 64, refused={}),
     )
@@ -153,7 +152,7 @@ def test_samples_that_an_update_counts_tell_whether_its_training_was_long(
         far = name == "eve"
         sent = replace(update(four, state, name), sample_count=claimed) if far else update(four, state, name)
         change = ChangeSize(weights=0.9 if far else 0.01, held_weights=1.0)
-        state, actions = step(four, state, Done(request=CheckRequest(update=sent), result=change), 2.0)
+        state, actions = step(four, state, RequestDone(request=CheckRequest(update=sent), result=change), 2.0)
     (aggregate,) = [action for action in actions if isinstance(action, AggregationRequest)]
     assert [client.client_id for client in aggregate.clients if client.scale < 1] == (["eve"] if scaled else [])
     trained = state.clients["ada"].trained
@@ -209,7 +208,7 @@ def test_a_server_that_dies_before_a_scaled_aggregate_aggregates_with_the_same_s
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=9))
     state, actions = trained(four, RunState(), {**HONEST, "eve": 77.7})
     journal.save(RunState(), state)
-    assert resume_actions(four, journal.load(9.0)) == tuple(
+    assert list_resume_actions(four, journal.load(9.0)) == tuple(
         one for one in actions if isinstance(one, AggregationRequest)
     )
     assert 0 < state.clients["eve"].scale < 1
@@ -260,9 +259,9 @@ def test_a_model_that_diverges_whoever_is_left_out_ends_a_run_after_a_few_tries(
         assert (state.aggregated_round, state.round) == (0, 1)
     assert state.phase == "failed"
     assert state.failure == (
-        "round 1 could not be aggregated in 3 tries (bob, cyd, eve refused: the model diverged to a loss of nan, "
-        "whoever was left out); lower the learning rate and begin a new run, or mend the devices and start the server "
-        "again"
+        "round 1 could not be aggregated in 3 attempts (bob, cyd, eve refused: the model diverged to a loss of nan, "
+        "whichever updates were left out); lower the learning rate and begin a new run, or repair the devices and "
+        "start the server again"
     )
     assert state.outliers.spoiled == 0
 
@@ -299,7 +298,7 @@ def test_a_server_that_dies_between_two_aggregates_aggregates_again_what_is_left
     journal.save(state, diverged)
     loaded = journal.load(9.0)
     assert loaded.clients == diverged.clients
-    assert aggregation(resume_actions(three, loaded)) == ["bob", "cyd"]
+    assert aggregation(list_resume_actions(three, loaded)) == ["bob", "cyd"]
     ended, actions = after(three, replace(loaded, live=replace(loaded.live, members=diverged.live.members)), 1.0)
     journal.save(loaded, ended)
     assert journal.load(9.0).outliers == ended.outliers
@@ -315,7 +314,7 @@ def test_a_aggregate_that_cannot_be_made_is_made_without_the_most_suspect() -> N
     state, actions = step(
         four,
         state,
-        Failed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: KeyError: 'x'"),
+        RequestFailed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: KeyError: 'x'"),
         3.0,
     )
     assert aggregation(actions) == ["ada", "bob", "cyd"]
@@ -330,10 +329,12 @@ def test_a_aggregate_that_cannot_be_made_whoever_is_left_out_ends_a_try_and_not_
         state, _ = step(
             four,
             state,
-            Failed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: MemoryError"),
+            RequestFailed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: MemoryError"),
             3.0,
         )
     assert (state.phase, state.retry, state.failure) == ("waiting", 1, "")
     assert "MemoryError" in state.tries.waits_for
-    late, actions = step(four, state, Failed(request=AggregationRequest(round=1, clients=()), reason="too late"), 4.0)
+    late, actions = step(
+        four, state, RequestFailed(request=AggregationRequest(round=1, clients=()), reason="too late"), 4.0
+    )
     assert (late.tries, actions) == (state.tries, ())

@@ -26,31 +26,26 @@ from server.server_rig import MODEL, estimates_of
 from subfleet.elastic.building import network_of
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
-from subfleet.rounds.actions import (
+from subfleet.rounds import work
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
+from subfleet.rounds.networks import find_standing, list_living_lineages
+from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import (
     Action,
     AggregationRequest,
     Close,
     CloseEvaluation,
     CloseGeneration,
+    Event,
     Request,
+    RequestDone,
+    RequestFailed,
     SendTask,
+    Tick,
 )
-from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, round_info, step
-from subfleet.rounds.events import Done, Event, Failed, Tick
-from subfleet.rounds.networks import lineages_in_use, standing_for
-from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.sizing import lacking
+from subfleet.rounds.sizing import list_lacking
 from subfleet.rounds.state import RunState
-from subfleet.rounds.work import (
-    AggregatedRound,
-    CheckRequest,
-    CostRequest,
-    GenerationRequest,
-    NetworksRequest,
-    ScoringRequest,
-    SearchRequest,
-)
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +64,7 @@ class Fleet(RuleBasedStateMachine):
         self.state = RunState()
         self.now_s = 0.0
         self.jobs: list[Request] = []
-        self.seen: dict[SearchRequest | NetworksRequest | GenerationRequest, RunState] = {}
+        self.seen: dict[work.SearchRequest | work.NetworksRequest | work.GenerationRequest, RunState] = {}
         self.tasks: dict[str, Task] = {}
         self.aggregate: AggregationRequest | None = None
         self.accepted: dict[str, Update] = {}  # by task
@@ -91,9 +86,9 @@ class Fleet(RuleBasedStateMachine):
     def perform(self, action: Action) -> None:
         if isinstance(action, AggregationRequest):
             self.aggregate = action
-        elif isinstance(action, Request) and not isinstance(action, CheckRequest):
+        elif isinstance(action, Request) and not isinstance(action, work.CheckRequest):
             self.jobs.append(action)
-            if isinstance(action, SearchRequest | NetworksRequest | GenerationRequest):
+            if isinstance(action, work.SearchRequest | work.NetworksRequest | work.GenerationRequest):
                 self.seen[action] = self.state
         elif isinstance(action, SendTask):
             known = self.tasks.setdefault(action.task.task_id, action.task)
@@ -153,17 +148,17 @@ class Fleet(RuleBasedStateMachine):
 
     def finish_job(self, job: Request, planned: int, fails: bool) -> None:
         self.jobs.remove(job)
-        if fails and not isinstance(job, ScoringRequest):
-            self.apply(Failed(request=job, reason="no"))
+        if fails and not isinstance(job, work.ScoringRequest):
+            self.apply(RequestFailed(request=job, reason="no"))
         else:
             self.apply(self.made(job, planned, fails))
 
-    def made(self, job: Request, planned: int, fails: bool) -> Done:
-        if isinstance(job, GenerationRequest):
-            return Done(request=job, result=scored_by_chance(self.context, self.seen[job]))
-        if isinstance(job, SearchRequest | NetworksRequest):
+    def made(self, job: Request, planned: int, fails: bool) -> RequestDone:
+        if isinstance(job, work.GenerationRequest):
+            return RequestDone(request=job, result=scored_by_chance(self.context, self.seen[job]))
+        if isinstance(job, work.SearchRequest | work.NetworksRequest):
             return looked_for(self.context, self.seen[job], job)
-        assert not isinstance(job, CheckRequest | AggregationRequest)
+        assert not isinstance(job, work.CheckRequest | AggregationRequest)
         return made_of(job, planned, fails)
 
     @rule(data=st.data(), stored=st.booleans())
@@ -180,9 +175,11 @@ class Fleet(RuleBasedStateMachine):
         update = update_of(self.context, task)
         self.apply(Tick())  # as below
         clients = self.state.clients
-        actions = self.apply(Done(request=CheckRequest(update=update), result=ChangeSize()) if stored else update)
+        actions = self.apply(
+            RequestDone(request=work.CheckRequest(update=update), result=ChangeSize()) if stored else update
+        )
         statuses = answers(actions, update.message_id)
-        assert len(statuses) + sum(isinstance(action, CheckRequest) for action in actions) == 1
+        assert len(statuses) + sum(isinstance(action, work.CheckRequest) for action in actions) == 1
         if "accepted" in statuses:
             assert task.task_id not in self.accepted, "no update is counted twice"
             assert clients[task.client_id].task == task
@@ -245,7 +242,7 @@ class Fleet(RuleBasedStateMachine):
             detail="as told",
             available_bytes=available,
         )
-        before, lacks = self.state, self.state.phase == "train" and lacking(self.context, self.state)
+        before, lacks = self.state, self.state.phase == "train" and list_lacking(self.context, self.state)
         found = answers(self.apply(refusal), refusal.message_id)
         if lacks and not found:
             assert self.state.clients == before.clients, "what is not answered has changed nothing: it is sent again"
@@ -269,10 +266,10 @@ class Fleet(RuleBasedStateMachine):
             assert self.accepted[client.update.task_id] == client.update
             assert self.counted.setdefault(client.update.task_id, aggregate.round) == aggregate.round
         seen, lineages = evolved_by(self.context, aggregate)
-        result = AggregatedRound(
+        result = work.AggregatedRound(
             accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=seen, lineages=lineages
         )
-        self.apply(Done(request=AggregationRequest(round=aggregate.round, clients=()), result=result))
+        self.apply(RequestDone(request=AggregationRequest(round=aggregate.round, clients=()), result=result))
         accepted = {name for name, update in self.accepted.items() if update.round == aggregate.round}
         assert accepted == {client.task.task_id for client in aggregate.clients if client.task is not None}
 
@@ -309,7 +306,7 @@ class Fleet(RuleBasedStateMachine):
         self.state = survived(self.state, self.now_s)
         self.jobs.clear()
         self.aggregate = None
-        for action in resume_actions(self.context, self.state):
+        for action in list_resume_actions(self.context, self.state):
             self.perform(action)
         if self.state.phase == "search":
             self.apply(Tick())
@@ -319,7 +316,7 @@ class Fleet(RuleBasedStateMachine):
         assert self.state.aggregated_round <= self.state.round <= self.state.aggregated_round + 1
         assert self.closed == list(range(1, len(self.closed) + 1))
         assert len(self.closed) == self.state.aggregated_round <= self.context.config.rounds
-        info = round_info(self.context, self.state, self.now_s)
+        info = build_round_info(self.context, self.state, self.now_s)
         assert info is None or info.round == self.state.round
 
     @invariant()
@@ -339,11 +336,13 @@ class Fleet(RuleBasedStateMachine):
         assert sum(told) <= len(self.scored)
         if self.state.phase == "search":
             assert self.state.generations == len(self.generations)
-            assert self.state.live.scores is not None or any(isinstance(job, GenerationRequest) for job in self.jobs)
+            assert self.state.live.scores is not None or any(
+                isinstance(job, work.GenerationRequest) for job in self.jobs
+            )
 
     @invariant()
     def nothing_is_of_a_network_that_has_retired(self) -> None:
-        in_use = {one.id for one in lineages_in_use(self.context, self.state)}
+        in_use = {one.id for one in list_living_lineages(self.context, self.state)}
         assert in_use
         if self.state.phase == "train":
             given = {one.architecture.network for one in self.state.clients.values() if one.architecture is not None}
@@ -351,7 +350,7 @@ class Fleet(RuleBasedStateMachine):
         assert {one.program.size.network for one in self.state.written.values()} <= in_use
         assert {one.size.network for one in self.state.queue} <= in_use
         for client in self.state.last.values():
-            heir = standing_for(self.context, self.state, client)
+            heir = find_standing(self.context, self.state, client)
             if heir is None:  # of a supernet nothing is a client's own, until networks are found in it
                 assert self.context.network.choices
                 assert not self.state.lineages
@@ -361,16 +360,18 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def what_is_awaited_is_under_way(self) -> None:
         """Every open client has a job at work or a task out, so that only devices and deadlines are waited for."""
-        lacks = self.state.phase == "train" and lacking(self.context, self.state)
+        lacks = self.state.phase == "train" and list_lacking(self.context, self.state)
         for client in self.state.clients.values():
             if lacks and client.stage in ("preparing", "answered"):
-                assert any(isinstance(job, CostRequest | SearchRequest) for job in self.jobs)
+                assert any(isinstance(job, work.CostRequest | work.SearchRequest) for job in self.jobs)
             elif client.stage == "preparing":
                 assert any(getattr(job, "participant", None) == client.participant for job in self.jobs)
             elif client.stage == "answered":
                 assert self.state.phase == "measure", "who can be given a size has one"
             if client.stage == "scoring" and client.task is None:
-                assert any(isinstance(job, ScoringRequest) and job.client_id == client.client_id for job in self.jobs)
+                assert any(
+                    isinstance(job, work.ScoringRequest) and job.client_id == client.client_id for job in self.jobs
+                )
             if client.stage == "out" or (client.stage == "scoring" and client.task is not None):
                 assert client.task is not None
                 assert client.task.task_id in self.tasks
@@ -379,14 +380,14 @@ class Fleet(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With nobody answering any more, deadlines alone bring the run to its end."""
         event(f"{self.state.phase} after {self.state.aggregated_round} rounds with {len(self.accepted)} updates")
-        event(f"{len(lineages_in_use(self.context, self.state))} networks")
+        event(f"{len(list_living_lineages(self.context, self.state))} networks")
         for _ in range(20):
             if self.state.phase in ("finished", "failed"):
                 return
             self.time_passes(50.0)
             if self.aggregate is not None:
                 self.aggregated()
-            for job in [job for job in self.jobs if isinstance(job, GenerationRequest)]:
+            for job in [job for job in self.jobs if isinstance(job, work.GenerationRequest)]:
                 self.finish_job(job, 0, False)
         raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
 

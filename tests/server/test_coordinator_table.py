@@ -26,14 +26,13 @@ from server.fake_device import PLENTY_BYTES
 
 from subfleet.protocol.memory_plan import Packing, PackingWidth
 from subfleet.protocol.messages import Presence, Task
-from subfleet.rounds.actions import AggregationRequest, GoOn, SendTask, Withdraw
-from subfleet.rounds.answers import MAX_HEADER_BYTES
-from subfleet.rounds.assigning import ask_of
-from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Done, Failed, Tick
+from subfleet.rounds.assigning import build_question
+from subfleet.rounds.coordinator import build_round_info, step
+from subfleet.rounds.judging import MAX_HEADER_BYTES
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.phases import AT_ONCE
 from subfleet.rounds.progress import Finished, Measuring
+from subfleet.rounds.signals import AggregationRequest, GoOn, RequestDone, RequestFailed, SendTask, Tick, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ModelsRequest, TaskRequest
 from subfleet.settings.sections import Deadlines
@@ -44,14 +43,14 @@ PLAN = context_of()
 def _aggregation(state: RunState) -> RunState:
     for name in CLIENTS:
         state, _ = step(
-            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
+            PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
         )
     return state
 
 
 def _deploying() -> RunState:
     state = _aggregation(training(PLAN))
-    aggregated = Done(
+    aggregated = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -146,7 +145,7 @@ def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
     over = prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes + 1, packings=packings)
     refused, _ = step(PLAN, state, over, 2.0)
     assert refused.clients["ada"].stage == "preparing"
-    ask = ask_of(PLAN, replace(refused, round=2), refused.clients["ada"])
+    ask = build_question(PLAN, replace(refused, round=2), refused.clients["ada"])
     assert [one.facts.planned_peak_bytes for one in ask.written.values()] == [PLENTY_BYTES + 1]
     sent, actions = step(
         PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes, packings=packings), 2.0
@@ -182,10 +181,10 @@ def test_an_update_is_fetched_then_accepted_then_a_duplicate() -> None:
     offered = update(PLAN, state, "ada")
     after, actions = step(PLAN, state, offered, 3.0)
     assert (after.clients, actions) == (state.clients, (CheckRequest(update=offered),))
-    state, actions = step(PLAN, after, Done(request=CheckRequest(update=offered), result=ChangeSize()), 4.0)
+    state, actions = step(PLAN, after, RequestDone(request=CheckRequest(update=offered), result=ChangeSize()), 4.0)
     assert replies(actions) == ["accepted"]
     assert Withdraw(task_id=offered.task_id) in actions
-    for event in (offered, Done(request=CheckRequest(update=offered), result=ChangeSize())):
+    for event in (offered, RequestDone(request=CheckRequest(update=offered), result=ChangeSize())):
         assert replies(step(PLAN, state, event, 5.0)[1]) == ["duplicate"]
 
 
@@ -222,17 +221,17 @@ def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> 
 def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
     state = training(PLAN)
     early, late = update(PLAN, state, "ada"), update(PLAN, state, "bob")
-    state, _ = step(PLAN, state, Done(request=CheckRequest(update=early), result=ChangeSize()), 3.0)
+    state, _ = step(PLAN, state, RequestDone(request=CheckRequest(update=early), result=ChangeSize()), 3.0)
     state, actions = step(PLAN, state, Tick(), 2.0 + PLAN.config.deadlines.round_s)
     aggregate = next(action for action in actions if isinstance(action, AggregationRequest))
     assert [client.client_id for client in aggregate.clients] == ["ada"]
-    assert replies(step(PLAN, state, Done(request=CheckRequest(update=late), result=ChangeSize()), 700.0)[1]) == [
-        "refused"
-    ]
+    assert replies(
+        step(PLAN, state, RequestDone(request=CheckRequest(update=late), result=ChangeSize()), 700.0)[1]
+    ) == ["refused"]
     state, _ = step(
         PLAN,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=1.0, loss=0.0, sha256="0" * 64, refused={}),
         ),
@@ -245,7 +244,7 @@ def test_an_update_after_the_close_is_refused_unless_it_was_accepted() -> None:
 def test_a_rejected_update_ends_its_client() -> None:
     state = training(PLAN)
     offered = update(PLAN, state, "ada")
-    state, actions = step(PLAN, state, Failed(request=CheckRequest(update=offered), reason="not finite"), 3.0)
+    state, actions = step(PLAN, state, RequestFailed(request=CheckRequest(update=offered), reason="not finite"), 3.0)
     assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("refused", "not finite")
     assert replies(actions) == ["refused"]
 
@@ -349,12 +348,12 @@ def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
 
 def test_what_everyone_is_told() -> None:
     state = measuring(PLAN)
-    info = round_info(PLAN, state, 3.0)
+    info = build_round_info(PLAN, state, 3.0)
     assert info is not None
     assert (info.round, info.phase, info.log_time_s) == (1, "measure", 0.0)
     assert info.deadline_s == PLAN.config.deadlines.measure_s - 2.0
-    assert round_info(PLAN, RunState(), 0.0) is None
-    finished = round_info(PLAN, replace(state, at=Finished()), 3.0)
+    assert build_round_info(PLAN, RunState(), 0.0) is None
+    finished = build_round_info(PLAN, replace(state, at=Finished()), 3.0)
     assert finished is not None
     assert finished.phase == "finished"
 
@@ -366,9 +365,12 @@ def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> No
     state, _ = step(context, again, prepared(context, again, "ada"), 3.0)
     for name in CLIENTS:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 4.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            4.0,
         )
-    aggregated = Done(
+    aggregated = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -376,7 +378,7 @@ def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> No
     assert state.phase == "deploy"
     participant = state.clients["ada"].participant
     assert participant is not None
-    failed = Failed(request=ModelsRequest(participant=participant, round=1), reason="export failed")
+    failed = RequestFailed(request=ModelsRequest(participant=participant, round=1), reason="export failed")
     state, _ = step(context, state, failed, 6.0)
     assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("skipped", "export failed")
 

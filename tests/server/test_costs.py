@@ -13,9 +13,9 @@ from server.coordinator_cases import CLIENTS, context_of, prepared, profile, tel
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.cost import estimate_cost
-from subfleet.journal.costs import RunCosts, Timing, costs_of
+from subfleet.journal.costs import RunCosts, Timing, sum_costs
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult
-from subfleet.journal.rows import round_record
+from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods import AnyMethod
 from subfleet.methods.adaptive import FedAdam
@@ -28,12 +28,11 @@ from subfleet.protocol.readings import Budget, Reading
 from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.protocol.task import Calibrate, Train, Work
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.selection import expected_time
+from subfleet.rounds.selection import estimate_time
+from subfleet.rounds.signals import AggregationRequest, Close, RequestDone
 from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
@@ -94,7 +93,7 @@ def record(number: int, seconds: float, *rows: ClientRow, model_bytes: int = 0) 
 def test_costs_by_hand() -> None:
     slow = replace(ROW, client_id="bob", forward_macs=70, took_s=9.0, expected_training_s=4.0, expected_uplink_s=2.75)
     rounds = (record(1, 10.0, ROW, slow, SKIPPED, model_bytes=700), record(2, 4.0, ROW, model_bytes=500))
-    costs = costs_of(result_of(*rounds))
+    costs = sum_costs(result_of(*rounds))
     assert (costs.forward_macs, costs.training_macs) == (20 * (50 + 70 + 50), 3 * 20 * (50 + 70 + 50))
     assert (costs.bytes_down, costs.bytes_up, costs.storage_bytes, costs.paced) == (4 * 900, 3 * 400, 700, 1.0)
     assert costs.rounds == Timing.of([10.0, 4.0])
@@ -107,24 +106,24 @@ def test_seconds_of_a_clock_that_stands_are_not_told() -> None:
     timed = result_of(record(1, 10.0, ROW))
     (standing,) = timed.unmeasured().rounds
     assert (standing.seconds, standing.clients[0].seconds, standing.clients[0].took_s) == (None, None, None)
-    costs = costs_of(timed.unmeasured())
+    costs = sum_costs(timed.unmeasured())
     assert (costs.rounds, costs.clients) == (None, None)
     assert costs.expected_rounds == Timing(mean_s=1.75, deviation_s=0.0, count=1)
 
 
 def test_what_clients_do_not_tell_is_not_expected() -> None:
     silent = replace(ROW, expected_training_s=0.0, expected_downlink_s=0.0, expected_uplink_s=0.0)
-    costs = costs_of(result_of(record(1, 1.0, silent)))
+    costs = sum_costs(result_of(record(1, 1.0, silent)))
     assert (costs.expected_rounds, costs.expected_clients, costs.paced) == (None, None, 0.0)
     linked = replace(ROW, client_id="bob", expected_training_s=0.0)
-    costs = costs_of(result_of(record(1, 1.0, ROW, linked, silent)))
+    costs = sum_costs(result_of(record(1, 1.0, ROW, linked, silent)))
     assert costs.paced == pytest.approx(1 / 3)
     assert costs.expected_clients is not None
     assert costs.expected_clients.count == 2, "of whom nothing is known counts nowhere"
 
 
 def test_a_run_without_a_round_has_cost_nothing() -> None:
-    assert costs_of(result_of()) == RunCosts()
+    assert sum_costs(result_of()) == RunCosts()
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
@@ -152,8 +151,8 @@ def closed(context: RunContext, *, samples: int = 10, pace: float | None = PACE)
         state, _ = step(context, state, prepared(context, state, name), 2.0)
     for name in CLIENTS:
         claimed = replace(update(context, state, name), sample_count=samples)
-        state, _ = step(context, state, Done(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
-    event = Done(
+        state, _ = step(context, state, RequestDone(request=CheckRequest(update=claimed), result=ChangeSize()), 5.5)
+    event = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}, model_bytes=123),
     )
@@ -162,7 +161,7 @@ def closed(context: RunContext, *, samples: int = 10, pace: float | None = PACE)
 
 
 def told(context: RunContext, close: Close) -> RoundRecord:
-    return round_record(context, close, Traffic(Topics()))
+    return build_round_record(context, close, Traffic(Topics()))
 
 
 def test_a_training_is_told_with_what_it_takes() -> None:
@@ -206,7 +205,7 @@ def test_a_link_of_nothing_takes_long_and_not_for_ever() -> None:
     offer = Offer(budget=Budget(memory_bytes=1, downlink_bytes=0, uplink_bytes=1))
     client = ClientState(client_id="ada", device="pi", stage="answered", offer=offer)
     context = context_of()
-    found = expected_time(
+    found = estimate_time(
         context,
         client,
         forward_macs=1,

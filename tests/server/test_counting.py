@@ -15,7 +15,7 @@ from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.networks import NEVER, counting_turns
+from subfleet.rounds.networks import NEVER, list_first_turns
 from subfleet.search.queue import SizedProgram
 from subfleet.settings.run import Run
 from subfleet.settings.run_folder import SUMMARY, read_description, read_replay, write_description
@@ -47,7 +47,7 @@ def test_rounds_that_are_played_again_give_programs_when_they_were_given() -> No
         given.append([client.size for client in state.clients.values()])
     smallest, wanted = context.space[0], context.space[1]
     assert given == [[smallest] * 3, [wanted, smallest, smallest], [wanted, smallest, smallest]]
-    turns = counting_turns(context, state)
+    turns = list_first_turns(context, state)
     first = SizedProgram(size=smallest, target="onnx").key
     assert turns == {first: 2, slow.key: 3, lost.key: NEVER}
 
@@ -59,7 +59,7 @@ def test_rounds_that_are_played_again_give_programs_when_they_were_given() -> No
         assert is_aggregating(actions), number
         fast, _ = asked(again, aggregated(again, fast)[0])
         assert [client.size for client in fast.clients.values()] == expected
-    assert counting_turns(again, fast) == turns
+    assert list_first_turns(again, fast) == turns
 
     late, _ = asked(again, measuring(again))
     late, actions = trained(again, late)

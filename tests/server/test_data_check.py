@@ -15,9 +15,9 @@ from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Event
-from subfleet.rounds.offers import peers_told, samples_problem, scale_warning
+from subfleet.rounds.coordinator import build_round_info, step
+from subfleet.rounds.offers import compare_peers, find_samples_problem, find_scale_warning
+from subfleet.rounds.signals import Event
 from subfleet.rounds.state import RunState
 from subfleet.serving.narration import describe_step
 from subfleet.settings.rules import find_transform_problem
@@ -78,22 +78,22 @@ def test_a_device_on_another_scale_is_refused_before_it_is_trained() -> None:
 def test_nothing_is_said_where_nobody_looks_or_nothing_is_odd(
     check: DataCheck, evaluation: InputStatistics | None, inputs: InputStatistics | None
 ) -> None:
-    assert not scale_warning(context_with(check, evaluation), telling("ada", inputs))
+    assert not find_scale_warning(context_with(check, evaluation), telling("ada", inputs))
 
 
 def test_where_most_devices_differ_the_evaluation_data_are_named() -> None:
     profiles = {name: telling(name) for name in CLIENTS}
-    (text,) = peers_told(context_with(evaluation=BYTES), profiles)
+    (text,) = compare_peers(context_with(evaluation=BYTES), profiles)
     assert text.startswith(f"the evaluation data go from {BYTES}, but the inputs of most of the 3 clients do not")
 
 
 def test_a_device_that_is_odd_among_all_others_is_named_beside_odd_evaluation_data() -> None:
     profiles = {name: telling(name) for name in CLIENTS} | {"dan": telling("dan", BYTES)}
-    said = list(peers_told(context_with(evaluation=BYTES), profiles))
+    said = list(compare_peers(context_with(evaluation=BYTES), profiles))
     assert len(said) == 2
     assert said[1].startswith("the inputs of dan are not on the scale of most of the 4 clients")
-    assert not list(peers_told(context_with(), {name: telling(name) for name in CLIENTS}))
-    assert not list(peers_told(context_with("off", BYTES), profiles))
+    assert not list(compare_peers(context_with(), {name: telling(name) for name in CLIENTS}))
+    assert not list(compare_peers(context_with("off", BYTES), profiles))
 
 
 TRANSFORM = DataTransform(resize=(3, 2), channels=1)
@@ -103,9 +103,9 @@ TRANSFORM = DataTransform(resize=(3, 2), channels=1)
     ("transform", "changes", "problem"),
     [
         (None, {}, ""),
-        (None, {"sizes_differ": True}, "its pictures have several sizes, but the run brings them to none; set resize"),
+        (None, {"sizes_differ": True}, "its pictures have several sizes, and the run does not resize them; set resize"),
         (TRANSFORM, {"input_shape": (3, 40, 30), "sizes_differ": True}, ""),
-        (TRANSFORM, {"input_shape": (6,)}, r"its samples cannot be brought to .* \(6,\) are no pictures"),
+        (TRANSFORM, {"input_shape": (6,)}, r"its samples cannot be transformed by .* \(6,\) are no pictures"),
         (None, {"input_shape": (7,)}, "its samples have shape"),
         (
             None,
@@ -119,7 +119,7 @@ def test_samples_that_no_training_could_read_are_refused_when_a_device_joins(
 ) -> None:
     assert SHAPE == (6,)
     config = context_of(data=DataSettings(test=TEST, transform=transform)).config
-    found = samples_problem(config, replace(telling("ada"), **changes))
+    found = find_samples_problem(config, replace(telling("ada"), **changes))
     assert re.match(problem, found) if problem else found == ""
 
 
@@ -131,7 +131,7 @@ def test_symbols_beyond_the_vocabulary_are_refused_when_a_device_joins() -> None
 
     def problem(kind: str, most: float) -> str:
         inputs = InputStatistics(kind=kind, minimum=0, maximum=most, mean=1, deviation=1)  # type: ignore[arg-type]
-        return samples_problem(config, telling("ada", inputs, input_shape=model.input_shape))
+        return find_samples_problem(config, telling("ada", inputs, input_shape=model.input_shape))
 
     assert problem("indices", vocabulary - 1) == ""
     assert f"go up to {vocabulary}, but the model takes indices below {vocabulary}" in problem("indices", vocabulary)
@@ -141,7 +141,7 @@ def test_symbols_beyond_the_vocabulary_are_refused_when_a_device_joins() -> None
 def test_devices_hear_what_a_transformed_sample_takes() -> None:
     for transform, expected in ((None, 0), (DataTransform(mean=(0.5,), deviation=(1.0,)), 0), (TRANSFORM, 24)):
         context = context_of(data=DataSettings(test=TEST, transform=transform))
-        info = round_info(context, measuring(context), 1.0)
+        info = build_round_info(context, measuring(context), 1.0)
         assert info is not None
         assert info.sample_bytes == expected
 
@@ -170,7 +170,7 @@ def test_inputs_are_not_scaled_twice() -> None:
 
 def test_a_board_with_large_pictures_keeps_its_budget_where_they_are_made_small() -> None:
     context = context_of(data=DataSettings(test=TEST, transform=TRANSFORM))
-    info = round_info(context, measuring(context), 1.0)
+    info = build_round_info(context, measuring(context), 1.0)
     for streams, expected in ((True, 10 * 32), (False, 10 * 32 + 10**9)):
         settings = AgentSettings(profile=profile("ada"), data_bytes=10**9, streams=streams)
         assert settings.data_bytes_in(info) == expected

@@ -70,7 +70,7 @@ def test_a_full_disk_is_sqlites_own_words(tmp_path: Path) -> None:
     with engine.connect() as connection:  # the next one is this one again, from the pool
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(FileError, match=r"cannot be used: database or disk is full; make room for it"):
+    with pytest.raises(FileError, match=r"cannot be used: database or disk is full; free some space"):
         begin_run(engine, name="one", settings="x" * 1_000_000, round_count=1)
 
 

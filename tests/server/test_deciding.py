@@ -10,7 +10,7 @@ from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 
 from subfleet.methods.assigner import AssignmentContext, WrittenSize, assign_largest
 from subfleet.protocol.readings import Budget
-from subfleet.rounds.assigning import BY_METHOD, deciding_limit
+from subfleet.rounds.assigning import BY_METHOD, find_deciding_limit
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import LIMITS, Obstacle
 from subfleet.search.queue import ProgramFacts
@@ -64,18 +64,18 @@ def test_a_limit_decides_that_excludes_a_larger_size_alone(
 ) -> None:
     question = asked(memory, link)
     assert assign_largest(question).candidate == given_one
-    assert deciding_limit(question, given_one) == decides
+    assert find_deciding_limit(question, given_one) == decides
 
 
 def test_compute_is_a_limit() -> None:
     question = asked(40)
     question = replace(question, budget=replace(question.budget, forward_macs=8))
-    assert deciding_limit(question, assign_largest(question).candidate) == "compute"
+    assert find_deciding_limit(question, assign_largest(question).candidate) == "compute"
 
 
 def test_a_method_that_gives_less_than_fits_decides_itself() -> None:
-    assert deciding_limit(asked(40, 30), SMALL) == BY_METHOD
-    assert deciding_limit(asked(25, 30), DEEP) == BY_METHOD
+    assert find_deciding_limit(asked(40, 30), SMALL) == BY_METHOD
+    assert find_deciding_limit(asked(25, 30), DEEP) == BY_METHOD
 
 
 def written(peak: int | None, operators: tuple[str, ...] = ()) -> Mapping[str, WrittenSize]:
@@ -86,16 +86,16 @@ def written(peak: int | None, operators: tuple[str, ...] = ()) -> Mapping[str, W
 
 
 def test_the_programs_own_plan_counts() -> None:
-    assert deciding_limit(asked(45, written=written(46)), WIDE) == "memory"
-    assert deciding_limit(asked(45, written=written(45)), WIDE) == BY_METHOD
+    assert find_deciding_limit(asked(45, written=written(46)), WIDE) == "memory"
+    assert find_deciding_limit(asked(45, written=written(45)), WIDE) == BY_METHOD
 
 
 def test_a_program_that_the_device_cannot_run_is_no_matter_of_memory() -> None:
-    assert deciding_limit(asked(45, written=written(None)), WIDE) == "runtime"
+    assert find_deciding_limit(asked(45, written=written(None)), WIDE) == "runtime"
     lacking = asked(45, written=written(40, ("Conv",)), operators=("Gemm",))
-    assert deciding_limit(lacking, WIDE) == "runtime"
+    assert find_deciding_limit(lacking, WIDE) == "runtime"
     assert (
-        deciding_limit(
+        find_deciding_limit(
             asked(45, refused={WHOLE.architecture.architecture_id: Obstacle(limit="runtime", why="no")}), WIDE
         )
         == "runtime"
@@ -104,21 +104,21 @@ def test_a_program_that_the_device_cannot_run_is_no_matter_of_memory() -> None:
 
 @pytest.mark.parametrize("limit", ["memory", "runtime"])
 def test_what_turned_out_too_large_is_excluded_by_what_was_found(limit: str) -> None:
-    assert deciding_limit(asked(45, below=WHOLE, below_limit=limit), WIDE) == limit
-    assert deciding_limit(asked(45, 25, below=WIDE, below_limit="memory"), DEEP) == "memory"
+    assert find_deciding_limit(asked(45, below=WHOLE, below_limit=limit), WIDE) == limit
+    assert find_deciding_limit(asked(45, 25, below=WIDE, below_limit="memory"), DEEP) == "memory"
 
 
 @given(budgets)
 def test_the_largest_fitting_size_is_decided_by_what_it_exceeds(budget: Budget) -> None:
     question = ask(PLAN, budget)
     chosen = assign_largest(question).candidate
-    decided = deciding_limit(question, chosen)
+    decided = find_deciding_limit(question, chosen)
     larger = [one for one in CANDIDATES if chosen is None or one.order > chosen.order]
     assert (decided == "") == (not larger)
     for limit in decided.split("+") if decided else ():
         assert limit in LIMITS
         assert any(limit in question.exceeded(one) for one in larger)
-    assert deciding_limit(question, CANDIDATES[-1]) == ""
+    assert find_deciding_limit(question, CANDIDATES[-1]) == ""
 
 
 @given(budgets)

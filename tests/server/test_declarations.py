@@ -26,10 +26,10 @@ from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.messages import Ack
 from subfleet.protocol.submodel import Architecture, Explicit, Full, Prefix, Roll
-from subfleet.rounds.actions import Reply, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.offers import declaration_of
+from subfleet.rounds.offers import judge_declaration
+from subfleet.rounds.signals import Reply, SendTask
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import TaskRequest
 from subfleet.transport.in_memory import Faults
@@ -73,7 +73,7 @@ def acks(context: RunContext, state: RunState, size: Architecture | None) -> lis
         ({"blocks": ("no such block",)}, "unknown_block", "keeps the blocks"),
         ({"choices": (("operator", ("conv",)),)}, "unknown_block", "has no choices"),
         ({"axes": ((AXIS, Prefix(size=3)),)}, "not_in_space", "whole aligned groups of 4"),
-        ({"axes": SMALL.axes[:1], "blocks": ()}, "not_in_space", "none of the .* sizes of the run, from 'w1/2 d"),
+        ({"axes": SMALL.axes[:1], "blocks": ()}, "not_in_space", "not one of the .* sizes of the run, from 'w1/2 d"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_kind_and_a_sentence(
@@ -82,7 +82,7 @@ def test_what_cannot_be_trained_is_refused_with_a_kind_and_a_sentence(
     wrong = Architecture(**{"blocks": PLAN.network.full_architecture().blocks, **changes})
     (ack,) = acks(PLAN, measuring(PLAN), wrong)
     assert (ack.of, ack.status, ack.problem) == ("p", "refused", problem)
-    assert ack.reason == declaration_of(PLAN, replace(profile("ada"), architecture=wrong)).reason
+    assert ack.reason == judge_declaration(PLAN, replace(profile("ada"), architecture=wrong)).reason
     assert re.search(words, ack.reason)
     client = assigned(PLAN, declared(PLAN, wrong, SMALL, SMALL)).clients["ada"]
     assert (client.stage, client.reason, client.size) == ("skipped", ack.reason, None)
@@ -93,7 +93,7 @@ def test_every_size_of_the_space_is_accepted_in_whatever_words(size: Architectur
     whole = tuple((name, Full()) for name in PLAN.network.axes if name not in dict(size.axes))
     rolled = tuple((name, Roll(start=0, size=kept.size)) for name, kept in size.axes if isinstance(kept, Prefix))
     said = replace(size, axes=tuple(sorted((*rolled, *whole))), name="mine")
-    found = [declaration_of(PLAN, replace(profile("ada"), architecture=one)).size for one in (said, size)]
+    found = [judge_declaration(PLAN, replace(profile("ada"), architecture=one)).size for one in (said, size)]
     assert found == [size, size]
     (ack,) = acks(PLAN, measuring(PLAN), said)
     assert (ack.status, ack.problem, ack.reason) == ("accepted", None, "")
@@ -112,7 +112,7 @@ def test_a_method_that_goes_by_no_declarations_says_so_and_gives_what_fits() -> 
     context = context_of(rounds=3)
     (ack,) = acks(context, measuring(context), SMALL)
     assert (ack.status, ack.problem) == ("refused", "not_used")
-    assert ack.reason == "the run's method 'heterofl' goes by no declarations, and gives what fits"
+    assert ack.reason == "the run's method 'heterofl' uses no declarations and assigns what fits"
     state = assigned(context, declared(context, SMALL))
     assert {client.size for client in state.clients.values()} == {context.space[-1]}
 
@@ -123,7 +123,7 @@ def test_everyone_is_given_what_it_declares_and_who_declares_nothing_is_left_out
     state = assigned(context, declared(context, context.space[1], context.space[-1]))
     assert [state.clients[name].size for name in CLIENTS] == [context.space[1], context.space[-1], None]
     assert state.clients["cyd"].reason == (
-        "the method goes by declared architectures, but the device declares none; name it with --architecture, or in "
+        "the method needs declared architectures, but the device declares none; declare one with --architecture, or in "
         "its profile"
     )
 

@@ -7,18 +7,16 @@ import pytest
 from server.coordinator_cases import context_of, joined, profile, training
 from server.server_rig import World, config, fleet
 
-from subfleet.journal.absences import kept_absences
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Presence, decode, encode
-from subfleet.rounds.actions import Withdraw
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
-from subfleet.rounds.live import Member
-from subfleet.rounds.members import absences, expected
+from subfleet.rounds.live import FleetMember
+from subfleet.rounds.members import list_absences, list_expected
 from subfleet.rounds.progress import Finished
+from subfleet.rounds.signals import Tick, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.serving.narration import Attendance, Pace
 from subfleet.settings.sections import Deadlines
@@ -61,12 +59,12 @@ def test_in_a_strict_run_who_said_goodbye_has_a_lease_to_come_back() -> None:
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 1)
     state, _ = step(STRICT, state, Tick(), now_s + 30.9)
     assert stages(state)["ada"] == (stage, "")
-    assert "ada" in expected(STRICT, state, now_s + 30.9)
+    assert "ada" in list_expected(STRICT, state, now_s + 30.9)
     back, _ = step(STRICT, state, word("ada", online=True, session="2"), now_s + 30.9)
     assert stages(step(STRICT, back, Tick(), now_s + 60)[0])["ada"] == (stage, "")
     gone, _ = step(STRICT, state, Tick(), now_s + 31)
     assert stages(gone)["ada"] == ("missing", WHY)
-    assert "ada" not in expected(STRICT, gone, now_s + 31)
+    assert "ada" not in list_expected(STRICT, gone, now_s + 31)
 
 
 @pytest.mark.parametrize("context", [STRICT, LOOSE])
@@ -78,7 +76,7 @@ def test_a_will_is_only_a_hint_and_ends_no_wait_before_the_deadline(context: Run
     assert stages(state)["ada"] == (stage, "")
     state, _ = step(context, state, Tick(), state.live.entered_s + 600)
     assert {name: reason for name, (_, reason) in stages(state).items() if name in ("ada", "bob")} == {
-        "ada": "no answer came in time: its connection broke, says the broker (its will)",
+        "ada": "no answer came in time: the broker reported a broken connection (its will)",
         "bob": f"no answer came in time: no heartbeat for {state.live.entered_s - now_s:.0f} s",
     }
 
@@ -87,9 +85,9 @@ def test_a_will_that_follows_a_goodbye_is_still_a_goodbye() -> None:
     state, now_s = begun(STRICT)
     for message in (goodbye("ada"), word("ada")):
         state, _ = step(STRICT, state, message, now_s + 1)
-    assert [one.reason for one in absences(STRICT, state, now_s + 1)] == [WHY]
+    assert [one.reason for one in list_absences(STRICT, state, now_s + 1)] == [WHY]
     state, _ = step(STRICT, state, word("ada", online=True), now_s + 2)
-    assert list(absences(STRICT, state, now_s + 2)) == []
+    assert list(list_absences(STRICT, state, now_s + 2)) == []
 
 
 def test_each_reason_has_its_words() -> None:
@@ -97,20 +95,22 @@ def test_each_reason_has_its_words() -> None:
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 5)
     state, _ = step(STRICT, state, word("bob"), now_s + 6)
     live = replace(
-        state.live, members=state.live.members.updated({"eve": Member(), "stranger": Member(session_id="s")})
+        state.live, members=state.live.members.updated({"eve": FleetMember(), "stranger": FleetMember(session_id="s")})
     )
     last = {"eve": replace(state.clients["ada"], client_id="eve")}
     state = replace(state, profiles=state.profiles.updated({"eve": profile("eve")}), live=live, last=last)
-    assert {one.client_id: (one.kind, one.told(now_s + 41)) for one in absences(STRICT, state, now_s + 41)} == {
+    assert {
+        one.client_id: (one.kind, one.describe(now_s + 41)) for one in list_absences(STRICT, state, now_s + 41)
+    } == {
         "ada": ("goodbye", f"{WHY}, last seen 36 s ago"),
-        "bob": ("will", "its connection broke, says the broker (its will), last seen 35 s ago"),
+        "bob": ("will", "the broker reported a broken connection (its will), last seen 35 s ago"),
         "cyd": ("silent", "no heartbeat for 41 s"),
         "eve": ("unheard", "it has not been heard since the server started"),
     }
     refused = replace(state.clients["cyd"], stage="refused", reason="memory: 3 bytes are free")
     state = replace(state, clients={**state.clients, "cyd": refused})
     state, _ = step(STRICT, state, word("cyd", online=True), now_s + 41)
-    assert [one.reason for one in absences(STRICT, state, now_s + 41) if one.client_id == "cyd"] == [
+    assert [one.reason for one in list_absences(STRICT, state, now_s + 41) if one.client_id == "cyd"] == [
         "refused: memory: 3 bytes are free"
     ]
 
@@ -119,15 +119,16 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     context = replace(STRICT, run_id=run_id)
-    attendance, pace = Attendance(context, engine), Pace(3, lambda: 0.0)
+    journal = Journal(engine, run_id)
+    attendance, pace = Attendance(context, journal), Pace(3, lambda: 0.0)
     state, now_s = begun(context)
-    Journal(engine, run_id).save(RunState(), RunState(profiles=state.profiles))
+    journal.save(RunState(), RunState(profiles=state.profiles))
     assert list(attendance.look(state, now_s)) == []
     state, _ = step(context, state, goodbye("ada"), now_s + 0.5)
     assert list(attendance.look(state, now_s + 0.9)) == [], "a second is not over"
     assert list(attendance.look(state, now_s + 1.0)) == [f"client ada is away: {WHY}"]
     assert list(attendance.look(state, now_s + 3.0)) == []
-    (kept,) = kept_absences(engine, run_id).values()
+    (kept,) = journal.absences().values()
     assert (kept.client_id, kept.kind, kept.reason) == ("ada", "goodbye", WHY)
     assert kept.seen_at is not None
     assert attendance.awaited(state) == (f"ada: {WHY}, last seen 2 s ago",)
@@ -136,7 +137,7 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     assert told.away == (f"ada: {WHY}, last seen 2 s ago",)
     state, _ = step(context, state, word("ada", online=True, session="2"), now_s + 4)
     assert list(attendance.look(state, now_s + 4)) == ["client ada is there again"]
-    assert (dict(kept_absences(engine, run_id)), attendance.awaited(state)) == ({}, ())
+    assert (journal.absences(), attendance.awaited(state)) == ({}, ())
     assert list(attendance.look(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
     engine.dispose()
 
@@ -163,8 +164,8 @@ def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path
     context = replace(STRICT, run_id=run_id)
     state = joined(context, RunState(), "eve", 1.0)
     state, _ = step(context, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
-    assert list(Attendance(context, engine).look(state, 3.0)) == []
-    assert [one.reason for one in kept_absences(engine, run_id).values()] == ["it said goodbye (the run is over)"]
+    assert list(Attendance(context, Journal(engine, run_id)).look(state, 3.0)) == []
+    assert [one.reason for one in Journal(engine, run_id).absences().values()] == ["it said goodbye (the run is over)"]
     engine.dispose()
 
 

@@ -27,14 +27,13 @@ from subfleet.protocol.disk import TRAINED_COPIES, needed_bytes
 from subfleet.protocol.messages import Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.actions import Action, AggregationRequest, SendTask
-from subfleet.rounds.assigning import ask_of, task_wanted
+from subfleet.rounds.assigning import build_question, request_task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
-from subfleet.rounds.fitting import models_with_room
+from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.proposing import scoring_wanted
+from subfleet.rounds.signals import Action, AggregationRequest, RequestDone, SendTask
+from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import (
     AggregatedRound,
@@ -69,14 +68,17 @@ def assigned(
 def made(context: RunContext, state: RunState, name: str, program_bytes: int) -> tuple[RunState, tuple[Action, ...]]:
     """A client's task is there, with weights of their true size."""
     client = state.clients[name]
-    wanted = task_wanted(state, client)
+    wanted = request_task(state, client)
     assert wanted is not None
     assert client.size is not None
     program = ProgramRef(program_id="p", target="onnx", blob=blob(f"program {size_of(client)}", program_bytes))
     weights = blob(f"weights {size_of(client)}", context.estimate(client.size).weight_bytes)
     facts = ProgramFacts(planned_peak_bytes=1000, program_bytes=program_bytes)
     return step(
-        context, state, Done(request=wanted, result=PreparedTask(program=program, weights=weights, facts=facts)), 2.0
+        context,
+        state,
+        RequestDone(request=wanted, result=PreparedTask(program=program, weights=weights, facts=facts)),
+        2.0,
     )
 
 
@@ -127,7 +129,7 @@ def test_a_program_that_leaves_no_room_is_not_sent_and_a_smaller_size_is_in_the_
 
 def test_a_known_program_counts_when_sizes_are_chosen() -> None:
     state, _ = assigned(PLAN, measuring(PLAN), SIZES[2])
-    ask = ask_of(PLAN, state, state.clients["ada"])
+    ask = build_question(PLAN, state, state.clients["ada"])
     known = WrittenSize(size=PLAN.space[2], facts=ProgramFacts(planned_peak_bytes=1, program_bytes=1))
     ask = replace(ask, written={PLAN.space[2].architecture_id: known})
     assert ask.why_not(PLAN.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
@@ -147,9 +149,9 @@ def closed(state: RunState) -> RunState:
         if state.clients[name].stage == "preparing":
             state, _ = made(PLAN, state, name, 100)
         state, _ = step(
-            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
+            PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -200,8 +202,8 @@ def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() ->
         )
         for size in client.proposals
     )
-    wanted = scoring_wanted(state, client)
-    _, actions = step(context, state, Done(request=wanted, result=candidates), 2.0)
+    wanted = request_scoring(state, client)
+    _, actions = step(context, state, RequestDone(request=wanted, result=candidates), 2.0)
     (task,) = sent(actions)
     assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:3]]
     assert needed_bytes(task) == 6000
@@ -222,7 +224,7 @@ def test_a_device_is_sent_the_models_for_which_it_has_room_its_own_first(
         ProgramRef(program_id="e", target="executorch", blob=blob("e", 500)),
         ProgramRef(program_id="o", target="onnx", blob=blob("o", 1000)),
     )
-    assert [model.target for model in models_with_room(client, models)] == targets
+    assert [model.target for model in select_models(client, models)] == targets
 
 
 @pytest.mark.parametrize("disk_bytes", [2000, 1999])
@@ -232,12 +234,15 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 2.0)
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
     state, _ = step(
         context,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
@@ -253,7 +258,7 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
     model = ModelFile(target="onnx", file="model.onnx", max_abs_diff=None)
     wanted = ModelsRequest(participant=state.clients["ada"].participant, round=1)  # type: ignore[arg-type]  # checked above
     state, actions = step(
-        context, state, Done(request=wanted, result=ExportedModels(programs=(program,), models=(model,))), 5.0
+        context, state, RequestDone(request=wanted, result=ExportedModels(programs=(program,), models=(model,))), 5.0
     )
     if disk_bytes == 2000:
         (task,) = sent(actions)
@@ -261,7 +266,7 @@ def test_a_model_that_does_not_fit_is_skipped_with_the_reason(disk_bytes: int) -
         assert state.clients["ada"].models == (model,)
     else:
         assert sent(actions) == []
-        assert state.clients["ada"].reason == "none of its models fits the 1999 bytes of its disk twice"
+        assert state.clients["ada"].reason == "none of its models fits twice on the 1999 bytes of its disk"
 
 
 @pytest.mark.slow

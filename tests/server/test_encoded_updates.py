@@ -31,7 +31,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.state import ClientState, RunState, Trained
+from subfleet.rounds.state import AcceptedUpdate, ClientState, RunState
 from subfleet.serving.run_context import create_context as planned
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
@@ -78,7 +78,10 @@ def clients(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, deco
             ref = blobs.add(encode_arrays({key: tensor.numpy() for key, tensor in change.items()}))
         found.append(
             replace(
-                client, stage="done", task=task, trained=Trained(update=replace(update(PLAN, state, name), blob=ref))
+                client,
+                stage="done",
+                task=task,
+                trained=AcceptedUpdate(update=replace(update(PLAN, state, name), blob=ref)),
             )
         )
     return found

@@ -15,7 +15,7 @@ from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.journal.rows import evaluation_record
+from subfleet.journal.rows import build_evaluation_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence, Refusal, Task
 from subfleet.protocol.metric_sums import MetricSums
@@ -23,12 +23,21 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
 from subfleet.reporting.results import build_summary
-from subfleet.rounds.actions import Action, AggregationRequest, CloseEvaluation, SendTask, Withdraw
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, round_info, step
+from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
 from subfleet.rounds.evaluating import AT_ONCE
-from subfleet.rounds.events import Done, Event, Failed, Tick
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import (
+    Action,
+    AggregationRequest,
+    CloseEvaluation,
+    Event,
+    RequestDone,
+    RequestFailed,
+    SendTask,
+    Tick,
+    Withdraw,
+)
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, PreparedTask, TaskRequest
 from subfleet.search.queue import ProgramFacts
@@ -55,10 +64,10 @@ def aggregated(context: RunContext, held_out: Mapping[str, int], *, number: int 
             state, _ = step(
                 context,
                 state,
-                Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+                RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
                 3.0,
             )
-        event = Done(
+        event = RequestDone(
             request=AggregationRequest(round=state.round, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         )
@@ -73,7 +82,7 @@ def asked(context: RunContext = CONTEXT, **held_out: int) -> Outcome:
 def made(wanted: EvaluationRequest, planned_bytes: int = 1000) -> Event:
     program = ProgramRef(program_id="evaluates", target="onnx", blob=blob("evaluates"))
     facts = ProgramFacts(planned_peak_bytes=planned_bytes)
-    return Done(request=wanted, result=PreparedTask(program=program, weights=blob("weights"), facts=facts))
+    return RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("weights"), facts=facts))
 
 
 def given_out(context: RunContext = CONTEXT, **held_out: int) -> RunState:
@@ -99,7 +108,7 @@ def closed(actions: tuple[Action, ...]) -> CloseEvaluation:
 
 
 def told(actions: tuple[Action, ...]) -> dict[str, str]:
-    record = evaluation_record(CONTEXT, closed(actions), Traffic(Topics("main")))
+    record = build_evaluation_record(CONTEXT, closed(actions), Traffic(Topics("main")))
     return {row.client_id: row.status for row in record.clients}
 
 
@@ -149,7 +158,7 @@ def test_a_task_brings_the_submodel_that_the_client_would_be_given_for_good() ->
         )
         assert given.task_id == f"run/r1/{name}/evaluate"
         assert client.stage == "out"
-    info = round_info(CONTEXT, state, 7.0)
+    info = build_round_info(CONTEXT, state, 7.0)
     assert info is not None
     assert info.phase == "train"
 
@@ -206,7 +215,7 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
         ({"sums": MetricSums(class_predicted=(5,) * 4)}, "class_predicted are told of 4 outputs, but the model has 3"),
         ({"run_id": "another"}, "is not the current run"),
         ({"round": 7}, "is closed; the run is in round 1"),
-        ({"task_id": "run/r1/ada/7"}, "is not the one that ada was given last"),
+        ({"task_id": "run/r1/ada/7"}, "is not the last one that ada was given"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -263,13 +272,13 @@ def test_a_refusal_ends_the_client_and_says_nothing_of_the_program_that_trains()
 def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
     state, actions = asked()
     ada, bob, cyd = wanted_of(EvaluationRequest, actions)
-    state, _ = step(CONTEXT, state, Failed(request=ada, reason="export failed: no"), 6.0)
+    state, _ = step(CONTEXT, state, RequestFailed(request=ada, reason="export failed: no"), 6.0)
     state, _ = step(CONTEXT, state, made(bob, 10**12), 6.0)
     state, _ = step(CONTEXT, state, made(cyd), 6.0)
     state, actions = said(CONTEXT, state, "cyd")
     assert told(actions) == {
         "ada": "skipped: export failed: no",
-        "bob": "skipped: to evaluate takes 1000000000000 bytes of memory, but the budget is 1000000000",
+        "bob": "skipped: the evaluation needs 1000000000000 bytes of memory and the budget is 1000000000",
         "cyd": "evaluated",
     }
 
@@ -280,7 +289,7 @@ def test_what_fails_late_of_the_round_before_takes_nobodys_client() -> None:
     client = state.clients["ada"].participant
     assert client is not None
     late = TaskRequest(participant=client, round=1, attempt=0, target="onnx")
-    assert step(CONTEXT, state, Failed(request=late, reason="no"), 6.0)[0].clients == state.clients
+    assert step(CONTEXT, state, RequestFailed(request=late, reason="no"), 6.0)[0].clients == state.clients
 
 
 def test_the_deadline_ends_the_wait_and_a_quorum_where_timing_may_decide() -> None:
@@ -324,12 +333,12 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     journal.save(RunState(), part)
     found = journal.load(9.0)
     assert (found.phase, found.clients, found.evaluated) == ("evaluate", part.clients, {})
-    again = resume_actions(CONTEXT, found)
+    again = list_resume_actions(CONTEXT, found)
     assert [action.task for action in again if isinstance(action, SendTask)] == [task(part, "bob")]
     assert wanted_of(EvaluationRequest, again) == [wanted[2]]
     late, actions = step(CONTEXT, part, Tick(), 5.0 + CONTEXT.config.deadlines.evaluate_s)
     close = closed(actions)
-    journal.save(part, late, close=close, record=evaluation_record(CONTEXT, close, Traffic(Topics("main"))))
+    journal.save(part, late, close=close, record=build_evaluation_record(CONTEXT, close, Traffic(Topics("main"))))
     found = journal.load(9.0)
     assert (found.evaluated, found.settled) == (late.evaluated, late.settled)
     assert "run/r1/ada/evaluate" in found.settled

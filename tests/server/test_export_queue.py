@@ -25,18 +25,17 @@ from server.server_rig import search_of
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.journal.rows import round_record
+from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.assigner import Assignment, AssignmentContext, Draw, WrittenSize
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Tick
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import Action, AggregationRequest, Close, RequestDone, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
@@ -97,7 +96,10 @@ def trained(context: RunContext, state: RunState, now_s: float = 3.0) -> tuple[R
         event = prepared(context, state, name, planned_peak_bytes=_estimate_bytes(context, state.clients[name].size))
         state, _ = step(context, state, event, now_s)
         state, actions = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
         found += actions
     return state, found
@@ -105,7 +107,7 @@ def trained(context: RunContext, state: RunState, now_s: float = 3.0) -> tuple[R
 
 def aggregated(context: RunContext, state: RunState, now_s: float = 4.0) -> tuple[RunState, Close]:
     """The round is closed, and the next one is announced."""
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -209,7 +211,10 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     for name in CLIENTS[1:]:
         state, _ = step(context, state, prepared(context, state, name), 3.0)
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
     state, close = aggregated(context, state)
     assert close.exported == 2
@@ -331,7 +336,7 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
         for name, client in state.clients.items()
     }
     state, close = aggregated(context, written(context, state))
-    record = round_record(context, close, Traffic(Topics()))
+    record = build_round_record(context, close, Traffic(Topics()))
     # Three first programs, of which clients may share one, and those for the next round.
     assert record.programs_written == len({row.architecture_id for row in record.clients}) + len(
         set(wanted.values()) - {None}
@@ -352,7 +357,7 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
     }
     assert given & {size for size in wanted.values() if size}
     state = trained(context, state)[0]
-    record = round_record(context, aggregated(context, written(context, state))[1], Traffic(Topics()))
+    record = build_round_record(context, aggregated(context, written(context, state))[1], Traffic(Topics()))
     assert record.programs_written == len(exports)
 
 
@@ -362,10 +367,10 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
     state, exports = asked(context, measuring(context))
     state, _ = trained(context, state)
     assert state.phase == phase
-    found = [one.program for one in wanted_of(ProgramRequest, resume_actions(context, state))]
+    found = [one.program for one in wanted_of(ProgramRequest, list_resume_actions(context, state))]
     assert found == exports
     state, _ = step(context, state, written_ahead(state, exports[0], 1), 5.0)
-    found = [one.program for one in wanted_of(ProgramRequest, resume_actions(context, state))]
+    found = [one.program for one in wanted_of(ProgramRequest, list_resume_actions(context, state))]
     assert found == exports[1:]
 
 

@@ -29,7 +29,7 @@ from server.test_calibration import calibrating
 from subfleet.methods.oort import Oort
 from subfleet.methods.selector import Selection, SelectionContext
 from subfleet.protocol.messages import Presence
-from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import Punctuality
@@ -109,7 +109,7 @@ def untold(context: RunContext, state: RunState, now_s: float) -> RunState:
 
 
 LATE = (30.0, "no telemetry came in time")
-AFTER_ONE = "no answer came in 7.5 s; it has not answered the last announcement, and is not waited for any longer"
+AFTER_ONE = "no answer came in 7.5 s; it has not answered the last announcement, and the round waits no longer"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quart
 ) -> None:
     context = replace(CONTEXT, config=replace(CONTEXT.config, min_clients=min_clients))
     state = measuring(context)
-    third = (0.0, "it has not answered the last 2 announcements, and nobody waits for it")
+    third = (0.0, "it has not answered the last 2 announcements, and the round does not wait for it")
     for count, (seconds, reason) in enumerate((LATE, second, third), 1):
         assert state.phase == "measure"
         state = untold(context, state, state.live.entered_s)
@@ -137,7 +137,7 @@ def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quart
 def test_telemetry_makes_up_for_what_was_missed() -> None:
     state = with_record(measuring(CONTEXT), "cyd", "telemetry", after_misses(2))
     state, _ = step(CONTEXT, state, telemetry(CONTEXT, "cyd"), 3.0)
-    assert punctuality_of(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))
+    assert get_punctuality(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))
     state, _ = step(CONTEXT, state, telemetry(CONTEXT, "ada"), 3.0)
     assert state.phase == "measure"
 

@@ -30,8 +30,8 @@ from server.searching_cases import (
 )
 
 from subfleet.journal.generations import (
-    generation_record,
-    generation_text,
+    build_generation_record,
+    describe_generation,
 )
 from subfleet.link.traffic import Traffic
 from subfleet.methods.subspacing import list_network_tiers
@@ -42,11 +42,10 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import CloseGeneration, Reply, Request, SendTask
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import taken_up
-from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Tick
+from subfleet.rounds.continuing import resume_state
+from subfleet.rounds.coordinator import list_resume_actions, step
+from subfleet.rounds.signals import CloseGeneration, Reply, Request, RequestDone, SendTask, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest, GenerationRequest, PreparedTask
 from subfleet.search.queue import ProgramFacts
@@ -54,7 +53,7 @@ from subfleet.settings.sections import Deadlines
 from subfleet.testing.rounds import SUPERNET
 
 
-def changed(made: Done, **changes: Any) -> Done:
+def changed(made: RequestDone, **changes: Any) -> RequestDone:
     """A generation that was made, with some fields changed."""
     return replace(made, result=replace(made.result, **changes))
 
@@ -106,7 +105,7 @@ def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers
     assert record.devices is not None
     assert record.devices.ranks == pytest.approx((1.0, 1.0))
     assert (record.devices.answers, record.devices.labels, record.devices.closed) == (4, 20, 2)
-    text = generation_text(generation_record(record, Traffic(Topics("main"))))
+    text = describe_generation(build_generation_record(record, Traffic(Topics("main"))))
     assert "4 answers of devices in 2 rounds" in text
     assert text.endswith("Kendall's tau against the server's own scores 1.00, 1.00")
     assert state.generations == 1
@@ -197,12 +196,12 @@ def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
         for name in BY_DEVICES.network.choices
     )
     facts = ProgramFacts(planned_peak_bytes=1000, chain=Chain(links=links, fixed_bytes=0, runtime_bytes=()))
-    made = Done(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
+    made = RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
     state, _ = step(BY_DEVICES, state, made, 6.0)
     client = state.clients[wanted.client_id]
     assert (client.stage, client.reason) == (
         "skipped",
-        "its runtime 'onnx' lacks an operator of what is to be evaluated",
+        "its runtime 'onnx' lacks an operator of its submodel",
     )
 
 
@@ -229,9 +228,9 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     state = sent(state, actions, BY_DEVICES, 6.0)
     journal.save(before, state)
     names = {task(state, name).task_id for name in state.clients}
-    anew = taken_up(BY_DEVICES, journal.load(0.0))
+    anew = resume_state(BY_DEVICES, journal.load(0.0))
     assert (anew.phase, anew.live.scores, dict(anew.clients)) == ("search", None, {})
-    assert not any(isinstance(one, SendTask) for one in resume_actions(BY_DEVICES, anew))
+    assert not any(isinstance(one, SendTask) for one in list_resume_actions(BY_DEVICES, anew))
     asked = replace(
         anew, live=replace(anew.live, members=state.live.members), last=state.last
     )  # who took part is there again

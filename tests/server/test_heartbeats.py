@@ -11,10 +11,10 @@ from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds import coordinator
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
-from subfleet.rounds.live import LiveState, Member
+from subfleet.rounds.live import FleetMember, LiveState
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
+from subfleet.rounds.signals import Tick
 from subfleet.rounds.state import RunState
 
 keys = st.text(max_size=3)
@@ -44,7 +44,7 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
 
 def fleet_of(context: RunContext, count: int) -> RunState:
     names = [f"client{number}" for number in range(count)]
-    members = {name: Member(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
+    members = {name: FleetMember(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
     state = replace(known(*map(profile, names)), live=LiveState(members=PersistentMap(members)))
     return step(context, state, Tick(), 2.0)[0]
 

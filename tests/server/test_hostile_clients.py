@@ -21,7 +21,7 @@ from subfleet.protocol.messages import Ack, Message, Presence, Profile, Refusal,
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.task import Task
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import beginning_of
+from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import CheckRequest
@@ -313,7 +313,7 @@ def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
     def found(context: RunContext, state: RunState) -> Any:
         if failures:
             raise failures.pop()
-        return beginning_of(context, state)
+        return choose_networks(context, state)
 
     monkeypatch.setattr(duties, "beginning_of", found)
     world = World(tmp_path, config(rounds=1, deploy_targets=(), method=FedTrans()), fleet())

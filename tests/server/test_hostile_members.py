@@ -18,7 +18,7 @@ from server.test_coordinator_random import HELD_OUT, Fleet
 
 from subfleet.journal.database import METADATA
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.journal.rows import record_of
+from subfleet.journal.rows import build_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import (
@@ -35,12 +35,22 @@ from subfleet.protocol.messages import (
     encode,
 )
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Action, AggregationRequest, Close, CloseEvaluation, CloseGeneration, SendTask
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.coordinator import round_info
-from subfleet.rounds.events import Done, Event, FromDevice, Tick
+from subfleet.rounds.coordinator import build_round_info
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.weights import round_weights
+from subfleet.rounds.signals import (
+    Action,
+    AggregationRequest,
+    Close,
+    CloseEvaluation,
+    CloseGeneration,
+    Event,
+    FromDevice,
+    RequestDone,
+    SendTask,
+    Tick,
+)
+from subfleet.rounds.weights import weigh_round
 from subfleet.rounds.work import CheckRequest
 
 pytestmark = pytest.mark.slow
@@ -71,9 +81,9 @@ class WithEve(Fleet):
         before = self.state
         actions = super().apply(event)
         close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
-        record = None if close is None else record_of(self.context, close, Traffic(Topics("main")))
+        record = None if close is None else build_record(self.context, close, Traffic(Topics("main")))
         self.journal.save(before, self.state, close=close, record=record)
-        if (info := round_info(self.context, self.state, self.now_s)) is not None:
+        if (info := build_round_info(self.context, self.state, self.now_s)) is not None:
             encode(info)
         return actions
 
@@ -82,7 +92,7 @@ class WithEve(Fleet):
         if isinstance(action, SendTask):
             encode(action.task)
         elif isinstance(action, AggregationRequest):
-            weights = round_weights(
+            weights = weigh_round(
                 self.context.weigh(action.round), action.clients, self.context.config.max_client_fraction
             )
             assert 0.99 < sum(one.share for one in weights.values()) < 1.01
@@ -102,7 +112,7 @@ class WithEve(Fleet):
         actions = self.apply(cast("FromDevice", said))
         accepted = "accepted" in answers(actions, said.message_id)
         if isinstance(said, Update):
-            actions = self.apply(Done(request=CheckRequest(update=said), result=ChangeSize()))
+            actions = self.apply(RequestDone(request=CheckRequest(update=said), result=ChangeSize()))
             if "accepted" in answers(actions, said.message_id):
                 self.accepted[said.task_id] = said
         elif isinstance(said, Evaluated) and accepted:

@@ -7,11 +7,9 @@ import httpx
 import pytest
 from server.server_rig import World, config, fleet
 
-from subfleet.journal.absences import AbsenceRecord, keep_absences
 from subfleet.journal.database import open_database
-from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.journal import AbsenceRecord, Journal, begin_run
 from subfleet.protocol.errors import PortError
-from subfleet.reporting import api
 from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.state import RunState
 
@@ -47,16 +45,17 @@ def test_who_is_away_stands_with_reason_and_time_in_the_api_and_on_the_page(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, run_id = open_database(tmp_path), "test-1"
-    start = datetime.datetime(2024, 5, 1, 12, 0, 0, tzinfo=datetime.timezone.utc)
-    monkeypatch.setattr(api, "_now", lambda: start + datetime.timedelta(seconds=41))
+    start = datetime.datetime(2024, 5, 1, 12, 0, 0, tzinfo=datetime.timezone.utc).timestamp()
+    monkeypatch.setattr("time.time", lambda: start + 41)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     state = world.server.state
-    Journal(engine, run_id).save(RunState(), RunState(profiles=state.profiles))
+    journal = Journal(engine, run_id)
+    journal.save(RunState(), RunState(profiles=state.profiles))
     away = [
         AbsenceRecord(client_id="ada", kind="goodbye", reason="it said goodbye (it was stopped)", seen_at=start),
         AbsenceRecord(client_id="bob", kind="silent", reason="no heartbeat for 30 s", seen_at=start),
     ]
-    keep_absences(engine, run_id, away)
+    journal.save_absences(away)
     with serve_http(tmp_path, HttpAddress(port=0)) as url, httpx.Client(base_url=url) as client:
         told = {one["client_id"]: one for one in client.get(f"/api/runs/{run_id}/clients").json()}
         page = client.get("/").text

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.coordinator_cases import context_of, profile, telemetry
 
-from subfleet.link.inbox import read_delivery
+from subfleet.link.device_link import read_delivery
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.blobs import Chunk, encode_chunk
 from subfleet.protocol.messages import Ack, Presence, Telemetry, encode

@@ -1,6 +1,5 @@
 """What the journal gives back is what was saved."""
 
-import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +9,22 @@ from typing import Any
 import pytest
 from server.coordinator_cases import CLIENTS, context_of, training, update
 
-from subfleet.journal import database, stored_state
+from subfleet.journal import stored_state
 from subfleet.journal.database import DATABASE_NAME, open_database
 from subfleet.journal.journal import Journal, begin_run
-from subfleet.journal.rows import round_record
+from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.pyramidfl import PyramidFL
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.schema import from_plain
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
-from subfleet.rounds.live import LiveState, Member
+from subfleet.rounds.live import FleetMember, LiveState
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Aggregating, Waiting
+from subfleet.rounds.signals import AggregationRequest, RequestDone
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
@@ -40,7 +38,7 @@ def _journal(folder: Path) -> Journal:
 
 def _known(state: RunState, now_s: float) -> RunState:
     """The part of a state that outlives a server."""
-    members = {name: Member(noted_s=now_s) for name in state.live.members}
+    members = {name: FleetMember(noted_s=now_s) for name in state.live.members}
     return replace(state, live=LiveState(members=PersistentMap(members), entered_s=now_s, opened_s=now_s))
 
 
@@ -53,7 +51,7 @@ def test_a_state_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     journal.save(before, state)
     assert _journal(tmp_path).load(9.0) == _known(state, 9.0)
     after, _ = step(
-        PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, "ada")), result=ChangeSize()), 3.0
+        PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, "ada")), result=ChangeSize()), 3.0
     )
     journal.save(state, after, counted=lambda name: (10, 20) if name == "ada" else (0, 0))
     assert _journal(tmp_path).load(9.0) == _known(after, 9.0)
@@ -66,17 +64,17 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     journal.save(RunState(), state)
     for name in CLIENTS:
         after, _ = step(
-            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
+            PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 3.0
         )
         journal.save(state, after)
         state = after
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="a" * 64, refused={"bob": "too large"}),
     )
     after, actions = step(PLAN, state, event, 4.0)
     close = actions[0]
-    record = round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
+    record = build_round_record(PLAN, close, Traffic(Topics()))  # type: ignore[arg-type]  # the first action closes the round
     journal.save(state, after, close=close, record=record)  # type: ignore[arg-type]
     loaded = _journal(tmp_path).load(9.0)
     assert loaded == _known(after, 9.0)
@@ -85,19 +83,6 @@ def test_a_closed_round_is_loaded_with_its_record(tmp_path: Path) -> None:
     assert [row.status for row in record.clients] == ["aggregated", "refused: too large", "aggregated"]
     assert journal.checkpoint_sha256(1) == "a" * 64
     assert journal.checkpoint_sha256(2) is None
-
-
-@pytest.mark.parametrize(("told", "metrics"), [(None, {}), (7.5, {"perplexity": 7.5})])
-def test_records_of_before_metrics_came_are_read(tmp_path: Path, told: float | None, metrics: dict[str, float]) -> None:
-    journal = _journal(tmp_path)
-    old: dict[str, Any] = {"round": 1, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0, "log_time_s": None, "clients": []}
-    with open_database(tmp_path).begin() as connection:
-        run_id = connection.execute(database.runs.select()).one().run_id
-        row = {"run_id": run_id, "round": 1, "accuracy": 0.5, "loss": 1.0, "seconds": 1.0, "checkpoint_sha256": ""}
-        connection.execute(database.rounds.insert().values(**row, record=json.dumps({**old, "perplexity": told})))
-    (record,) = journal.records()
-    assert (record.metrics, record.accuracy) == (metrics, 0.5)
-    assert record.headline == ("accuracy" if told is None else "perplexity")
 
 
 def test_what_a_method_remembers_is_kept_in_the_step_that_it_follows_from(tmp_path: Path) -> None:
@@ -151,7 +136,7 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
     [
         *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("retry", "lost", "waits_for")],
         ("ALTER TABLE runs ADD COLUMN plans TEXT", "plans"),
-        ("ALTER TABLE tasks ADD COLUMN energy_j REAL", "energy_j"),
+        ("ALTER TABLE records ADD COLUMN energy_j REAL", "energy_j"),
     ],
 )
 def test_a_journal_of_another_release_is_one_sentence_and_left_as_it_is(tmp_path: Path, change: str, told: str) -> None:
@@ -172,7 +157,7 @@ def test_a_database_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> No
     journal = Journal(engine, begin_run(engine, name="one", settings="{}", round_count=2))
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE runs")
-    with pytest.raises(FileError, match=r"the journal in .* cannot be used: no such table: runs; make room for it"):
+    with pytest.raises(FileError, match=r"the journal in .* cannot be used: no such table: runs; free some space"):
         journal.save(RunState(), RunState(round=1))
     engine.dispose()
 

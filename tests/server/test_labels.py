@@ -20,7 +20,7 @@ from subfleet.protocol.messages import Profile
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.offers import class_counts_of
+from subfleet.rounds.offers import count_classes
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.settings.reading import read_run
 from subfleet.settings.samples import DataSettings
@@ -54,9 +54,9 @@ def test_the_test_run_has_as_many_classes_as_names() -> None:
 
 
 def test_counts_by_name_are_put_into_the_runs_order() -> None:
-    assert class_counts_of(RUN, with_classes("dog", "bee", counts=(7, 2))) == ((0, 2, 7), "")
-    assert class_counts_of(config(), with_classes("2", "0", counts=(7, 2))) == ((2, 0, 7), "")
-    assert class_counts_of(RUN, profile("ada")) == ((1,) * CLASSES, "")
+    assert count_classes(RUN, with_classes("dog", "bee", counts=(7, 2))) == ((0, 2, 7), "")
+    assert count_classes(config(), with_classes("2", "0", counts=(7, 2))) == ((2, 0, 7), "")
+    assert count_classes(RUN, profile("ada")) == ((1,) * CLASSES, "")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Presence, encode
 from subfleet.rounds import members
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
-from subfleet.rounds.live import LiveState, Member
+from subfleet.rounds.live import FleetMember, LiveState
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
+from subfleet.rounds.signals import Tick
 from subfleet.rounds.state import RunState
 from subfleet.settings.sections import Deadlines
 
@@ -64,7 +64,7 @@ def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeyp
 def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MOST_VALUES", 1000)
     large = [replace(profile(f"eve-{number}"), class_counts=(1,) * 300) for number in range(9)]
-    heard = {one.client_id: Member(noted_s=number) for number, one in enumerate(large)}
+    heard = {one.client_id: FleetMember(noted_s=number) for number, one in enumerate(large)}
     state = replace(known(*large), live=LiveState(members=PersistentMap(heard)))
     state, _ = step(context_of(), state, Tick(), 9.0)
     assert set(state.live.members) == {"eve-6", "eve-7", "eve-8"}
@@ -113,4 +113,4 @@ def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     state = joined(context, state, "ada", 1.0)
     assert state.phase == "waiting"
     state = joined(context, state, "bob", 2.0)
-    assert (state.phase, sorted(members.expected(context, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])
+    assert (state.phase, sorted(members.list_expected(context, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])

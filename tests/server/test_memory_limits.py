@@ -6,7 +6,7 @@ import pytest
 from server.coordinator_cases import context_of, profile, telemetry
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.offers import measured_client
+from subfleet.rounds.offers import build_client
 from subfleet.rounds.state import RunState
 from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.reading import read_run
@@ -27,7 +27,7 @@ OFFERED_BYTES = 1_000_000_000
 )
 def test_the_closest_limit_bounds_what_a_device_offers(limits: MemoryLimits, budget_bytes: int) -> None:
     context = context_of(memory_limits=limits)
-    client = measured_client(context, RunState(), profile("ada"), telemetry(context, "ada", memory_bytes=OFFERED_BYTES))
+    client = build_client(context, RunState(), profile("ada"), telemetry(context, "ada", memory_bytes=OFFERED_BYTES))
     assert client.offer.budget is not None
     assert (client.offer.budget.memory_bytes, client.offer.memory_budget_bytes) == (budget_bytes, budget_bytes)
     assert client.offer.memory_free_bytes == OFFERED_BYTES

@@ -13,10 +13,10 @@ from server.test_costs import ROW, record
 from subfleet.elastic.growing import deepen_cell, list_cells, widen_cells
 from subfleet.elastic.lineage import Copied, Lineage, Replicated
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
-from subfleet.journal.lineages import network_records
-from subfleet.journal.networks import NetworkRecord, descending
+from subfleet.journal.lineages import build_network_records
+from subfleet.journal.networks import NetworkRecord, walk_descendants
 from subfleet.journal.records import RoundRecord
-from subfleet.rounds.networks import readiness_told
+from subfleet.rounds.networks import describe_readiness
 from subfleet.rounds.state import RunState
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
@@ -55,7 +55,7 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
     rounds = played(["", ""], ["", "m1", "m1"], ["", "m1"])
     left_out = replace(ROW, client_id="c9", network="m1", status="refused: far from the others")
     rounds = (*rounds[:2], replace(rounds[2], clients=(*rounds[2].clients, left_out)))
-    first, wider, deeper = network_records(CONTEXT, state_of(), rounds, ())
+    first, wider, deeper = build_network_records(CONTEXT, state_of(), rounds, ())
     assert first.trained == {1: ("c0", "c1"), 2: ("c0",), 3: ("c0",)}
     assert wider.trained == {2: ("c1", "c2"), 3: ("c1",)}
     assert (first.clients, wider.clients, deeper.clients) == (("c0", "c1"), ("c1", "c2"), ())
@@ -88,7 +88,7 @@ def test_a_network_is_ready_for_the_round_after_the_turn_in_which_its_program_wa
     programs: tuple[WrittenProgram, ...], retries: Sequence[int], trained: int | None, expected: int | None
 ) -> None:
     rounds = played(*(["m1" if number == trained else ""] for number in range(1, 5)), retries=retries)
-    _, wider, _ = network_records(CONTEXT, state_of(*programs), rounds, ())
+    _, wider, _ = build_network_records(CONTEXT, state_of(*programs), rounds, ())
     assert wider.ready_round == expected
 
 
@@ -108,7 +108,7 @@ def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
     gone = replace(rows[2], client_id="d", accuracy=0.0, status="missing: no answer came in time")
     last = EvaluationRecord(round=2, seconds=1.0, clients=(*rows, gone))
     earlier = replace(last, round=1, clients=(replace(rows[0], accuracy=1.0),))
-    first, wider, deeper = network_records(CONTEXT, state_of(), (), (earlier, last))
+    first, wider, deeper = build_network_records(CONTEXT, state_of(), (), (earlier, last))
     assert (first.own_mean, first.owners) == (0.2, ("a",))
     assert wider.own_mean == pytest.approx(0.7)
     assert wider.owners == ("b", "c")
@@ -116,7 +116,7 @@ def test_accuracy_is_the_mean_over_those_whose_own_it_is() -> None:
 
 
 def test_a_run_that_never_had_another_network_tells_of_the_one() -> None:
-    (only,) = network_records(CONTEXT, RunState(), played([""], [""]), ())
+    (only,) = build_network_records(CONTEXT, RunState(), played([""], [""]), ())
     assert (only.lineage, only.name, len(only.trained)) == (FIRST, "the first", 2)
 
 
@@ -130,7 +130,7 @@ def test_every_network_comes_once_and_behind_its_parent(parents: list[int]) -> N
         )
         for place, parent in enumerate(parents)
     ]
-    found = list(descending(networks))
+    found = list(walk_descendants(networks))
     assert sorted(one.name for _, one in found) == sorted(one.name for one in networks)
     seen = dict[str, int]()
     for depth, one in found:
@@ -143,10 +143,10 @@ def test_people_are_told_when_a_network_may_be_trained() -> None:
     unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=None), turn=2)
     ready = state_of(written(FIRST, 1), written(WIDER, 2), turn=2)
     more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), turn=3)
-    assert readiness_told(CONTEXT, nothing, unwritable) == ()
-    assert readiness_told(CONTEXT, nothing, ready) == ("network m1 may be trained from the next round on",)
-    assert readiness_told(CONTEXT, ready, more) == ()
-    assert readiness_told(CONTEXT, RunState(), state_of(written(FIRST, 1), lineages=(), turn=1)) == ()
+    assert describe_readiness(CONTEXT, nothing, unwritable) == ()
+    assert describe_readiness(CONTEXT, nothing, ready) == ("network m1 may be trained from the next round on",)
+    assert describe_readiness(CONTEXT, ready, more) == ()
+    assert describe_readiness(CONTEXT, RunState(), state_of(written(FIRST, 1), lineages=(), turn=1)) == ()
 
 
 def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
@@ -154,11 +154,11 @@ def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
     early = written(WIDER, 2)
     again = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 4}))
     state = state_of(early, turn=2)
-    assert readiness_told(again, state_of(turn=2), state) == ()
+    assert describe_readiness(again, state_of(turn=2), state) == ()
     said = ("network m1 may be trained from the next round on",)
-    assert readiness_told(again, state, replace(state, round=3)) == said
-    assert readiness_told(again, replace(state, round=3), replace(state, round=4)) == ()
+    assert describe_readiness(again, state, replace(state, round=3)) == said
+    assert describe_readiness(again, replace(state, round=3), replace(state, round=4)) == ()
     rounds = played(*[[""]] * 5)
-    assert network_records(again, state, rounds, ())[1].ready_round == 4
+    assert build_network_records(again, state, rounds, ())[1].ready_round == 4
     never = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 0}))
-    assert network_records(never, state, rounds, ())[1].ready_round is None
+    assert build_network_records(never, state, rounds, ())[1].ready_round is None

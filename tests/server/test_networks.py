@@ -31,17 +31,17 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import candidates_of, estimates_of, estimates_wanted, target_estimates
+from subfleet.rounds.estimation import build_target_estimates, get_estimates, list_candidates, request_estimates
 from subfleet.rounds.networks import (
-    all_lineages,
-    estimate_of,
-    in_use,
-    lineages_in_use,
-    networks_told,
-    standing_for,
-    with_lineages,
+    describe_networks,
+    estimate_size,
+    find_standing,
+    list_lineages,
+    list_living_lineages,
+    list_networks,
+    replace_lineages,
 )
-from subfleet.rounds.refusals import unfit_sizes, with_unfit
+from subfleet.rounds.obstacles import list_unfit_sizes, record_unfit
 from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.work import CostRequest
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
@@ -172,9 +172,9 @@ def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
         module.load_state_dict(dict(state.of(lineage.id).shared))
         said.append(module.eval()(inputs).detach())
     torch.testing.assert_close(said[0], said[1], rtol=1e-5, atol=1e-5)
-    assert estimate_of(CONTEXT, lineages, in_use(CONTEXT, RunState(lineages=lineages))[1].space[-1]).parameters > (
-        CONTEXT.candidates[-1].parameters
-    )
+    assert estimate_size(
+        CONTEXT, lineages, list_networks(CONTEXT, RunState(lineages=lineages))[1].space[-1]
+    ).parameters > (CONTEXT.candidates[-1].parameters)
 
 
 def test_a_network_that_is_drawn_begins_as_a_run_of_its_own_would() -> None:
@@ -268,7 +268,7 @@ def test_a_model_of_several_networks_survives_a_checkpoint(retired: tuple[str, .
 def retiring(context: RunContext) -> tuple[RunState, RunState]:
     """A run whose network `a` retires, with something known of it wherever something can be; before and after."""
     state = training(context)
-    lineages = (*all_lineages(context, ()), COPY, replace(COPY, id="b"))
+    lineages = (*list_lineages(context, ()), COPY, replace(COPY, id="b"))
     state = replace(state, lineages=lineages)
     sizes = {one.id: context.declared(one).space[0] for one in lineages}
     programs = {one: SizedProgram(size=size, target="onnx") for one, size in sizes.items()}
@@ -276,7 +276,7 @@ def retiring(context: RunContext) -> tuple[RunState, RunState]:
     client = state.clients["ada"]
     for size in sizes.values():
         no = replace(refusal(context, state, "ada"), reason="runtime")
-        state = with_unfit(state, replace(client, given=Submodel(size=size, architecture=size)), no, "no")
+        state = record_unfit(state, replace(client, given=Submodel(size=size, architecture=size)), no, "no")
     last = {
         name: replace(client, client_id=name, given=Submodel(size=size, architecture=size))
         for name, size in zip(CLIENTS, sizes.values(), strict=True)
@@ -287,7 +287,7 @@ def retiring(context: RunContext) -> tuple[RunState, RunState]:
         queue=tuple(programs.values()),
         last=last,
     )
-    after = with_lineages(
+    after = replace_lineages(
         context, state, tuple(replace(one, retired_round=2) if one.id == "a" else one for one in lineages)
     )
     return state, after
@@ -296,12 +296,12 @@ def retiring(context: RunContext) -> tuple[RunState, RunState]:
 def test_nothing_is_known_any_more_of_a_network_that_has_retired() -> None:
     context = context_with_settings(method=HeteroFL())
     before, after = retiring(context)
-    assert [one.id for one in lineages_in_use(context, after)] == ["", "b"]
-    for kept in (after.written, after.queue, unfit_sizes(after, "ada", "onnx")):
+    assert [one.id for one in list_living_lineages(context, after)] == ["", "b"]
+    for kept in (after.written, after.queue, list_unfit_sizes(after, "ada", "onnx")):
         assert len(kept) == 2
     assert {one.program.size.network for one in after.written.values()} == {"", "b"}
     assert {one.size.network for one in after.queue} == {"", "b"}
-    assert unfit_sizes(before, "ada", "onnx").keys() - unfit_sizes(after, "ada", "onnx").keys() == {
+    assert list_unfit_sizes(before, "ada", "onnx").keys() - list_unfit_sizes(after, "ada", "onnx").keys() == {
         context.declared(COPY).space[0].architecture_id
     }
 
@@ -325,25 +325,25 @@ def test_the_journal_keeps_networks_and_prunes_the_programs_of_those_that_retire
 
 def test_sizes_are_those_of_all_networks_in_use_each_with_its_own_estimate() -> None:
     context = context_with_settings(method=HeteroFL())
-    state = RunState(lineages=(*all_lineages(context, ()), replace(COPY, config=MODEL)))
-    both = candidates_of(context, state, "onnx")
+    state = RunState(lineages=(*list_lineages(context, ()), replace(COPY, config=MODEL)))
+    both = list_candidates(context, state, "onnx")
     assert len(both) == 2 * len(context.space)
     assert [one.order for one in both] == sorted(one.order for one in both)
-    estimate = estimates_of(context, state, "onnx")
+    estimate = get_estimates(context, state, "onnx")
     assert all(estimate(one.architecture) == replace(one, architecture=one.architecture) for one in both)
     alone = replace(
         state, lineages=tuple(replace(one, retired_round=1) if not one.id else one for one in state.lineages)
     )
-    assert {one.architecture.network for one in candidates_of(context, alone, "onnx")} == {"a"}
+    assert {one.architecture.network for one in list_candidates(context, alone, "onnx")} == {"a"}
 
 
 def test_estimates_are_asked_for_of_each_network() -> None:
     context = context_with_settings(method=DynamicSelection())
-    state = RunState(lineages=(*all_lineages(context, ()), replace(COPY, config=MODEL)))
-    wanted = estimates_wanted(context, state, "onnx")
+    state = RunState(lineages=(*list_lineages(context, ()), replace(COPY, config=MODEL)))
+    wanted = request_estimates(context, state, "onnx")
     assert [one.key for one in wanted] == ["onnx", "a/onnx"]
-    known = {one.key: target_estimates(context, one, None, "no") for one in wanted}
-    assert estimates_wanted(context, replace(state, live=replace(state.live, estimates=known)), "onnx") == ()
+    known = {one.key: build_target_estimates(context, one, None, "no") for one in wanted}
+    assert request_estimates(context, replace(state, live=replace(state.live, estimates=known)), "onnx") == ()
     assert [one.architecture.network for one in known["a/onnx"].candidates] == ["a"] * len(context.space)
 
 
@@ -358,10 +358,10 @@ def test_a_client_of_a_retired_network_has_what_stands_for_it_or_is_left_out() -
     others = with_steps(context.roles, standing=stands)
     for roles, expected in ((context.roles, None), (others, "b")):
         told = replace(context, roles=roles)
-        gone = standing_for(told, after, after.last["bob"])
+        gone = find_standing(told, after, after.last["bob"])
         assert (None if gone is None else gone.architecture.network) == expected
         assert gone is None or gone.size == context.declared(after.lineages[2]).space[0]
-        stays = standing_for(told, after, after.last["ada"])
+        stays = find_standing(told, after, after.last["ada"])
         assert stays is not None
         assert stays.architecture.network == ""
 
@@ -384,16 +384,16 @@ def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_coun
     other = context.declared(after.lineages[2]).space[0]
     for turn, nothing_written, expected in ((2, False, True), (1, False, False), (2, True, False)):
         state = replace(after, round=turn, written={} if nothing_written else after.written)
-        standing_for(told, state, client)
+        find_standing(told, state, client)
         assert asked[-1].ready(replace(client.size, name="as it is called elsewhere"))
         assert asked[-1].ready(other) == expected
 
 
 def test_people_are_told_of_networks() -> None:
     after = (replace(FIRST, retired_round=3), replace(COPY, born_round=3), Lineage(id="d", config=CONFIG, born_round=3))
-    assert networks_told((), after) == (
-        "the network that the run began with has retired",
-        "network a has appeared, copied from the network that the run began with",
+    assert describe_networks((), after) == (
+        "the first network has retired",
+        "network a has appeared, copied from the first network",
         "network d has appeared, drawn anew",
     )
-    assert networks_told(after, after) == ()
+    assert describe_networks(after, after) == ()

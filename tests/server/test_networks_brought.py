@@ -29,13 +29,12 @@ from subfleet.protocol.messages import Ack, Presence
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.actions import Reply
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Failed, Tick
-from subfleet.rounds.networks import NOT_YET, beginning_of, brought_anew
+from subfleet.rounds.networks import NOT_YET, choose_networks, list_new_networks
 from subfleet.rounds.offers import MOST_NETWORKS
 from subfleet.rounds.progress import Measuring
+from subfleet.rounds.signals import Reply, RequestDone, RequestFailed, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import NetworksRequest
 from subfleet.settings.named_networks import parse_client_network
@@ -115,7 +114,7 @@ def test_what_is_no_network_of_the_run_is_refused_in_a_sentence(changes: dict[st
         parse_client_network(json.dumps(plain), MODEL)
     found = ack(CONTEXT, json.dumps(plain))
     assert (found.status, found.problem) == ("refused", "no_network")
-    assert found.reason.startswith("the network that it declares is none: ")
+    assert found.reason.startswith("its declared network is invalid: ")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "null", '{"widths": NaN}'])
@@ -149,12 +148,12 @@ def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     (wanted,) = wanted_of(NetworksRequest, actions)
     assert (state.phase, state.lineages) == ("measure", ())
     assert not wanted_of(NetworksRequest, step(CONTEXT, state, Tick(), 3.0)[1]), "it is being made"
-    made = beginning_of(CONTEXT, state)
-    begun, _ = step(CONTEXT, state, Done(request=wanted, result=made), 3.0)
+    made = choose_networks(CONTEXT, state)
+    begun, _ = step(CONTEXT, state, RequestDone(request=wanted, result=made), 3.0)
     assert (begun.phase, begun.lineages) == ("train", made)
-    again, _ = step(CONTEXT, begun, Done(request=wanted, result=()), 3.0)
+    again, _ = step(CONTEXT, begun, RequestDone(request=wanted, result=()), 3.0)
     assert again.lineages == made
-    lost, _ = step(CONTEXT, state, Failed(request=wanted, reason="no"), 3.0)
+    lost, _ = step(CONTEXT, state, RequestFailed(request=wanted, reason="no"), 3.0)
     assert (lost.lineages, lost.tries.retry) == ((), 1), "nobody has a network that is trained"
     late, _ = step(CONTEXT, state, Tick(), 1e9)
     assert (late.lineages, late.tries.retry) == ((), 1)
@@ -164,7 +163,7 @@ def test_who_brings_nothing_and_who_declares_a_submodel_of_a_model_that_is_not_t
     state = declared(CONTEXT, SMALL, None)
     state, _ = step(CONTEXT, state, replace(profile("cyd"), architecture=CONTEXT.space[0]), 1.0)
     state = measured(CONTEXT, state, *CLIENTS)
-    assert state.clients["bob"].reason.startswith("the method goes by declared architectures")
+    assert state.clients["bob"].reason.startswith("the method needs declared architectures")
     assert state.clients["cyd"].reason == "it has declared no architecture"
     assert (state.clients["ada"].stage, state.clients["cyd"].stage) == ("preparing", "skipped")
 
@@ -176,7 +175,7 @@ def test_who_comes_with_another_network_waits_for_the_end_of_the_round() -> None
         state, _ = step(CONTEXT, state, replace(profile(name), network=told(family)), 3.0)
     state = measured(CONTEXT, state, *CLIENTS)
     assert [state.clients[name].reason for name in CLIENTS] == ["", NOT_YET, NOT_YET]
-    assert brought_anew(CONTEXT, state) == (WIDE,), "once, however many bring it"
+    assert list_new_networks(CONTEXT, state) == (WIDE,), "once, however many bring it"
 
 
 def played(folder: Path, method: AnyMethod, faults: Faults | None = None, *, kill: bool = False) -> World:
@@ -226,7 +225,7 @@ def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_
         state, actions = step(CONTEXT, state, told_now, 1.0)
         (answer,) = [one.ack for one in actions if isinstance(one, Reply)]
         assert answer.problem == ("too_many" if number > MOST_NETWORKS else None)
-        assert ("but may declare 4" in answer.reason) == (number > MOST_NETWORKS)
+        assert ("but may declare only 4" in answer.reason) == (number > MOST_NETWORKS)
         before = survived(state, 1.0)
         state, _ = step(CONTEXT, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
         state, _ = step(CONTEXT, state, told_now, 1.0)

@@ -19,8 +19,8 @@ from server.server_rig import World, config, fleet
 
 from subfleet.protocol.messages import Ack, Presence
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.actions import Action, Reply
 from subfleet.rounds.coordinator import step
+from subfleet.rounds.signals import Action, Reply
 from subfleet.transport.in_memory import Faults
 
 PLAN = context_of()

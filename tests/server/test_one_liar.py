@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subfleet.rounds.outliers import HELD_FRACTION, MOST_GROWTH, ChangeSize, outliers_of
-from subfleet.rounds.weights import client_fraction, fraction_limit
+from subfleet.rounds.outliers import HELD_FRACTION, MOST_GROWTH, ChangeSize, find_outliers
+from subfleet.rounds.weights import find_fraction_limit, limit_client_fraction
 from subfleet.settings.sections import OutlierSettings
 
 SETTINGS = OutlierSettings()
@@ -24,7 +24,7 @@ LIAR = st.builds(ChangeSize, weights=ANY, travel=ANY, samples=ANY, held_weights=
 @given(honest=st.lists(HONEST, min_size=3, max_size=30), liar=LIAR)
 def test_no_change_counts_more_than_its_limit(honest: list[ChangeSize], liar: ChangeSize) -> None:
     sizes = {**{f"h{place}": size for place, size in enumerate(honest)}, "liar": liar}
-    far = outliers_of(sizes, (), SETTINGS)
+    far = find_outliers(sizes, (), SETTINGS)
     counted = liar.weights * (far["liar"].scale if "liar" in far else 1.0)
     usual = max(size.weights for size in honest)  # the median with one liar among them is no larger
     assert counted <= max(SETTINGS.change_factor * usual * MOST_GROWTH, HELD) * (1 + 1e-9)
@@ -37,9 +37,9 @@ def test_no_client_has_more_than_three_times_an_equal_share_and_never_more_than_
     honest: list[float], claimed: float
 ) -> None:
     weights = [*honest, claimed]
-    share = client_fraction(None, len(weights))
+    share = limit_client_fraction(None, len(weights))
     assert share == min(0.5, 3 / len(weights))
-    limit = fraction_limit(weights, share)
+    limit = find_fraction_limit(weights, share)
     counted = [weight if limit is None else min(weight, float(limit)) for weight in weights]
     assert counted[-1] / sum(counted) <= max(share, 1 / len(weights)) * (1 + 1e-9)
 
@@ -48,4 +48,4 @@ def test_no_client_has_more_than_three_times_an_equal_share_and_never_more_than_
 def test_a_change_below_the_weights_is_far_without_much_longer_training(samples: float) -> None:
     honest = {f"h{place}": ChangeSize(weights=0.01, samples=1.0, travel=1.0, held_weights=HELD) for place in range(4)}
     liar = ChangeSize(weights=0.9 * HELD, samples=samples, travel=1.0, held_weights=HELD)
-    assert set(outliers_of({**honest, "liar": liar}, (), SETTINGS)) == {"liar"}
+    assert set(find_outliers({**honest, "liar": liar}, (), SETTINGS)) == {"liar"}

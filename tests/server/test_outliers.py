@@ -12,11 +12,11 @@ from subfleet.protocol.training import OptimiserSettings, TrainingSettings
 from subfleet.rounds.outliers import (
     MOST_GROWTH,
     ChangeSize,
-    divergence,
-    most_outlying,
-    outliers_of,
+    compute_usual_change,
+    explain_divergence,
+    find_outliers,
+    rank_outliers,
     travel,
-    usual_change,
 )
 from subfleet.settings.sections import OutlierSettings
 
@@ -29,8 +29,8 @@ def sizes(**weights: float) -> dict[str, ChangeSize]:
 
 def test_a_change_above_five_times_the_median_of_four_is_outside() -> None:
     inside = sizes(ada=1.0, bob=1.2, cyd=0.8, dan=5.0)
-    assert outliers_of(inside, (), SETTINGS) == {}
-    found = outliers_of({**inside, "dan": ChangeSize(weights=10.0)}, (), SETTINGS)
+    assert find_outliers(inside, (), SETTINGS) == {}
+    found = find_outliers({**inside, "dan": ChangeSize(weights=10.0)}, (), SETTINGS)
     assert found["dan"].why == "its change of weights is 10 times the median of the round, but may be 5 times at most"
     assert found["dan"].scale == 0.0625
     assert set(found) == {"dan"}
@@ -40,7 +40,7 @@ def test_a_change_above_five_times_the_median_of_four_is_outside() -> None:
 def test_the_further_off_an_update_is_the_less_it_moves_the_model(times: float) -> None:
     """At the limit nothing jumps; beyond it neither the change nor its weight ever grows again."""
     (near, far) = (
-        outliers_of(sizes(ada=1.0, bob=1.0, cyd=1.0, eve=5 * factor), (), SETTINGS) for factor in (times, 2 * times)
+        find_outliers(sizes(ada=1.0, bob=1.0, cyd=1.0, eve=5 * factor), (), SETTINGS) for factor in (times, 2 * times)
     )
     assert ("eve" in near) == (5 * times > 5)
     scale = near["eve"].scale if near else 1.0
@@ -52,28 +52,28 @@ def test_the_further_off_an_update_is_the_less_it_moves_the_model(times: float) 
 def test_a_longer_training_explains_a_larger_change() -> None:
     short, long = ChangeSize(weights=1.0, travel=1.0), ChangeSize(weights=18.0, travel=9.0)
     four = {"ada": short, "bob": short, "cyd": short, "dan": long}
-    assert outliers_of(four, (), SETTINGS) == {}
-    assert set(outliers_of({**four, "dan": replace(long, weights=19.0)}, (), SETTINGS)) == {"dan"}
+    assert find_outliers(four, (), SETTINGS) == {}
+    assert set(find_outliers({**four, "dan": replace(long, weights=19.0)}, (), SETTINGS)) == {"dan"}
     # Who trains less than the others may move as far as they do.
-    assert outliers_of({**four, "dan": replace(long, weights=5.0, travel=0.01)}, (), SETTINGS) == {}
+    assert find_outliers({**four, "dan": replace(long, weights=5.0, travel=0.01)}, (), SETTINGS) == {}
     # The rounds before tell how far that was for which training.
-    assert outliers_of({"dan": long}, (short,), SETTINGS) == {}
-    assert set(outliers_of({"dan": replace(long, travel=1.0)}, (short,), SETTINGS)) == {"dan"}
+    assert find_outliers({"dan": long}, (short,), SETTINGS) == {}
+    assert set(find_outliers({"dan": replace(long, travel=1.0)}, (short,), SETTINGS)) == {"dan"}
 
 
 def test_what_a_client_claims_buys_it_no_more_than_so_much() -> None:
     honest = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(weights=1.0, statistics=1.0, travel=1.0))
     for claimed in (1e4, 1e15):
         inside = ChangeSize(weights=5 * MOST_GROWTH, statistics=5 * MOST_GROWTH, travel=claimed)
-        assert outliers_of({**honest, "eve": inside}, (), SETTINGS) == {}
+        assert find_outliers({**honest, "eve": inside}, (), SETTINGS) == {}
         for kind in ("weights", "statistics"):
             outside = replace(inside, **{kind: 5.1 * MOST_GROWTH})
-            assert set(outliers_of({**honest, "eve": outside}, (), SETTINGS)) == {"eve"}
+            assert set(find_outliers({**honest, "eve": outside}, (), SETTINGS)) == {"eve"}
 
 
 def test_measuring_takes_no_steps() -> None:
     honest = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(measured=1.0, travel=1.0))
-    assert set(outliers_of({**honest, "eve": ChangeSize(measured=6.0, travel=100.0)}, (), SETTINGS)) == {"eve"}
+    assert set(find_outliers({**honest, "eve": ChangeSize(measured=6.0, travel=100.0)}, (), SETTINGS)) == {"eve"}
 
 
 @pytest.mark.parametrize("kind", ["weights", "statistics"])
@@ -85,11 +85,11 @@ def test_no_change_of_much_training_is_far_that_is_smaller_than_what_it_changes(
     few = {"samples": 8.0, "travel": 1.0, f"held_{kind}": 1.0}
     still = dict.fromkeys(("ada", "bob", "cyd"), ChangeSize(**{**few, kind: 1e-4}))
     moves = ChangeSize(**{**few, **much, kind: 0.99})
-    assert outliers_of({**still, "dan": moves}, (), SETTINGS) == {}
-    found = outliers_of({**still, "dan": replace(moves, **{kind: 2.0})}, (), SETTINGS)
+    assert find_outliers({**still, "dan": moves}, (), SETTINGS) == {}
+    found = find_outliers({**still, "dan": replace(moves, **{kind: 2.0})}, (), SETTINGS)
     assert found["dan"].scale == 0.0625
     for short in ({"samples": 39.0}, {"travel": 4.9}):
-        assert outliers_of({**still, "dan": replace(moves, **{**few, **short})}, (), SETTINGS).keys() == {"dan"}
+        assert find_outliers({**still, "dan": replace(moves, **{**few, **short})}, (), SETTINGS).keys() == {"dan"}
 
 
 @pytest.mark.parametrize("kind", ["weights", "statistics"])
@@ -98,32 +98,32 @@ def test_one_of_many_moves_the_model_by_a_fifth_of_its_weights_at_most(kind: str
     honest = ChangeSize(**{kind: 0.01, f"held_{kind}": 1.0}, samples=40.0, travel=5.0)
     for count in (3, 9, 19):
         others = dict.fromkeys((f"c{place}" for place in range(count)), honest)
-        found = outliers_of({**others, "eve": replace(honest, **{kind: 0.3})}, [honest] * 5, SETTINGS)
+        found = find_outliers({**others, "eve": replace(honest, **{kind: 0.3})}, [honest] * 5, SETTINGS)
         assert found.keys() == {"eve"}
         assert found["eve"].scale == pytest.approx(1.5**-4)
         jumps = replace(honest, **{kind: 0.19})
-        assert outliers_of({**others, "dan": jumps}, [honest] * 5, SETTINGS) == {}, "as honest changes may"
+        assert find_outliers({**others, "dan": jumps}, [honest] * 5, SETTINGS) == {}, "as honest changes may"
 
 
 def test_of_fewer_than_four_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
     honest = ChangeSize(weights=0.01, held_weights=1.0, samples=40.0, travel=5.0)
     three = {"ada": honest, "bob": honest, "eve": replace(honest, weights=0.3)}
-    assert outliers_of(three, [honest] * 5, SETTINGS) == {}
-    assert outliers_of({**three, "eve": replace(honest, weights=1.1)}, [honest] * 5, SETTINGS).keys() == {"eve"}
+    assert find_outliers(three, [honest] * 5, SETTINGS) == {}
+    assert find_outliers({**three, "eve": replace(honest, weights=1.1)}, [honest] * 5, SETTINGS).keys() == {"eve"}
 
 
 def test_where_most_moved_nothing_no_change_is_far_that_is_smaller_than_what_it_changes() -> None:
     still = ChangeSize(held_weights=1.0, samples=40.0, travel=5.0)
     four = {**dict.fromkeys(("ada", "bob", "cyd"), still), "dan": replace(still, weights=0.3)}
     past = [replace(still, weights=0.01)] * 5
-    assert outliers_of(four, past, SETTINGS) == {}
-    assert outliers_of({**four, "dan": replace(still, weights=1.1)}, past, SETTINGS).keys() == {"dan"}
+    assert find_outliers(four, past, SETTINGS) == {}
+    assert find_outliers({**four, "dan": replace(still, weights=1.1)}, past, SETTINGS).keys() == {"dan"}
 
 
 def test_of_two_kinds_the_one_further_off_decides() -> None:
     usual = ChangeSize(weights=1.0, statistics=1.0)
     eve = ChangeSize(weights=20.0, statistics=100.0)
-    found = outliers_of({"ada": usual, "bob": usual, "cyd": usual, "eve": eve}, (), SETTINGS)
+    found = find_outliers({"ada": usual, "bob": usual, "cyd": usual, "eve": eve}, (), SETTINGS)
     assert found["eve"].scale == pytest.approx(0.05**4)
     assert found["eve"].why.startswith("its change of running statistics is 100 times")
 
@@ -150,7 +150,7 @@ def test_a_step_of_adam_moves_a_weight_by_its_rate() -> None:
 
 def test_of_an_even_number_the_lower_of_the_middle_two_is_the_median() -> None:
     """Else two of four could hide each other."""
-    assert set(outliers_of(sizes(ada=1.0, bob=1.0, eve=1e6, fay=1e6), (), SETTINGS)) == {"eve", "fay"}
+    assert set(find_outliers(sizes(ada=1.0, bob=1.0, eve=1e6, fay=1e6), (), SETTINGS)) == {"eve", "fay"}
 
 
 @pytest.mark.parametrize(
@@ -166,16 +166,16 @@ def test_of_an_even_number_the_lower_of_the_middle_two_is_the_median() -> None:
 )
 def test_fewer_than_four_are_compared_with_the_rounds_before(past: tuple[float, ...], found: set[str]) -> None:
     changes = tuple(ChangeSize(weights=value) for value in past)
-    here = outliers_of(sizes(ada=1.0, bob=1.0, eve=1e6), changes, SETTINGS)
+    here = find_outliers(sizes(ada=1.0, bob=1.0, eve=1e6), changes, SETTINGS)
     assert set(here) == found
     assert all("times that of the last rounds" in one.why for one in here.values())
 
 
 def test_four_that_mostly_moved_nothing_are_compared_with_the_rounds_before() -> None:
     still = sizes(ada=0.0, bob=0.0, cyd=0.0, dan=1.0)
-    assert outliers_of(still, (), SETTINGS) == {}
-    assert outliers_of(still, (ChangeSize(weights=1.0),), SETTINGS) == {}
-    assert set(outliers_of(still, (ChangeSize(weights=0.01),), SETTINGS)) == {"dan"}
+    assert find_outliers(still, (), SETTINGS) == {}
+    assert find_outliers(still, (ChangeSize(weights=1.0),), SETTINGS) == {}
+    assert set(find_outliers(still, (ChangeSize(weights=0.01),), SETTINGS)) == {"dan"}
 
 
 @pytest.mark.parametrize("kind", ["weights", "statistics", "measured"])
@@ -184,18 +184,18 @@ def test_each_kind_has_a_median_of_its_own(kind: str) -> None:
     usual: dict[str, Any] = {"weights": 0.01, "statistics": 5.0, "measured": 1.0, "own": 1.0}
     round_sizes = {name: ChangeSize(**usual) for name in ("ada", "bob", "cyd")}
     round_sizes["eve"] = ChangeSize(**{**usual, kind: 20 * usual[kind]})
-    assert set(outliers_of(round_sizes, (), SETTINGS)) == {"eve"}
+    assert set(find_outliers(round_sizes, (), SETTINGS)) == {"eve"}
 
 
 def test_what_a_client_has_to_itself_is_its_own_affair() -> None:
     round_sizes = {name: ChangeSize(own=value) for name, value in (("ada", 1.0), ("bob", 1.0), ("cyd", 1.0))}
-    assert outliers_of({**round_sizes, "eve": ChangeSize(own=1e6)}, (), SETTINGS) == {}
+    assert find_outliers({**round_sizes, "eve": ChangeSize(own=1e6)}, (), SETTINGS) == {}
 
 
 def test_the_usual_change_is_the_median_of_each_kind() -> None:
     changes = [ChangeSize(weights=1.0, own=4.0), ChangeSize(weights=3.0), ChangeSize(weights=2.0, own=5.0)]
-    assert usual_change(changes) == ChangeSize(weights=2.0, own=4.0)
-    assert usual_change([]) == ChangeSize()
+    assert compute_usual_change(changes) == ChangeSize(weights=2.0, own=4.0)
+    assert compute_usual_change([]) == ChangeSize()
 
 
 def test_those_that_stand_out_most_are_the_most_suspect() -> None:
@@ -207,12 +207,12 @@ def test_those_that_stand_out_most_are_the_most_suspect() -> None:
         "eve": ChangeSize(weights=5.0, statistics=10.0),
     }
     # Nobody else has anything to itself, so that this stands out most.
-    assert most_outlying(changes) == ("dan", "cyd", "eve", "bob", "ada")
+    assert rank_outliers(changes) == ("dan", "cyd", "eve", "bob", "ada")
     # A change that longer training explains stands out less than one that nothing explains.
     trained = {name: replace(size, own=0.0, statistics=1.0, travel=1.0) for name, size in changes.items()}
-    assert most_outlying({**trained, "bob": ChangeSize(weights=12.0, travel=9.0)})[:2] == ("eve", "bob")
-    assert most_outlying(sizes(cyd=1.0, bob=1.0, ada=1.0)) == ("ada", "bob", "cyd")
-    assert most_outlying(sizes(bob=0.0, ada=0.0)) == ("ada", "bob")
+    assert rank_outliers({**trained, "bob": ChangeSize(weights=12.0, travel=9.0)})[:2] == ("eve", "bob")
+    assert rank_outliers(sizes(cyd=1.0, bob=1.0, ada=1.0)) == ("ada", "bob", "cyd")
+    assert rank_outliers(sizes(bob=0.0, ada=0.0)) == ("ada", "bob")
 
 
 @pytest.mark.parametrize(
@@ -231,19 +231,22 @@ def test_those_that_stand_out_most_are_the_most_suspect() -> None:
 def test_a_model_has_diverged_far_above_the_last_loss_and_that_of_guessing(
     loss: float, last: float | None, said: str
 ) -> None:
-    assert divergence(loss, last, math.log(10), SETTINGS) == said
+    assert explain_divergence(loss, last, math.log(10), SETTINGS) == said
 
 
 def test_without_a_factor_only_what_is_not_finite_has_diverged() -> None:
     off = OutlierSettings(loss_factor=0)
-    assert divergence(1e9, 0.1, 10, off) == ""
-    assert divergence(math.inf, 0.1, 10, off) == "the model diverged to a loss of inf"
+    assert explain_divergence(1e9, 0.1, 10, off) == ""
+    assert explain_divergence(math.inf, 0.1, 10, off) == "the model diverged to a loss of inf"
 
 
 @pytest.mark.parametrize("outliers", ["report", "off"])
 def test_where_nobody_is_left_out_a_model_of_a_finite_loss_goes_on(outliers: Any) -> None:
-    assert divergence(1e9, 0.1, 10, OutlierSettings(outliers=outliers)) == ""
-    assert divergence(math.nan, 0.1, 10, OutlierSettings(outliers=outliers)) == "the model diverged to a loss of nan"
+    assert explain_divergence(1e9, 0.1, 10, OutlierSettings(outliers=outliers)) == ""
+    assert (
+        explain_divergence(math.nan, 0.1, 10, OutlierSettings(outliers=outliers))
+        == "the model diverged to a loss of nan"
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,8 +287,8 @@ def test_updates_of_nearly_nothing_make_nobody_far_away() -> None:
     """In a fleet of two, and of five of which two say so: an honest change is smaller than what it changes."""
     honest, tiny = ChangeSize(weights=0.05, held_weights=1.0), ChangeSize(weights=1e-9, held_weights=1.0)
     past = [tiny] * 5
-    assert outliers_of({"ada": honest, "eve": tiny}, past, OutlierSettings()) == {}
+    assert find_outliers({"ada": honest, "eve": tiny}, past, OutlierSettings()) == {}
     sizes = {"ada": honest, "bob": honest, "cyd": honest, "eve": tiny, "eva": tiny}
-    assert outliers_of(sizes, past, OutlierSettings()) == {}
+    assert find_outliers(sizes, past, OutlierSettings()) == {}
     far = ChangeSize(weights=50.0, held_weights=1.0)
-    assert outliers_of({"ada": honest, "eve": far}, [honest] * 5, OutlierSettings()).keys() == {"eve"}
+    assert find_outliers({"ada": honest, "eve": far}, [honest] * 5, OutlierSettings()).keys() == {"eve"}

@@ -11,7 +11,7 @@ from server.coordinator_cases import CLIENTS
 from server.server_rig import World, config, fleet
 from server.test_evaluations import EACH, HELD_OUT
 
-from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, spread_text
+from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, describe_spread
 from subfleet.methods.power_of_choice import ChoiceMemory, PowerOfChoice
 from subfleet.methods.selector import AvailableClient, ClientEvaluation, SelectionContext
 from subfleet.protocol.readings import Budget
@@ -48,12 +48,12 @@ def test_a_spread_by_hand() -> None:
     loss = record.spread("loss")
     assert loss is not None
     assert (loss.worst, loss.worst_client, loss.worst_tier) == (1.0, "e", "jet"), "of losses the largest is worst"
-    assert spread_text(record) == (
+    assert describe_spread(record) == (
         "after round 4 the mean accuracy on held-out samples of their own is 0.5600 over 5 devices, middle half 0.2000 "
         "to 0.8000, worst a 0.2000, worst tier phone 0.4000"
     )
     assert record_of().spread() is None
-    assert "no device has evaluated" in spread_text(record_of())
+    assert "no device has evaluated" in describe_spread(record_of())
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))

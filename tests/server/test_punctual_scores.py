@@ -27,12 +27,11 @@ from server.test_scoring import candidates
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Scores
-from subfleet.rounds.actions import Action, CloseEvaluation, Reply, Withdraw
-from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Tick
 from subfleet.rounds.live import Punctuality
+from subfleet.rounds.signals import Action, CloseEvaluation, Reply, Tick, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import EvaluationRequest
 from subfleet.settings.sections import Evaluations
@@ -76,9 +75,9 @@ def clients_closed(context: RunContext, state: RunState, name: str, now_s: float
         (
             1,
             76.0,
-            "no answer came in 75 s; it has not answered its last evaluation task, and is not waited for any longer",
+            "no answer came in 75 s; it has not answered its last evaluation task, and the round waits no longer",
         ),
-        (2, 0.0, "it has not answered its last 2 evaluation tasks, and nobody waits for it"),
+        (2, 0.0, "it has not answered its last 2 evaluation tasks, and the round does not wait for it"),
     ],
 )
 def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
@@ -104,7 +103,7 @@ def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
 def test_what_an_extra_finds_in_time_counts() -> None:
     state, _ = said(EVALUATED, evaluating(EVALUATED, 2), "cyd", 8.0)
     assert state.clients["cyd"].stage == "done"
-    assert punctuality_of(state, "cyd", "evaluation") == Punctuality(took_s=(2.0,))
+    assert get_punctuality(state, "cyd", "evaluation") == Punctuality(took_s=(2.0,))
     state, _ = said(EVALUATED, state, "ada", 8.0)
     assert state.phase == "evaluate", "others are waited for"
 
@@ -176,7 +175,7 @@ def test_an_extra_may_tell_scores_as_long_as_others_may() -> None:
     assert state.clients["cyd"].stage == "scoring"
     told_in_time, actions = scores_told(state, 4.0, "cyd")
     assert "accepted" in [one.ack.status for one in actions if isinstance(one, Reply)]
-    assert punctuality_of(told_in_time, "cyd", "scores") == Punctuality(took_s=(2.0,))
+    assert get_punctuality(told_in_time, "cyd", "scores") == Punctuality(took_s=(2.0,))
     task = state.clients["cyd"].task
     assert task is not None
     state, actions = scores_told(state, 4.0, "bob")
@@ -236,7 +235,7 @@ def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses:
         state = ticked(PATHS, state, 6.0 + seconds)
     assert closed_rounds(state) == 1
     assert (missed(state, first, "paths"), missed(state, second, "paths")) == (0, misses + 1)
-    assert punctuality_of(state, first, "paths").took_s == (1.0,)
+    assert get_punctuality(state, first, "paths").took_s == (1.0,)
 
 
 def test_extras_score_paths_beside_those_that_are_wanted() -> None:

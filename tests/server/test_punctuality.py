@@ -34,13 +34,12 @@ from server.server_rig import World, config, fleet
 
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Message, Presence
-from subfleet.rounds.actions import Withdraw
-from subfleet.rounds.awaiting import nobody_waits, punctuality_of
+from subfleet.rounds.awaiting import get_punctuality, is_unawaited
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.live import PUNCTUAL, Punctuality
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import RequestDone, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.narration import describe_step
@@ -88,9 +87,9 @@ def test_a_round_waits_until_its_deadline_once_and_a_quarter_once_and_then_no_lo
     state, now_s = measuring(context), 2.0
     reasons = (
         (600.0, "no answer came in time"),
-        (150.0, "no answer came in 150 s; it has not answered its last task, and is not waited for any longer"),
-        (0.0, "it has not answered its last 2 tasks, and nobody waits for it"),
-        (0.0, "it has not answered its last 3 tasks, and nobody waits for it"),
+        (150.0, "no answer came in 150 s; it has not answered its last task, and the round waits no longer"),
+        (0.0, "it has not answered its last 2 tasks, and the round does not wait for it"),
+        (0.0, "it has not answered its last 3 tasks, and the round does not wait for it"),
     )
     for count, (seconds, reason) in enumerate(reasons, 1):
         state = trained(context, given_tasks(context, state, now_s), now_s, *OTHERS)
@@ -118,7 +117,7 @@ def test_an_extra_is_waited_for_after_its_eighth_miss() -> None:
 def test_the_time_is_counted_from_the_sending_of_the_task_and_by_what_answers_took() -> None:
     state = given_tasks(CONTEXT, measuring(CONTEXT), 2.0)
     state = trained(CONTEXT, state, 52.0, *CLIENTS)
-    assert punctuality_of(state, "cyd", "training") == Punctuality(took_s=(50.0,))
+    assert get_punctuality(state, "cyd", "training") == Punctuality(took_s=(50.0,))
     state = aggregated(CONTEXT, state, 60.0)
     state = trained(CONTEXT, given_tasks(CONTEXT, state, 61.0), 62.0, *OTHERS)
     state = aggregated(CONTEXT, closes_after(CONTEXT, state, 600.0), 700.0)
@@ -143,7 +142,7 @@ def test_a_task_that_is_still_being_made_is_waited_for_and_none_that_was_never_s
 
 def test_the_answer_of_an_extra_counts_in_time_and_makes_it_a_client_like_any_other() -> None:
     state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
-    assert nobody_waits(state, "cyd")
+    assert is_unawaited(state, "cyd")
     state = trained(CONTEXT, state, 1204.0, "ada", "cyd")
     assert (state.phase, state.clients["cyd"].stage, missed(state, "cyd")) == ("train", "done", 0)
     state = trained(CONTEXT, state, 1205.0, "bob")
@@ -159,7 +158,10 @@ def test_the_task_of_an_extra_is_withdrawn_when_the_round_closes() -> None:
     assert task is not None
     state = trained(CONTEXT, state, 1204.0, "ada")
     _, actions = step(
-        CONTEXT, state, Done(request=CheckRequest(update=update(CONTEXT, state, "bob")), result=ChangeSize()), 1205.0
+        CONTEXT,
+        state,
+        RequestDone(request=CheckRequest(update=update(CONTEXT, state, "bob")), result=ChangeSize()),
+        1205.0,
     )
     assert Withdraw(task_id=task.task_id) in actions
 
@@ -220,7 +222,7 @@ def test_who_goes_away_with_a_task_has_missed_it_and_why_it_is_away_is_told(fare
     gone = Presence(client_id="cyd", session_id="cyd-1", online=False, reason=farewell)
     state, _ = step(CONTEXT, state, gone, 590.0)
     state = ticked(CONTEXT, state, 602.0)
-    words = f"it said goodbye ({farewell})" if farewell else "its connection broke, says the broker (its will)"
+    words = f"it said goodbye ({farewell})" if farewell else "the broker reported a broken connection (its will)"
     assert (state.phase, missed(state, "cyd")) == ("aggregate", 1)
     assert state.clients["cyd"].reason == f"no answer came in time: {words}"
 
@@ -268,18 +270,16 @@ def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_d
         said_of_cyd += sentences(before, state)
         before = state
     assert said_of_cyd == [
-        "client cyd has not answered its last 2 tasks; nobody waits for its answers until it gives one"
+        "client cyd has not answered its last 2 tasks; the run does not wait for it until it answers again"
     ]
     state = with_record(state, "cyd", "training", after_misses(0, 1.0))
-    assert list(sentences(before, state)) == [
-        "client cyd has answered its last task, and is waited for like the others again"
-    ]
+    assert list(sentences(before, state)) == ["client cyd has answered its last task, and the run waits for it again"]
 
 
 def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
     state = given_tasks(CONTEXT, with_record(measuring(CONTEXT), "cyd", "training", after_misses(2)), 2.0)
-    assert [nobody_waits(state, name) for name in CLIENTS] == [False, False, True]
-    assert not nobody_waits(ticked(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), (
+    assert [is_unawaited(state, name) for name in CLIENTS] == [False, False, True]
+    assert not is_unawaited(ticked(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), (
         "it may be told its telemetry"
     )
 
@@ -303,6 +303,6 @@ def test_a_run_with_a_mute_device_has_short_rounds_from_the_third_on(tmp_path: P
     assert {row.client_id: row.status for row in world.notes.records[-1].clients} == {
         "ada": "aggregated",
         "bob": "aggregated",
-        "cyd": "missing: it has not answered its last 4 tasks, and nobody waits for it",
+        "cyd": "missing: it has not answered its last 4 tasks, and the round does not wait for it",
     }
-    assert sum("nobody waits" in text for text in world.notes.said) == 1
+    assert sum("does not wait for it" in text for text in world.notes.said) == 1

@@ -26,12 +26,11 @@ from subfleet.export.requests import EstimateRequest
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.dynamic_selection import DynamicSelection
-from subfleet.rounds.actions import Action
-from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Failed, Tick
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Waiting
-from subfleet.rounds.sizing import AT_ONCE, explored
+from subfleet.rounds.signals import Action, RequestDone, RequestFailed, Tick
+from subfleet.rounds.sizing import AT_ONCE, explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest, SearchRequest, TaskRequest
 from subfleet.search import pareto
@@ -54,12 +53,12 @@ def asked() -> tuple[RunState, tuple[Action, ...]]:
 
 
 def estimated(state: RunState) -> tuple[RunState, tuple[Action, ...]]:
-    return step(PLAN, state, Done(request=ONNX, result=ESTIMATES), 3.0)
+    return step(PLAN, state, RequestDone(request=ONNX, result=ESTIMATES), 3.0)
 
 
 def given() -> RunState:
     state, _ = estimated(asked()[0])
-    return step(PLAN, state, Done(request=FIRST, result=explored(PLAN, state)), 4.0)[0]
+    return step(PLAN, state, RequestDone(request=FIRST, result=explore_sizes(PLAN, state)), 4.0)[0]
 
 
 def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None:
@@ -74,20 +73,20 @@ def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None
     state, actions = estimated(state)
     assert (wanted_of(SearchRequest, actions), wanted_of(TaskRequest, actions)) == ([FIRST], [])
     assert step(PLAN, state, Tick(), 3.5)[1] == ()
-    found = explored(PLAN, state)
-    state, actions = step(PLAN, state, Done(request=FIRST, result=found), 4.0)
+    found = explore_sizes(PLAN, state)
+    state, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
     assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
     assert (state.pool, state.live.requested) == (found.found, frozenset())
-    again, actions = step(PLAN, state, Done(request=FIRST, result=found), 4.0)
+    again, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
     assert (again.pool, wanted_of(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
 
 
 def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     state, _ = estimated(asked()[0])
-    made = explored(PLAN, state)
+    made = explore_sizes(PLAN, state)
     monkeypatch.setattr(pareto.ParetoSearch, "explore", lambda *_: pytest.fail("a step searched"))
     monkeypatch.setattr(pareto.ParetoSearch, "over", lambda *_, **__: pytest.fail("a step made a search"))
-    state, actions = step(PLAN, state, Done(request=FIRST, result=made), 4.0)
+    state, actions = step(PLAN, state, RequestDone(request=FIRST, result=made), 4.0)
     assert len(wanted_of(TaskRequest, actions)) == len(CLIENTS)
     for name in CLIENTS:
         state, _ = step(PLAN, state, prepared(PLAN, state, name, planned_peak_bytes=10**10), 4.0)
@@ -95,15 +94,15 @@ def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPa
 
 def test_a_target_that_has_no_estimates_leaves_its_devices_out_with_the_reason() -> None:
     state, _ = asked()
-    state, _ = step(PLAN, state, Failed(request=ONNX, reason="export failed: no such operator"), 3.0)
-    made = explored(PLAN, state)
-    state, _ = step(PLAN, state, Done(request=FIRST, result=made), 3.0)
+    state, _ = step(PLAN, state, RequestFailed(request=ONNX, reason="export failed: no such operator"), 3.0)
+    made = explore_sizes(PLAN, state)
+    state, _ = step(PLAN, state, RequestDone(request=FIRST, result=made), 3.0)
     assert state.tries.waits_for == "ada, bob, cyd skipped: export failed: no such operator"
 
 
 def test_a_search_that_fails_leaves_everybody_out_with_the_reason() -> None:
     state, _ = estimated(asked()[0])
-    state, _ = step(PLAN, state, Failed(request=FIRST, reason="the search failed: no"), 3.0)
+    state, _ = step(PLAN, state, RequestFailed(request=FIRST, reason="the search failed: no"), 3.0)
     assert state.tries.waits_for == "ada, bob, cyd skipped: the search failed: no"
 
 
@@ -131,10 +130,10 @@ def test_a_server_that_is_killed_asks_for_estimates_again_and_gives_the_same_siz
     for place, state in enumerate((asked()[0], estimated(asked()[0])[0])):
         found = stored(state, tmp_path / str(place))
         assert (found.live.estimates, found.live.searches, found.live.requested) == ({}, {}, frozenset())
-        assert wanted_of(CostRequest, resume_actions(PLAN, found)) == [ONNX]
+        assert wanted_of(CostRequest, list_resume_actions(PLAN, found)) == [ONNX]
         found, actions = estimated(found)
         assert wanted_of(SearchRequest, actions) == [FIRST]
-        found, actions = step(PLAN, found, Done(request=FIRST, result=explored(PLAN, found)), 9.0)
+        found, actions = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
         assert found.pool == given().pool
         assert {name: client.size for name, client in found.clients.items()} == {
             name: client.size for name, client in given().clients.items()
@@ -145,12 +144,12 @@ def test_what_was_found_before_a_kill_is_not_looked_for_again(tmp_path: Path) ->
     """Tasks and refusals wait until a smaller size could be chosen; the same is found, and nothing more."""
     before = given()
     found = stored(before, tmp_path)
-    actions = resume_actions(PLAN, found)
+    actions = list_resume_actions(PLAN, found)
     assert (wanted_of(CostRequest, actions), wanted_of(TaskRequest, actions)) == ([ONNX], [])
     early, actions = step(PLAN, found, prepared(PLAN, found, "ada", planned_peak_bytes=10**12), 9.0)
     assert (early.clients, actions) == (found.clients, ())
     found, _ = estimated(early)
-    found, actions = step(PLAN, found, Done(request=FIRST, result=explored(PLAN, found)), 9.0)
+    found, actions = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
     assert found.pool == before.pool
     assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
     sizes: list[Any] = []
@@ -188,7 +187,7 @@ def test_a_refusal_is_answered_when_a_smaller_size_can_be_chosen(tmp_path: Path)
     found = stored(state, tmp_path)
     assert step(PLAN, found, no, 9.0)[1] == (), "the device sends it again"
     found, _ = estimated(found)
-    found, _ = step(PLAN, found, Done(request=FIRST, result=explored(PLAN, found)), 9.0)
+    found, _ = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
     again, actions = step(PLAN, found, no, 9.0)
     assert replies(actions) == ["accepted"]
     assert again.clients["ada"].size == after.clients["ada"].size

@@ -30,12 +30,11 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
 from subfleet.reporting.api import HttpAddress, serve_http
-from subfleet.rounds.actions import AggregationRequest, Close, SendTask
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import what_is_lacking
-from subfleet.rounds.coordinator import round_info, step
-from subfleet.rounds.events import Done, Tick
+from subfleet.rounds.continuing import describe_missing
+from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import AggregationRequest, Close, RequestDone, SendTask, Tick
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.sections import Deadlines, LogClock
@@ -55,8 +54,7 @@ def measuring_again(context: RunContext, state: RunState, now_s: float) -> RunSt
 def starved(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Nobody has memory for anything."""
     for name in CLIENTS:
-        told = telemetry(context, name, state.round, LITTLE, retry=state.retry)
-        state, _ = step(context, state, told, now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, LITTLE, retry=state.retry), now_s)
     return state
 
 
@@ -83,9 +81,12 @@ def unusable(context: RunContext, state: RunState, now_s: float) -> RunState:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused=dict.fromkeys(CLIENTS, "too large")),
     )
@@ -110,10 +111,10 @@ def test_a_round_without_anything_to_aggregate_is_tried_again_under_its_number(
     assert state.tries.waits_for == f"ada, bob, cyd {why}"
     early, _ = step(LIVE, state, Tick(), state.live.entered_s + 0.9)
     assert early.phase == "waiting"
-    assert round_info(LIVE, early, state.live.entered_s) is None
+    assert build_round_info(LIVE, early, state.live.entered_s) is None
     state, _ = step(LIVE, early, Tick(), state.live.entered_s + 1.0)
     assert (state.phase, state.round, dict(state.clients)) == ("measure", 1, {})
-    info = round_info(LIVE, state, state.live.entered_s)
+    info = build_round_info(LIVE, state, state.live.entered_s)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.message_id) == (1, 1, "measure", "run/1.1/measure")
 
@@ -135,10 +136,10 @@ def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_
             state, _ = step(context, state, Tick(), state.live.entered_s + paused_s)
     assert pauses == [2.0, 4.0, 8.0, 9.0, 9.0, 9.0]
     assert state.failure.startswith(
-        "round 1 left nothing to aggregate for 40 s, in 7 tries (ada, bob, cyd skipped: no submodel"
+        "round 1 left nothing to aggregate for 40 s, in 7 attempts (ada, bob, cyd skipped: no submodel"
     )
     assert "start the server again" in state.failure
-    info = round_info(context, state, state.live.entered_s)
+    info = build_round_info(context, state, state.live.entered_s)
     assert info is not None
     assert info.phase == "finished"
 
@@ -159,9 +160,12 @@ def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in CLIENTS:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -170,11 +174,11 @@ def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
 
 def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it_too() -> None:
     state = starved(LOGS, starved(LOGS, measuring(LOGS), 2.0), 2.0)
-    info = round_info(LOGS, state, 2.0)
+    info = build_round_info(LOGS, state, 2.0)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.log_time_s) == (1, 2, "measure", 25.0)
     state = aggregated(LOGS, measuring_again(LOGS, state, 2.0), 2.0)
-    info = round_info(LOGS, state, 2.0)
+    info = build_round_info(LOGS, state, 2.0)
     assert info is not None
     assert (info.round, info.retry, info.phase, info.log_time_s) == (2, 0, "measure", 35.0)
 
@@ -186,7 +190,7 @@ def test_the_deadline_counts_the_seconds_of_replayed_logs() -> None:
         state = starved(LOGS, state, 2.0)
         assert state.tries.lost == tries
     assert state.phase == "failed"
-    assert "for 35 s, in 4 tries" in state.failure
+    assert "for 35 s, in 4 attempts" in state.failure
 
 
 def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> None:
@@ -216,9 +220,9 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
         state, actions = step(LIVE, state, prepared(LIVE, state, name), 700.0)
         sent += [action.task for action in actions if isinstance(action, SendTask)]
     assert [(one.task_id, one.round, one.retry) for one in sent] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
-    assert replies(step(LIVE, state, Done(request=CheckRequest(update=late), result=ChangeSize()), 701.0)[1]) == [
-        "refused"
-    ]
+    assert replies(
+        step(LIVE, state, RequestDone(request=CheckRequest(update=late), result=ChangeSize()), 701.0)[1]
+    ) == ["refused"]
     assert replies(step(LIVE, state, old, 701.0)[1]) == ["refused"]
     assert {client.stage for client in state.clients.values()} == {"out"}
 
@@ -241,20 +245,19 @@ def test_another_try_draws_other_clients() -> None:
 
 
 def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
+    reasons = {f"c{place}": f"reason {place % 7} " + "x" * 500 for place in range(9)}
     clients = {
-        f"c{place}": ClientState(
-            client_id=f"c{place}", device="d", stage="skipped", reason=f"reason {place % 7} " + "x" * 500
-        )
-        for place in range(9)
+        name: ClientState(client_id=name, device="d", stage="skipped", reason=reason)
+        for name, reason in reasons.items()
     }
     clients["done"] = ClientState(client_id="done", device="d", stage="done")
-    told = what_is_lacking(clients)
+    told = describe_missing(clients)
     assert told.startswith("c0, c7 skipped: reason 0 xxx")
     assert told.endswith("; 3 more for other reasons")
     assert "done" not in told
     assert len(told) < 1000
     many = {name: ClientState(client_id=name, device="d", stage="missing", reason="late") for name in "abcdef"}
-    assert what_is_lacking(many) == "a, b, c and 3 more missing: late"
+    assert describe_missing(many) == "a, b, c and 3 more missing: late"
 
 
 @pytest.mark.slow
@@ -272,13 +275,11 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
         return after
 
     state = moved(RunState(), training(LIVE))
-    state = moved(
-        state,
-        step(LIVE, state, Done(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize()), 3.0)[0],
-    )
+    checked = RequestDone(request=CheckRequest(update=update(LIVE, state, "ada")), result=ChangeSize())
+    state = moved(state, step(LIVE, state, checked, 3.0)[0])
     state = moved(state, step(LIVE, state, Tick(), 2.0 + LIVE.config.deadlines.round_s)[0])
     assert state.phase == "aggregate"
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={"ada": "too large"}),
     )
@@ -373,7 +374,7 @@ def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) ->
     world = finished(World(tmp_path, settings, short_until(80.0)))
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(
-        "round 1 left nothing to aggregate for 50 s, in 5 tries (ada, bob, cyd skipped"
+        "round 1 left nothing to aggregate for 50 s, in 5 attempts (ada, bob, cyd skipped"
     )
     world.kill_server()
     (record,) = finished(world).server.result().rounds
@@ -393,6 +394,6 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
     world.run(until=lambda: world.server.state.retry == 1 and world.server.state.phase == "measure")
     assert (world.server.state.round, world.server.state.aggregated_round) == (2, 1)
-    info = round_info(world.server._context, world.server.state, world.clock.now_s)
+    info = build_round_info(world.context, world.server.state, world.clock.now_s)
     assert info is not None
     assert (info.round, info.log_time_s) == (2, 20.0)

@@ -12,13 +12,12 @@ from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.methods.fedfa import FedFA
-from subfleet.programs.export_requests import train_request
-from subfleet.programs.supply import Supply
+from subfleet.programs.supply import Supply, build_train_request
 from subfleet.programs.worker import Snapshot, Threads, Worker
 from subfleet.protocol.programs import decode_program
-from subfleet.rounds.events import Done
+from subfleet.rounds.signals import RequestDone
 from subfleet.rounds.state import RunState
-from subfleet.rounds.tasks import BATCHES, score_training
+from subfleet.rounds.tasks import BATCHES, derive_score_training
 from subfleet.rounds.work import ScoringRequest
 from subfleet.serving.run_context import create_context
 from subfleet.transport.blob_store import BlobStore
@@ -44,11 +43,11 @@ def test_a_score_is_planned_with_the_gradients_that_it_keeps(exports: LazyExport
     worker.finish(exports=True)
     (done,) = worker.events()
     worker.close()
-    assert isinstance(done, Done)
+    assert isinstance(done, RequestDone)
     assert [scorable.size for scorable in done.result] == list(sizes)
-    training = score_training(context.training(1))
+    training = derive_score_training(context.training(1))
     for scorable in done.result:
-        export = train_request(network, scorable.size, "onnx", training)
+        export = build_train_request(network, scorable.size, "onnx", training)
         manifest = decode_program(exports.submit_training(export).result().read_bytes()).manifest
         gradient_bytes = sum(4 * tensor.numel() for tensor in extract(network, scorable.size, model.shared).values())
         assert scorable.planned_peak_bytes >= manifest.planned_peak_bytes + BATCHES * gradient_bytes

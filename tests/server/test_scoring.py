@@ -33,11 +33,10 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Score
-from subfleet.rounds.actions import Action, AggregationRequest, Reply, SendTask, Withdraw
-from subfleet.rounds.coordinator import resume_actions, step
-from subfleet.rounds.events import Done, Tick
+from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.proposing import scoring_wanted
+from subfleet.rounds.signals import Action, AggregationRequest, Reply, RequestDone, SendTask, Tick, Withdraw
+from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.testing.rounds import ask, make_context
@@ -67,7 +66,9 @@ def answered(state: RunState, round_number: int, now_s: float) -> tuple[RunState
     return state, tuple(action for action in actions if not isinstance(action, Reply))
 
 
-def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()) -> Done:
+def candidates(
+    state: RunState, name: str, planned_peak_bytes: int = 1000, packings: tuple[Packing, ...] = ()
+) -> RequestDone:
     scorable = tuple(
         Scorable(
             size=size,
@@ -78,7 +79,7 @@ def candidates(state: RunState, name: str, planned_peak_bytes: int = 1000, packi
         )
         for place, size in enumerate(state.clients[name].proposals)
     )
-    return Done(request=scoring_wanted(state, state.clients[name]), result=scorable)
+    return RequestDone(request=request_scoring(state, state.clients[name]), result=scorable)
 
 
 def scoring() -> RunState:
@@ -155,13 +156,13 @@ def test_the_best_candidate_is_trained_in_the_same_round_and_kept_in_the_next() 
         state, actions = step(PLAN, state, prepared(PLAN, state, name), 4.0)
         assert [action.task.work.TYPE for action in actions if isinstance(action, SendTask)] == ["train"]
         state, _ = step(
-            PLAN, state, Done(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
+            PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
         )
     assert state.phase == "aggregate"
     state, _ = step(
         PLAN,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
@@ -283,7 +284,7 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     state, chosen = step(PLAN, state, scores(state, "bob", 1.0, 2.0, 1.0, 1.0), 3.0)
     found = stored(state, tmp_path)
     assert found.clients == state.clients
-    actions = resume_actions(PLAN, found)
+    actions = list_resume_actions(PLAN, found)
     assert SendTask(task=task(state, "ada")) in actions
     assert wanted_of(ScoringRequest, actions) == wanted_of(ScoringRequest, asked)[-1:]
     assert given(actions) == given(chosen) == [state.clients["bob"].proposals[1].architecture_id]
@@ -358,4 +359,4 @@ def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Pat
 
 def test_a_crash_before_the_task_is_there_prepares_it_anew() -> None:
     state, asked = proposed()
-    assert resume_actions(PLAN, state) == asked
+    assert list_resume_actions(PLAN, state) == asked

@@ -17,16 +17,15 @@ from subfleet.elastic.supernets import path_architecture
 from subfleet.journal.generations import (
     GenerationRecord,
     TuningRecord,
-    tuning_record,
+    build_tuning_record,
 )
 from subfleet.journal.networks import NetworkRecord
-from subfleet.journal.rows import record_of, round_record
+from subfleet.journal.rows import build_record, build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import Close, CloseGeneration
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Failed, Tick
-from subfleet.rounds.state import ClientState, RunState, Trained
+from subfleet.rounds.signals import Close, CloseGeneration, RequestFailed, Tick
+from subfleet.rounds.state import AcceptedUpdate, ClientState, RunState
 from subfleet.rounds.work import GenerationRequest
 from subfleet.testing.rounds import SUPERNET
 
@@ -67,7 +66,7 @@ def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place
             (name, tuple(added({one[at]: count} for one, count in zip(paths, counts, strict=True)).items()))
             for at, name in enumerate(kept)
         )
-        clients.append(replace(client, trained=Trained(update=replace(client.update, operator_examples=told))))
+        clients.append(replace(client, trained=AcceptedUpdate(update=replace(client.update, operator_examples=told))))
         macs = [
             estimate_cost(context.network, path_architecture(context.network, one), batch_size=1).forward_macs
             for one in paths
@@ -76,7 +75,7 @@ def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(place
         parts = Costs(context.network).of_parts(context.network.full_architecture())
         numbers = parts[""][0] + sum(parts[one][0] for one in context.network.parts_of(client.architecture))
         expected[client.client_id] = (mean, numbers)
-    record = round_record(context, replace(close, clients=tuple(clients)), Traffic(Topics("main")))
+    record = build_round_record(context, replace(close, clients=tuple(clients)), Traffic(Topics("main")))
     for row in record.clients:
         macs_of, numbers = expected[row.client_id]
         assert row.forward_macs == pytest.approx(macs_of, abs=1)
@@ -101,7 +100,7 @@ def test_a_generation_that_nobody_waits_for_changes_nothing() -> None:
 def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
     state, actions = supernet_round(BY_SERVER)
     (wanted,) = wanted_of(GenerationRequest, actions)
-    state, _ = step(BY_SERVER, state, Failed(request=wanted, reason="the search failed: no samples"), 6.0)
+    state, _ = step(BY_SERVER, state, RequestFailed(request=wanted, reason="the search failed: no samples"), 6.0)
     assert state.phase == "failed"
     assert state.failure == ("generation 1 of the search after round 1 cannot be scored: the search failed: no samples")
 
@@ -117,7 +116,7 @@ def test_a_run_that_is_taken_up_behind_any_generation_finds_the_same(tmp_path: P
         state, actions = step(BY_SERVER, journal.load(0.0), Tick(), 1.0)
         before, (state, actions) = state, step(BY_SERVER, state, made_now(BY_SERVER, state, actions), 2.0)
         close = next((one for one in actions if isinstance(one, CloseGeneration)), None)
-        record = None if close is None else record_of(BY_SERVER, close, Traffic(Topics("main")))
+        record = None if close is None else build_record(BY_SERVER, close, Traffic(Topics("main")))
         journal.save(before, state, close=close, record=record)
         taken_up += 1
     assert taken_up == len(closed) + 1
@@ -154,9 +153,9 @@ def test_ranks_before_and_after_fine_tuning_are_of_the_tiers_networks(
     generations = [generation(tier, score) for tier, score in enumerate(best, start=1)]
     worse = [replace(one, best=one.best - 1, number=one.number + len(best)) for one in generations]
     networks = [network(f"t{tier}", accuracy) for tier, accuracy in enumerate(accuracies, start=1)]
-    assert tuning_record([*generations, *worse], [FIRST, *networks]) == expected
+    assert build_tuning_record([*generations, *worse], [FIRST, *networks]) == expected
 
 
 def test_without_a_search_or_before_its_end_nothing_ranks() -> None:
-    assert tuning_record([], [FIRST]) is None
-    assert tuning_record([generation(1, 0.1), generation(2, 0.2)], [FIRST]) is None
+    assert build_tuning_record([], [FIRST]) is None
+    assert build_tuning_record([generation(1, 0.1), generation(2, 0.2)], [FIRST]) is None

@@ -15,10 +15,9 @@ from server.server_rig import World, config, fleet
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import AvailableClient, SelectionContext, select_at_random
 from subfleet.protocol.readings import Budget
-from subfleet.rounds.actions import AggregationRequest
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import AggregationRequest, RequestDone
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.testing.rounds import with_steps
 
@@ -107,14 +106,14 @@ def test_methods_are_told_what_the_server_knows_and_not_what_clients_claim() -> 
     claims["bob"] = replace(update(context, state, "bob"), sample_count=3, loss=2.0, square_loss=9.0)
     claims["cyd"] = replace(update(context, state, "cyd"), sample_count=4, loss=3.0, train_seconds=1e6, seconds=1e6)
     for name, claim in claims.items():
-        state, _ = step(context, state, Done(request=CheckRequest(update=claim), result=ChangeSize()), 5.0)
+        state, _ = step(context, state, RequestDone(request=CheckRequest(update=claim), result=ChangeSize()), 5.0)
         trained = state.clients[name].trained
         assert trained is not None
         assert trained.took_s == 3.0, "since second 2, by the server's clock"
     step(
         context,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=1, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),

@@ -17,6 +17,7 @@ from subfleet.aggregation.checkpoint import load_checkpoint
 from subfleet.elastic.building import init_state
 from subfleet.export.quantisation.models import samples_of
 from subfleet.export.requests import InferRequest, TrainRequest
+from subfleet.journal.places import Places
 from subfleet.protocol.errors import ConfigError, ExportError, FileError
 from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Task
@@ -75,7 +76,7 @@ def test_devices_get_the_largest_submodel_that_fits_now(tmp_path: Path) -> None:
     ids, later = ({name: row.architecture_id for name, row in one.items()} for one in (first, second))
     assert ids["ada"] == ids["bob"] == later["bob"] != ids["cyd"]
     assert later["ada"] == later["cyd"]
-    candidates = world.server._context.candidates
+    candidates = world.context.candidates
     for row in (*first.values(), *second.values()):
         smaller = [one for one in candidates if one.training_memory_bytes["onnx"] <= row.budget_bytes]
         assert row.architecture_id == smaller[-1].architecture.architecture_id
@@ -173,17 +174,15 @@ def test_a_changed_configuration_does_not_take_a_run_up(tmp_path: Path) -> None:
 
 def test_a_second_server_leaves_the_folder_alone(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
-    with world.server._places.locked(), pytest.raises(FileError, match="in use by another server"):
+    with Places(tmp_path / "state").locked(), pytest.raises(FileError, match="in use by another server"):
         world.new_server().run(threading.Event())
 
 
 def test_a_change_of_zero_changes_no_bit(tmp_path: Path) -> None:
     world = finished(World(tmp_path, config(), fleet(scale=0.0)))
     result = world.server.result()
-    state = load_checkpoint(
-        tmp_path / "state" / "checkpoints", 2, world.server._journal.checkpoint_sha256(2) or "missing"
-    )
-    start = init_state(world.server._context.network, 0)
+    state = load_checkpoint(tmp_path / "state" / "checkpoints", 2, world.journal.checkpoint_sha256(2) or "missing")
+    start = init_state(world.context.network, 0)
     assert result.rounds[-1].clients[0].status == "aggregated"
     assert all(state[name].view(torch.int32).equal(start[name].view(torch.int32)) for name in start)
 
@@ -191,11 +190,9 @@ def test_a_change_of_zero_changes_no_bit(tmp_path: Path) -> None:
 def test_what_no_client_held_keeps_its_bits(tmp_path: Path) -> None:
     fleet_of_small = fleet(memory_budget_bytes=lambda _: SMALL)
     world = finished(World(tmp_path, config(), fleet_of_small))
-    state = load_checkpoint(
-        tmp_path / "state" / "checkpoints", 2, world.server._journal.checkpoint_sha256(2) or "missing"
-    )
-    start = init_state(world.server._context.network, 0)
-    held = world.server._context.network.shapes(world.devices["ada"].tasks[0].architecture)
+    state = load_checkpoint(tmp_path / "state" / "checkpoints", 2, world.journal.checkpoint_sha256(2) or "missing")
+    start = init_state(world.context.network, 0)
+    held = world.context.network.shapes(world.devices["ada"].tasks[0].architecture)
     moved = {name for name in start if not torch.equal(state[name], start[name])}
     assert moved == set(held)
     for name, shape in held.items():
@@ -252,7 +249,7 @@ def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
         planned=lambda request: 2 * LARGE if request.architecture.axes == () else 1000,
     )
     rows = finished(world).server.result().rounds[0].clients
-    narrow = [one for one in world.server._context.candidates if one.architecture.axes]
+    narrow = [one for one in world.context.candidates if one.architecture.axes]
     expected = narrow[-1].architecture.architecture_id
     assert {(row.architecture_id, row.status) for row in rows} == {(expected, "aggregated")}
     assert all(row.planned_peak_bytes <= row.budget_bytes for row in rows)
@@ -393,7 +390,5 @@ def test_blobs_and_checkpoints_of_old_rounds_go(tmp_path: Path) -> None:
     checkpoints = sorted(path.name for path in (tmp_path / "state" / "checkpoints").iterdir())
     assert checkpoints == ["round-000004.safetensors", "round-000005.safetensors"]
     digests = {path.name for path in (tmp_path / "state" / "blobs").iterdir() if path.is_file()}
-    assert digests >= world.server._journal.update_digests(since_round=4)
-    assert not digests & (
-        world.server._journal.update_digests(since_round=1) - world.server._journal.update_digests(since_round=4)
-    )
+    assert digests >= world.journal.update_digests(since_round=4)
+    assert not digests & (world.journal.update_digests(since_round=1) - world.journal.update_digests(since_round=4))

@@ -6,17 +6,16 @@ from types import MappingProxyType
 import pytest
 from server.coordinator_cases import context_of, joined, known, measuring, prepared, profile, telemetry, update
 
-from subfleet.journal.rows import round_record
+from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.messages import Presence
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import AggregationRequest, Close
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Tick
-from subfleet.rounds.members import expected
+from subfleet.rounds.members import list_expected
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.progress import Waiting
+from subfleet.rounds.signals import AggregationRequest, Close, RequestDone, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.sections import Deadlines, LogClock
@@ -38,9 +37,12 @@ def closed(context: RunContext, state: RunState, now_s: float, *names: str) -> t
         state, _ = step(context, state, prepared(context, state, name), now_s)
     for name in names:
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), now_s
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            now_s,
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
@@ -49,7 +51,7 @@ def closed(context: RunContext, state: RunState, now_s: float, *names: str) -> t
 
 
 def told(context: RunContext, close: Close) -> tuple[float, dict[str, str]]:
-    record = round_record(context, close, Traffic(Topics("main")))
+    record = build_round_record(context, close, Traffic(Topics("main")))
     return record.participation, {row.client_id: row.status for row in record.clients}
 
 
@@ -78,7 +80,7 @@ def test_every_round_tells_of_who_is_silent_and_waits_no_longer() -> None:
         assert share == pytest.approx(2 / 3)
         assert rows == dict.fromkeys(OTHERS, "aggregated") | {"cyd": "missing: it has been silent since round 1"}
     state, _ = step(STRICT, state, said("cyd", online=True), now_s)
-    assert "cyd" in expected(STRICT, state, now_s)
+    assert "cyd" in list_expected(STRICT, state, now_s)
     _, close = closed(STRICT, begun(STRICT, state, now_s, *OTHERS, "cyd"), now_s, *OTHERS, "cyd")
     assert told(STRICT, close)[0] == 1.0
 

@@ -9,15 +9,15 @@ from server.fake_device import PLENTY_BYTES
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Budget, LogLow
-from subfleet.rounds.assigning import ask_of
-from subfleet.rounds.coordinator import round_info, step
+from subfleet.rounds.assigning import build_question
+from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.settings.fleet import MemoryLimits
 from subfleet.settings.sections import LogClock
 
 
 def _asked(**changes: Any) -> float | None:
     context = context_of(**changes)
-    info = round_info(context, measuring(context), 1.0)
+    info = build_round_info(context, measuring(context), 1.0)
     assert info is not None
     return info.log_quantile
 
@@ -44,7 +44,7 @@ def test_what_a_log_has_is_bounded_by_the_limits_of_the_run_and_told_to_the_meth
     ):
         state, _ = step(context, measuring(context), replace(telemetry(context, "ada"), log_low=low), 2.0)
         assert state.clients["ada"].offer.lasting == expected
-        assert ask_of(context, state, state.clients["ada"]).lasting == expected
+        assert build_question(context, state, state.clients["ada"]).lasting == expected
 
 
 def test_the_program_of_a_size_for_good_is_held_against_the_log_and_that_of_the_smallest_is_not() -> None:

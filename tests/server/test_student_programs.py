@@ -7,16 +7,15 @@ from server.coordinator_cases import CLIENTS, context_of, measuring, prepared, t
 from server.server_rig import World, config, fleet
 
 from subfleet.export.requests import TrainRequest
-from subfleet.journal.rows import round_record
+from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.fjord import FjORD
 from subfleet.protocol.topics import Topics
-from subfleet.rounds.actions import AggregationRequest, Close
-from subfleet.rounds.assigning import ask_of
+from subfleet.rounds.assigning import build_question
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done
 from subfleet.rounds.outliers import ChangeSize
+from subfleet.rounds.signals import AggregationRequest, Close, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest
 
@@ -28,15 +27,18 @@ def played(context: RunContext, state: RunState) -> tuple[RunState, int]:
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 3.0)
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
-    event = Done(
+    event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
     state, actions = step(context, state, event, 4.0)
     close = next(action for action in actions if isinstance(action, Close))
-    return state, round_record(context, close, Traffic(Topics())).programs_written
+    return state, build_round_record(context, close, Traffic(Topics())).programs_written
 
 
 def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it() -> None:
@@ -57,7 +59,7 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
     assert len(known) > len({size for size, _ in known}), "or nothing is shown of students"
     client = next(iter(state.last.values()))
     alone = {size for size, student in known if not student}
-    assert ask_of(context, state, client).written.keys() == alone, "what two networks need says nothing of one"
+    assert build_question(context, state, client).written.keys() == alone, "what two networks need says nothing of one"
     assert 0 < len(alone) < len(known)
 
 

@@ -20,11 +20,11 @@ from subfleet.aggregation.network_aggregation import NetworkAggregation
 from subfleet.aggregation.updates import check_update
 from subfleet.elastic.building import init_state
 from subfleet.elastic.model_state import ModelState, unpack_state
-from subfleet.programs.worker import Duty, Snapshot, Threads, Worker
+from subfleet.programs.worker import Handler, Snapshot, Threads, Worker
 from subfleet.protocol.messages import Task
 from subfleet.reporting.results import build_summary
 from subfleet.reporting.texts import describe_ending
-from subfleet.rounds.events import Failed
+from subfleet.rounds.signals import RequestFailed
 from subfleet.rounds.work import CheckRequest
 from subfleet.settings.run import Run
 from subfleet.settings.sections import OutlierSettings
@@ -163,7 +163,7 @@ def test_a_run_that_diverges_whoever_is_left_out_ends_with_a_sentence(tmp_path: 
     world.run()
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(
-        "round 1 could not be aggregated in 3 tries (ada, bob, cyd refused: the model diverged to a loss of "
+        "round 1 could not be aggregated in 3 attempts (ada, bob, cyd refused: the model diverged to a loss of "
     )
     assert world.server.result().rounds == ()
 
@@ -216,13 +216,13 @@ def test_an_update_that_is_offered_twice_is_looked_at_once(tmp_path: Path) -> No
     state = training(context)
     offered = replace(update(context, state, "ada"), blob=blobs.add(b"no container"))
     threads = Threads()
-    duty = Duty(work=threads.work("check", Checker(context, blobs).check), failure="it could not be checked")
+    duty = Handler(work=threads.work("check", Checker(context, blobs).check), failure="it could not be checked")
     worker, request = Worker({CheckRequest: duty}, threads), CheckRequest(update=offered)
     for _ in range(2):
         worker.begin(request, Snapshot(state=state, model=ModelState(shared=init_state(context.network, 0))))
     assert worker.requests == (request,)
     worker.finish(exports=True)
     (found,) = worker.events()
-    assert isinstance(found, Failed)
+    assert isinstance(found, RequestFailed)
     assert not worker.events()
     worker.close()

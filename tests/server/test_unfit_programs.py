@@ -33,14 +33,13 @@ from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import ProgramRef
-from subfleet.rounds.actions import Action, AggregationRequest, SendTask
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.events import Done, Event
-from subfleet.rounds.offers import measured_client
+from subfleet.rounds.obstacles import REFUSALS, record_unfit
+from subfleet.rounds.offers import build_client
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.proposing import proposed_client, scoring_wanted
-from subfleet.rounds.refusals import REFUSALS, with_unfit
+from subfleet.rounds.signals import Action, AggregationRequest, Event, RequestDone, SendTask
+from subfleet.rounds.sizing import propose_sizes, request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.search.fitting import Obstacle
@@ -76,13 +75,16 @@ def closed(context: RunContext, state: RunState) -> RunState:
         if state.clients[name].stage == "preparing":
             state, _ = step(context, state, written(context, state, name), 3.0)
         state, _ = step(
-            context, state, Done(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()), 3.0
+            context,
+            state,
+            RequestDone(request=CheckRequest(update=update(context, state, name)), result=ChangeSize()),
+            3.0,
         )
     assert state.phase == "aggregate"
     return step(
         context,
         state,
-        Done(
+        RequestDone(
             request=AggregationRequest(round=state.round, clients=()),
             result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
         ),
@@ -166,8 +168,8 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
 
 def scored(context: RunContext, state: RunState) -> RunState:
     """The first client has candidates to score."""
-    made = Done(
-        request=scoring_wanted(state, state.clients["ada"]),
+    made = RequestDone(
+        request=request_scoring(state, state.clients["ada"]),
         result=tuple(
             Scorable(
                 size=size,
@@ -193,10 +195,10 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     unfit = Obstacle(limit="runtime", why="runtime: no kernel")
     assert state.unfit == {f"ada/score/onnx/{size.architecture_id}": unfit for size in proposals}
     assert state.clients["ada"].refusals == ("runtime: no kernel",)
-    anew, actions = proposed_client(context, state, replace(state.clients["ada"], stage="answered"))[:2]
+    anew, actions = propose_sizes(context, state, replace(state.clients["ada"], stage="answered"))[:2]
     assert anew.stage == "preparing"
     assert not wanted_of(ScoringRequest, actions)
-    assert proposed_client(context, state, replace(state.clients["bob"], stage="answered"))[0].stage == "scoring"
+    assert propose_sizes(context, state, replace(state.clients["bob"], stage="answered"))[0].stage == "scoring"
 
 
 def test_a_device_that_starts_anew_is_given_anything_again() -> None:
@@ -218,12 +220,12 @@ def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -
 
 
 def test_the_oldest_refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subfleet.rounds.refusals._MOST", 2)
+    monkeypatch.setattr("subfleet.rounds.obstacles._MOST", 2)
     state, _ = assigned(PLAN, measuring(PLAN))
     for name in CLIENTS:
         state, _ = step(PLAN, state, written(PLAN, state, name), 2.0)
         answer = replace(refusal(PLAN, state, name), reason="program")
-        state = with_unfit(state, state.clients[name], answer, "no kernel")
+        state = record_unfit(state, state.clients[name], answer, "no kernel")
     assert [key.split("/")[0] for key in state.unfit] == ["bob", "cyd"]
 
 
@@ -336,7 +338,7 @@ def test_a_budget_by_the_batch_is_the_same_for_few_samples_and_for_many() -> Non
 def budget_of(context: RunContext, samples: int) -> int | None:
     profile = measuring(context).profiles["ada"]
     known = replace(profile, macs_per_s=60_000.0, sample_count=samples)
-    budget = measured_client(context, RunState(), known, telemetry(context, "ada", 1)).offer.budget
+    budget = build_client(context, RunState(), known, telemetry(context, "ada", 1)).offer.budget
     return None if budget is None else budget.forward_macs
 
 

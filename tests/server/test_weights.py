@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from server.coordinator_cases import CLIENTS, context_of, scaled, training, update
 
 from subfleet.methods.aggregator import count_samples
-from subfleet.rounds.state import ClientState, Trained
-from subfleet.rounds.weights import fraction_limit, round_weights
+from subfleet.rounds.state import AcceptedUpdate, ClientState
+from subfleet.rounds.weights import find_fraction_limit, weigh_round
 
 PLAN = context_of()
 WEIGHTS = st.lists(st.floats(min_value=2.0**-20, max_value=2.0**40), min_size=1, max_size=12)
@@ -24,14 +24,14 @@ def _clients(known: dict[str, int], claimed: dict[str, int]) -> list[ClientState
             state.clients[name],
             stage="done",
             offer=replace(state.clients[name].offer, sample_count=count),
-            trained=Trained(update=replace(update(PLAN, state, name), sample_count=claimed[name])),
+            trained=AcceptedUpdate(update=replace(update(PLAN, state, name), sample_count=claimed[name])),
         )
         for name, count in known.items()
     ]
 
 
 def _capped(weights: list[float], max_fraction: float) -> list[Fraction]:
-    limit = fraction_limit(weights, max_fraction)
+    limit = find_fraction_limit(weights, max_fraction)
     return [Fraction(weight) if limit is None else min(Fraction(weight), limit) for weight in weights]
 
 
@@ -48,7 +48,7 @@ def test_none_has_more_than_its_share_of_what_then_counts(weights: list[float], 
 @pytest.mark.slow
 @given(WEIGHTS, SHARES)
 def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max_fraction: float) -> None:
-    share, limit = Fraction(str(max_fraction)), fraction_limit(weights, max_fraction)
+    share, limit = Fraction(str(max_fraction)), find_fraction_limit(weights, max_fraction)
     if limit is None:
         assert max(weights) <= share * sum(map(Fraction, weights)) or len(set(weights)) == 1
         return
@@ -65,19 +65,19 @@ def test_no_more_is_taken_away_than_the_share_asks_for(weights: list[float], max
 def test_the_limit_does_not_depend_on_the_order(weights: list[float], max_fraction: float, random: object) -> None:
     shuffled = list(weights)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
-    assert fraction_limit(shuffled, max_fraction) == fraction_limit(weights, max_fraction)
+    assert find_fraction_limit(shuffled, max_fraction) == find_fraction_limit(weights, max_fraction)
 
 
 @given(WEIGHTS)
 def test_a_share_of_one_lowers_nothing(weights: list[float]) -> None:
-    assert fraction_limit(weights, 1.0) is None
+    assert find_fraction_limit(weights, 1.0) is None
 
 
 @pytest.mark.slow
 @given(WEIGHTS, SHARES)
 def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_fraction: float) -> None:
     capped = [float(one) for one in _capped(weights, max_fraction)]
-    limit = fraction_limit(capped, max_fraction)
+    limit = find_fraction_limit(capped, max_fraction)
     # Only rounding to floats may be left to take away.
     assert limit is None or float(limit) == pytest.approx(max(capped), rel=1e-15)
 
@@ -98,12 +98,12 @@ def test_what_was_lowered_is_not_lowered_again(weights: list[float], max_fractio
     ],
 )
 def test_limits_worked_out_by_hand(weights: list[float], max_fraction: float, limit: int | None) -> None:
-    assert fraction_limit(weights, max_fraction) == limit
+    assert find_fraction_limit(weights, max_fraction) == limit
 
 
 def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
     clients = _clients({"ada": 30, "bob": 30, "cyd": 40}, {"ada": 30, "bob": 2**40, "cyd": 20})
-    found = round_weights(count_samples, clients, 0.5)
+    found = weigh_round(count_samples, clients, 0.5)
     assert {name: one.counted for name, one in found.items()} == {"ada": 30, "bob": 30, "cyd": 20}
     assert found["bob"].lowered == "it claims 1099511627776 samples, but its profile has 30"
     assert (found["ada"].lowered, found["cyd"].lowered) == ("", "")
@@ -112,13 +112,13 @@ def test_an_update_counts_no_more_samples_than_its_profile_told() -> None:
 
 def test_what_a_profile_claims_is_capped_too() -> None:
     most = 2**40
-    found = round_weights(count_samples, _clients({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
+    found = weigh_round(count_samples, _clients({"ada": 10, "bob": 10, "cyd": most}, dict.fromkeys(CLIENTS, 10)), 0.5)
     assert {one.counted for one in found.values()} == {10}
     clients = _clients({"ada": 10, "bob": 10, "cyd": most}, {"ada": 10, "bob": 10, "cyd": most})
-    found = round_weights(count_samples, clients, 0.5)
+    found = weigh_round(count_samples, clients, 0.5)
     assert {name: one.share for name, one in found.items()} == {"ada": 0.25, "bob": 0.25, "cyd": 0.5}
     assert found["cyd"].lowered == "its share is capped at 0.5 of the round"
-    off = round_weights(count_samples, clients, 1.0)
+    off = weigh_round(count_samples, clients, 1.0)
     assert off["cyd"].counted == most
 
 
@@ -128,14 +128,14 @@ def test_a_scaled_update_weighs_less_before_shares_are_capped() -> None:
         replace(scaled(client, 0.25), outlier="it is far") if client.client_id == "bob" else client
         for client in clients
     ]
-    found = round_weights(count_samples, clients, 0.5)
+    found = weigh_round(count_samples, clients, 0.5)
     assert {name: one.counted for name, one in found.items()} == {"ada": 10, "bob": 2.5, "cyd": 12.5}
     assert found["bob"].lowered == "scaled by 0.25, as it is far"
 
 
 def test_uniform_weights_are_capped_by_nothing_but_the_count_of_clients() -> None:
     clients = _clients({"ada": 3, "bob": 30, "cyd": 300}, {"ada": 3, "bob": 30, "cyd": 300})
-    found = round_weights(lambda _: 1.0, clients, 0.1)
+    found = weigh_round(lambda _: 1.0, clients, 0.1)
     assert {one.share for one in found.values()} == {1 / 3}
 
 
@@ -150,10 +150,10 @@ def test_by_default_a_claim_is_worth_three_equal_shares(count: int, share: float
             one,
             client_id=name,
             offer=replace(one.offer, sample_count=told),
-            trained=Trained(update=replace(one.update, client_id=name, sample_count=told)),
+            trained=AcceptedUpdate(update=replace(one.update, client_id=name, sample_count=told)),
         )
         for name, told in samples.items()
     ]
-    weights = round_weights(count_samples, clients, None)
+    weights = weigh_round(count_samples, clients, None)
     assert weights["c001"].share == pytest.approx(share, rel=1e-9)
     assert sum(one.share for one in weights.values()) == pytest.approx(1.0)

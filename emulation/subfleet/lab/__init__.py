@@ -17,7 +17,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
 from subfleet.observers import open_run_folder
-from subfleet.programs.place import default_cache
+from subfleet.programs.place import open_default_cache
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run
@@ -129,7 +129,7 @@ def run(
     folder = choose_folder(Path(runs), described.name, name)
     with (
         open_run_folder(folder, described, observer or Unobserved()) as (folder, everyone),
-        open_host(described.host.type, cache or default_cache()) as host,
+        open_host(described.host.type, cache or open_default_cache()) as host,
     ):
         outcome = host(described, folder, everyone, threading.Event())
     found = outcome.result

@@ -32,7 +32,7 @@ from subfleet.protocol.task import TaskSubmodel, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.state import ClientState, Offer, Submodel, Trained
+from subfleet.rounds.state import AcceptedUpdate, ClientState, Offer, Submodel
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -203,7 +203,7 @@ def store_update(context: RunContext, client: DrawnClient, blobs: BlobStore, rou
         offer=Offer(class_counts=client.classes),
         given=Submodel(size=context.space[client.size], architecture=place_client(context, client, round_number)),
         task=_task(client, place_client(context, client, round_number), ref, round_number),
-        trained=Trained(update=result),
+        trained=AcceptedUpdate(update=result),
     )
 
 

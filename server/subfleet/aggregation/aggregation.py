@@ -16,7 +16,7 @@ from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.roles import RoundUpdates
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import all_lineages, carried_by
+from subfleet.rounds.networks import list_carriers, list_lineages
 from subfleet.rounds.state import ClientState
 from subfleet.transport.blob_store import BlobStore
 
@@ -151,13 +151,13 @@ class _Attempt:
         return EvolutionContext(
             round=self.round,
             seed=self.context.config.seed,
-            lineages=all_lineages(self.context, self.lineages),
+            lineages=list_lineages(self.context, self.lineages),
             networks=self._networks,
             before=self.before,
             after=after,
             clients=clients,
             losses={client.client_id: client.update.loss for client in self.clients if client.update is not None},
-            carried_by=partial(carried_by, self.context, self.clients),
+            carried_by=partial(list_carriers, self.context, self.clients),
             trained=self._read_updates,
             aggregated_with=self._aggregate,
             brought=self.brought,

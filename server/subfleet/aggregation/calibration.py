@@ -27,7 +27,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Calibrate
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import ClientState
-from subfleet.rounds.weights import round_weights
+from subfleet.rounds.weights import weigh_round
 
 __all__ = ["calibrate_model", "check_sums"]
 
@@ -128,7 +128,7 @@ def _calibrate_network(
     """The state of one network, the clients with sums in it, and by client why its sums were refused."""
     refused = dict[str, str]()
     of_copies = dict[str, _Measured]()
-    weights = round_weights(count_samples, clients, aggregation.context.config.max_client_fraction)
+    weights = weigh_round(count_samples, clients, aggregation.context.config.max_client_fraction)
     participants = list[Participant]()
     for client in sorted(clients, key=lambda one: one.client_id):
         participant, work = client.participant, None if client.task is None else client.task.work

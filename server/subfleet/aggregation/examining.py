@@ -16,7 +16,7 @@ from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import EvaluatedModel, Participant
 from subfleet.methods.assigner import open_stream
 from subfleet.protocol.metric_sums import Totals
-from subfleet.rounds.networks import standing_for
+from subfleet.rounds.networks import find_standing
 from subfleet.rounds.state import RunState
 from subfleet.tasks import Dataset
 
@@ -125,7 +125,7 @@ class Examiner:
         """All clients that have taken part, each with a submodel of a network in use."""
         done = {client.client_id: client for client in aggregated.clients}
         others = (
-            standing_for(self._views.context, state, client) for name, client in state.last.items() if name not in done
+            find_standing(self._views.context, state, client) for name, client in state.last.items() if name not in done
         )
         known = [
             one for one in others if one is not None and one.architecture.network in aggregated.aggregated.network_ids

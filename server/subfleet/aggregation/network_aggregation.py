@@ -31,7 +31,7 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.update_codecs import Uncompressed
 from subfleet.rounds.context import Declared, RunContext
 from subfleet.rounds.state import ClientState
-from subfleet.rounds.weights import round_weights
+from subfleet.rounds.weights import weigh_round
 from subfleet.transport.blob_store import BlobStore
 
 __all__ = ["NetworkAggregation", "RefusedError"]
@@ -154,7 +154,7 @@ class NetworkAggregation:
         return tuple(self._read_update(state, member) for member in self._collect(state, clients))
 
     def _collect(self, state: ModelState, clients: Sequence[ClientState]) -> list[_Member]:
-        weights = round_weights(self.roles.aggregator.weigh, clients, self.context.config.max_client_fraction)
+        weights = weigh_round(self.roles.aggregator.weigh, clients, self.context.config.max_client_fraction)
         members = []
         for client in sorted(clients, key=lambda client: client.client_id):
             participant, update = client.participant, client.update

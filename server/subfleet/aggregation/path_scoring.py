@@ -17,8 +17,8 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import Objective
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import lineages_in_use
-from subfleet.rounds.state import RunState, remembered
+from subfleet.rounds.networks import list_living_lineages
+from subfleet.rounds.state import RunState, get_memory
 from subfleet.rounds.work import ProposedGeneration
 from subfleet.tasks import Dataset
 
@@ -66,7 +66,7 @@ def propose_generation(context: RunContext, state: RunState) -> Generation | Non
     search, supernet = context.roles.networks.path_search, _supernet_in_use(context, state)
     if search is None or supernet is None:
         return None
-    memory = remembered(context, state)
+    memory = get_memory(context, state)
     generation = search.propose(memory, supernet, context.config.seed)
     if generation is None:
         for lineage in search.conclude(memory, supernet, state.aggregated_round):
@@ -76,7 +76,7 @@ def propose_generation(context: RunContext, state: RunState) -> Generation | Non
 
 def _supernet_in_use(context: RunContext, state: RunState) -> Network | None:
     """The network in use with a choice of operators, if there is one."""
-    found = (context.declared(one).network for one in lineages_in_use(context, state))
+    found = (context.declared(one).network for one in list_living_lineages(context, state))
     return next((one for one in found if one.choices), None)
 
 

@@ -11,7 +11,7 @@ from subfleet.aggregation.examining import Examiner
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState, pack_state
 from subfleet.protocol.errors import FileError
-from subfleet.rounds.actions import AggregationRequest
+from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound
 from subfleet.tasks import Dataset

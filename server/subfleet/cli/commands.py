@@ -115,7 +115,7 @@ def serve(
         from subfleet.cli.console import create_display
         from subfleet.cli.running import stop_on_signals
         from subfleet.cli.serving import serve_fleet
-        from subfleet.programs.place import default_cache
+        from subfleet.programs.place import open_default_cache
         from subfleet.reporting.api import HttpAddress
         from subfleet.settings.reading import read_run
 
@@ -127,7 +127,7 @@ def serve(
                 create_display(json=json),
                 stop,
                 http=HttpAddress(host=http_host, port=http_port),
-                cache=default_cache(),
+                cache=open_default_cache(),
                 name=name,
                 broker=address,
                 wait=wait,
@@ -149,7 +149,7 @@ def preflight(
 
         from subfleet.cli.console import show_progress
         from subfleet.cli.preflight import export_submodels, show_verdicts
-        from subfleet.programs.place import default_cache
+        from subfleet.programs.place import open_default_cache
         from subfleet.protocol.schema import to_plain
         from subfleet.settings.reading import read_run
         from subfleet.settings.stored_networks import resolve_model
@@ -157,7 +157,7 @@ def preflight(
         verdicts = []
         with show_progress("Exporting") as show:
             described = resolve_model(read_run(description, overrides or ()), RUNS)
-            for verdict in export_submodels(described, default_cache()):
+            for verdict in export_submodels(described, open_default_cache()):
                 verdicts.append(verdict)
                 show(f"{len(verdicts)} done, last {verdict.submodel} for {verdict.target}")
         if json:
@@ -293,10 +293,10 @@ def _check_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import show_progress
     from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.method_checks import check_methods
-    from subfleet.programs.place import default_cache
+    from subfleet.programs.place import open_default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
-    with show_progress("Checking") as show, LazyExports(default_cache()) as exports:
+    with show_progress("Checking") as show, LazyExports(open_default_cache()) as exports:
         for name, norms, verdict in check_methods(exports):
             verdicts.setdefault(name, {})[norms] = verdict
             show(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {verdict}")

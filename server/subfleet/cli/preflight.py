@@ -15,7 +15,7 @@ from subfleet.cli.console import to_text
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.methods.run_networks import BeginContext
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import build_train_request
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.programs import decode_program
@@ -75,7 +75,7 @@ def export_submodels(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
                 candidate,
                 target,
                 pool.submit_training(
-                    train_request(declared.network, candidate.architecture, target, context.training(1))
+                    build_train_request(declared.network, candidate.architecture, target, context.training(1))
                 ),
             )
             for declared in _networks(context)

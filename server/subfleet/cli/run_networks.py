@@ -23,7 +23,7 @@ from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
 from subfleet.methods.assigner import open_stream
-from subfleet.programs.supply import figures_of
+from subfleet.programs.supply import read_figures
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.submodel import Architecture
@@ -224,7 +224,7 @@ def write_path(
             )
             exported = pool.submit_inference(request, weights_file).result()
             files[target] = str(_write(out / f"model{exported.suffix}", exported.read_bytes()))
-            differences[target] = figures_of(exported)["max_abs_diff"]
+            differences[target] = read_figures(exported)["max_abs_diff"]
     return {
         "operators": {choice: operators[0] for choice, operators in path.choices},
         "parameters": cost.parameters,

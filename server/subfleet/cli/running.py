@@ -60,10 +60,10 @@ def run_and_show(
 ) -> None:
     """Run all, and print the results as text or JSON; see `run_all`."""
     from subfleet.cli.console import create_display
-    from subfleet.programs.place import default_cache
+    from subfleet.programs.place import open_default_cache
 
     display = create_display(json=json)
-    for outcome in run_all(runs, folder, display, cache=default_cache(), name=name, broker=broker):
+    for outcome in run_all(runs, folder, display, cache=open_default_cache(), name=name, broker=broker):
         if json:
             typer.echo((outcome.folder / SUMMARY).read_text(encoding="utf-8"))
         for line in describe_outcome(outcome):

@@ -95,7 +95,7 @@ def path(
     """
     with report_errors(verbose=verbose):
         from subfleet.cli.run_networks import choose_path, load_network, load_supernet, write_path
-        from subfleet.programs.place import default_cache
+        from subfleet.programs.place import open_default_cache
 
         if network is None:
             weights = load_supernet(_find(folder, name))
@@ -106,7 +106,7 @@ def path(
             weights = load_network(_find(folder, name), network)
             architecture = weights.network.full_architecture()
         targets = target or weights.run.deploy_targets or weights.run.targets
-        written = write_path(weights, architecture, targets, out, cache=default_cache())
+        written = write_path(weights, architecture, targets, out, cache=open_default_cache())
         if json:
             typer.echo(json_module.dumps(written))
             return

@@ -1,1 +1,1 @@
-"""What a run writes down before it acts, and what it tells of itself."""
+"""The journal of a run: its durable state, and the records of what happened."""

@@ -1,4 +1,4 @@
-"""What all training of a run has cost: multiplications, bytes, storage, and the time of its rounds. Pure."""
+"""The costs of a run's training: multiply-accumulates, bytes, storage, and times. Pure."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from subfleet.journal.records import ClientRow, RunResult
 
-__all__ = ["RunCosts", "Timing", "costs_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Mean and standard deviation of some times, which are all that there are, and how many they are."""
+    """Mean, standard deviation (of the whole population) and number of times."""
 
     mean_s: float
     deviation_s: float
@@ -19,7 +17,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Timing | None":
-        """Of these; None of none."""
+        """The timing of these seconds; None without any."""
         known = tuple(seconds)
         if not known:
             return None
@@ -28,23 +26,23 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCosts:
-    """What all training of a run has cost.
+    """The costs of a run's training.
 
-    Trainings that came to no update, and tries of a round that left nothing to aggregate, have cost what nobody knows.
+    The costs of trainings without an update, and of attempts that aggregated nothing, are unknown and not included.
 
     Attributes:
         forward_macs: multiply-accumulates of the forward passes over all samples in all epochs.
         training_macs: three times these.
         bytes_down: payload bytes published to clients in all rounds: weights, new programs, tasks, messages.
         bytes_up: payload bytes received from them.
-        storage_bytes: of all tensors that the server had to keep from one round to the next, where they were most.
-        rounds: seconds of the rounds, each from its announcement until its aggregate was evaluated; None where nobody
-            has measured any.
+        storage_bytes: of all tensors that the server kept from one round to the next, at most.
+        rounds: seconds of the rounds, each from its announcement until its model was evaluated; None if none was
+            measured.
         clients: seconds of the clients' parts, each from the sending of its task until its update was stored.
-        expected_clients: seconds that these were expected to take, by cost estimates and by the paces and links that
-            clients tell; None where no client tells any.
-        expected_rounds: the same of rounds, the slowest client of each deciding.
-        paced: fraction of the trainings whose client has told its pace; of the others, links alone count.
+        expected_clients: the same, estimated from costs and the reported paces and links of clients; None if no client
+            reports any.
+        expected_rounds: the same of rounds, by the slowest client of each.
+        paced: fraction of the trainings with a reported pace; for the others, only links count.
     """
 
     forward_macs: int = 0
@@ -59,12 +57,12 @@ class RunCosts:
     paced: float = 0.0
 
 
-def costs_of(result: RunResult) -> RunCosts:
-    """What a run has cost so far."""
+def sum_costs(result: RunResult) -> RunCosts:
+    """The costs of a run so far."""
     rounds = result.rounds
     rows = [row for record in rounds for row in record.clients]
-    trained = _trained(rows)
-    expected = [[row.expected_s for row in _trained(record.clients) if row.expected_s > 0] for record in rounds]
+    trained = _list_trained(rows)
+    expected = [[row.expected_s for row in _list_trained(record.clients) if row.expected_s > 0] for record in rounds]
     return RunCosts(
         forward_macs=sum(row.forward_macs * row.sample_passes for row in trained),
         training_macs=sum(row.training_macs for row in trained),
@@ -79,5 +77,5 @@ def costs_of(result: RunResult) -> RunCosts:
     )
 
 
-def _trained(rows: Sequence[ClientRow]) -> list[ClientRow]:
+def _list_trained(rows: Sequence[ClientRow]) -> list[ClientRow]:
     return [row for row in rows if row.sample_passes]

@@ -1,9 +1,13 @@
-"""The tables of the journal in SQLite (or PostgreSQL by URL), and how a database is opened."""
+"""The tables of the journal in SQLite (or PostgreSQL by URL), and how a database is opened and read.
+
+SQLite detects damaged pages and nothing else: it accepts values of any type in any column, and a flipped byte in a text
+is another text. So every value is checked when it is read, and damage ends as one typed error.
+"""
 
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,29 +15,28 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from subfleet.journal.reading import understood
-from subfleet.protocol.errors import FileError
-
-__all__ = [
-    "DATABASE_NAME",
-    "METADATA",
-    "absences",
-    "evaluations",
-    "generations",
-    "open_database",
-    "rounds",
-    "runs",
-    "state",
-    "tasks",
-    "updates",
-]
+from subfleet.protocol.errors import FileError, ProtocolError, SubfleetError
+from subfleet.protocol.plugins import explain_plugin_error
 
 _LOG = logging.getLogger(__name__)
 
 _PATIENCE_MS = 10_000
-"""How long SQLite waits for whoever has the database locked."""
+"""How long SQLite waits for a lock on the database."""
 DATABASE_NAME = "subfleet.sqlite"
 METADATA = sql.MetaData()
+
+
+def _values_table(name: str) -> sql.Table:
+    """A table of values as canonical JSON, each under the name of its part and a key within that."""
+    return sql.Table(
+        name,
+        METADATA,
+        sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
+        sql.Column("part", sql.String, primary_key=True),
+        sql.Column("key", sql.String, primary_key=True),
+        sql.Column("value", sql.Text, nullable=False),
+    )
+
 
 runs = sql.Table(
     "runs",
@@ -51,94 +54,27 @@ runs = sql.Table(
     sql.Column("failure", sql.String, nullable=False),
     sql.Column("started_at", sql.String, nullable=False),
 )
-state = sql.Table(
-    "state",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("part", sql.String, primary_key=True),
-    sql.Column("key", sql.String, primary_key=True),
-    sql.Column("value", sql.Text, nullable=False),
-)
-rounds = sql.Table(
-    "rounds",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("accuracy", sql.Float),
-    sql.Column("loss", sql.Float, nullable=False),
-    sql.Column("seconds", sql.Float),
-    sql.Column("log_time_s", sql.Float),
-    sql.Column("checkpoint_sha256", sql.String, nullable=False),
-    sql.Column("record", sql.Text, nullable=False),
-)
-evaluations = sql.Table(
-    "evaluations",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("record", sql.Text, nullable=False),
-)
-generations = sql.Table(
-    "generations",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("number", sql.Integer, primary_key=True),
-    sql.Column("record", sql.Text, nullable=False),
-)
-tasks = sql.Table(
-    "tasks",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("work", sql.String, primary_key=True),
-    sql.Column("client_id", sql.String, primary_key=True),
-    sql.Column("stage", sql.String, nullable=False),
-    sql.Column("reason", sql.String, nullable=False),
-    sql.Column("architecture", sql.String, nullable=False),
-    sql.Column("bytes_down", sql.BigInteger, nullable=False),
-    sql.Column("bytes_up", sql.BigInteger, nullable=False),
-)
-absences = sql.Table(
-    "absences",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("client_id", sql.String, primary_key=True),
-    sql.Column("kind", sql.String, nullable=False),
-    sql.Column("reason", sql.String, nullable=False),
-    sql.Column("seen_at", sql.String),
-)
-updates = sql.Table(
-    "updates",
-    METADATA,
-    sql.Column("run_id", sql.String, sql.ForeignKey("runs.run_id"), primary_key=True),
-    sql.Column("round", sql.Integer, primary_key=True),
-    sql.Column("client_id", sql.String, primary_key=True),
-    sql.Column("task_id", sql.String, nullable=False),
-    sql.Column("sha256", sql.String, nullable=False),
-    sql.Column("size_bytes", sql.BigInteger, nullable=False),
-    sql.Column("sample_count", sql.BigInteger, nullable=False),
-    sql.Column("received_at", sql.String, nullable=False),
-)
+state = _values_table("state")
+records = _values_table("records")
 
 
 def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
-    """Open a database, making its tables where they are missing.
+    """Open a database, and create missing tables.
 
     Args:
-        place: a folder in which `subfleet.sqlite` lives, or a URL of SQLAlchemy's for another database.
-        warns: log a line, once, where SQLite has to do without its write-ahead log.
+        place: the folder of `subfleet.sqlite`, or an SQLAlchemy URL of another database.
+        warns: whether to log a warning if SQLite cannot use its write-ahead log.
 
     Raises:
-        FileError: it cannot be opened, is damaged, or its tables are of another release; nothing in it is changed then.
+        FileError: it cannot be opened, is damaged, or has the tables of another release; it is not changed then.
     """
     url = place if isinstance(place, str) else f"sqlite:///{place / DATABASE_NAME}"
-    with understood(place):
+    with reporting_damage(place):
         try:
             engine = sql.create_engine(url)
             sql.event.listen(engine, "connect", _configure)
-            sql.event.listen(engine, "handle_error", lambda context: _tell(context, place))
-            refused = _without_log(engine)
+            sql.event.listen(engine, "handle_error", lambda context: _convert(context, place))
+            refused = _enable_log(engine)
             if refused and warns:
                 _LOG.warning(
                     "the journal's file system has no write-ahead log (%s); commits take longer there", refused
@@ -146,7 +82,7 @@ def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
             _check_tables(engine, place)
             METADATA.create_all(engine)
         except sqlite3.Error as error:
-            raise _told(error, place) from error
+            raise _describe(error, place) from error
         except sql.exc.SQLAlchemyError as error:
             raise FileError(f"the journal cannot be opened: {error!s:.200}; check {place!s:.200}") from error
     return engine
@@ -155,7 +91,7 @@ def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "locked": "stop the other process that has it open, or choose a folder on a disk of this machine",
-        "full": "make room for it",
+        "full": "free some space",
         "readonly": "make it writable, or choose another folder",
         "unable to open": "make its folder and let this user write there",
         "disk I/O": "check the disk, or choose a folder on a disk of this machine",
@@ -164,23 +100,23 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         "not a database": "move that file away, or choose another folder",
     }
 )
-"""What to do, by a part of what SQLite says."""
+"""Remedies, by a part of SQLite's message."""
 
 
-def _tell(context: sql.engine.ExceptionContext, place: Path | str) -> FileError | None:
-    """The database's own words, wherever it fails: only they say what is wrong with a disk."""
+def _convert(context: sql.engine.ExceptionContext, place: Path | str) -> FileError | None:
+    """Convert errors of the database; only its own message says what is wrong with a disk."""
     is_theirs = isinstance(context.sqlalchemy_exception, sql.exc.DBAPIError)
-    return _told(context.original_exception, place) if is_theirs else None
+    return _describe(context.original_exception, place) if is_theirs else None
 
 
-def _told(error: BaseException, place: Path | str) -> FileError:
+def _describe(error: BaseException, place: Path | str) -> FileError:
     said = " ".join(str(error).split())
-    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in said), "make room for it, or mend it")
+    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in said), "free some space, or repair it")
     return FileError(f"the journal in {place!s:.200} cannot be used: {said:.200}; {remedy}")
 
 
 def _check_tables(engine: sql.Engine, place: Path | str) -> None:
-    """Make sure that those tables which are there have the columns that this release reads and writes."""
+    """Check that existing tables have the columns of this release."""
     inspector = sql.inspect(engine)
     for table in METADATA.sorted_tables:
         if not inspector.has_table(table.name):
@@ -189,14 +125,14 @@ def _check_tables(engine: sql.Engine, place: Path | str) -> None:
         odd = sorted(found ^ set(table.columns.keys()))
         if odd:
             raise FileError(
-                f"the journal in {place!s:.200} was written by another release: of its table {table.name!r}, column "
-                f"{odd[0]!r} is known to only one of both; finish its runs with that release, or choose another state "
-                "folder"
+                f"the journal in {place!s:.200} was written by another release: in table {table.name!r}, only one "
+                f"of the two releases has the column {odd[0]!r}; finish its runs with that release, or choose another "
+                "state folder"
             )
 
 
 def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
-    """SQLite: every commit on disk before it returns."""
+    """Configure SQLite: every commit is on disk before it returns."""
     if isinstance(connection, sqlite3.Connection):
         cursor = connection.cursor()
         for pragma in (f"busy_timeout={_PATIENCE_MS}", "synchronous=FULL", "foreign_keys=ON"):
@@ -204,25 +140,25 @@ def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
         cursor.close()
 
 
-def _without_log(engine: sql.Engine) -> str:
-    """Turn SQLite's write-ahead log on: readers beside one writer; why it cannot be, in SQLite's words, or "".
+def _enable_log(engine: sql.Engine) -> str:
+    """Turn on SQLite's write-ahead log, for readers beside one writer; returns why that failed, or "".
 
-    The log needs memory that processes share through a file, which file systems of networks and containers may lack.
-    The slower rollback journal needs none. Which of both it is stays with the file.
+    The log needs memory that processes share through a file, which network file systems and containers may lack. The
+    slower rollback journal needs none. The mode is stored in the file.
     """
     if engine.dialect.name != "sqlite":
         return ""
     try:
-        mode = _alone(engine, "PRAGMA journal_mode=WAL")
+        mode = _run_pragmas(engine, "PRAGMA journal_mode=WAL")
     except sqlite3.OperationalError as error:
-        # A process that says it is alone reads what is in the log, if there is one, without that memory.
-        _alone(engine, "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=DELETE")
+        # In exclusive mode, a process reads an existing log without that memory.
+        _run_pragmas(engine, "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=DELETE")
         return str(error)
     return "" if mode == "wal" else f"it chose {mode!r}"
 
 
-def _alone(engine: sql.Engine, *pragmas: str) -> object:
-    """What the last pragma answers, in a connection of its own that was seen to write."""
+def _run_pragmas(engine: sql.Engine, *pragmas: str) -> object:
+    """The answer of the last pragma, in a connection of its own that was able to write."""
     arguments, options = engine.dialect.create_connect_args(engine.url)
     opened: Any = engine.dialect.connect(*arguments, **options)
     with contextlib.closing(opened) as connection:
@@ -230,3 +166,72 @@ def _alone(engine: sql.Engine, *pragmas: str) -> object:
         connection.execute("BEGIN IMMEDIATE")  # the first write maps the memory
         connection.rollback()
     return answers[-1][0]
+
+
+def describe_location(engine: sql.Engine) -> str:
+    """The location of a journal, without the password of its URL."""
+    return engine.url.database or engine.url.render_as_string()
+
+
+@contextlib.contextmanager
+def reporting_damage(place: object) -> Iterator[None]:
+    """Work on the content of a journal: every unexpected error in it is reported as damage of that journal.
+
+    Args:
+        place: location of the journal.
+
+    Raises:
+        FileError: the journal has content that this release cannot read.
+        SubfleetError: any other one that is raised within.
+    """
+    try:
+        yield
+    except ProtocolError as error:
+        raise _report_damage(place, str(error)) from error
+    except SubfleetError:
+        raise
+    except Exception as error:
+        if explain_plugin_error(error):
+            raise
+        # A flipped byte may fail anywhere in the code that uses it.
+        raise _report_damage(place, f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def connect(engine: sql.Engine) -> Iterator[sql.Connection]:
+    """A connection to read with; see `reporting_damage` for its errors."""
+    with reporting_damage(describe_location(engine)), engine.connect() as connection:
+        yield connection
+
+
+def read_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[sql.Row[Any]]:
+    """The rows of a query, with values of their columns' types.
+
+    Raises:
+        ProtocolError: a value has another type.
+    """
+    columns = tuple(query.selected_columns)
+    for row in connection.execute(query):
+        for column, value in zip(columns, row, strict=True):
+            if not _fits(column, value):
+                raise ProtocolError(f"{column} is {value!r:.80}, but must be of the type {column.type}")
+        yield row
+
+
+def read_scalars(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[Any]:
+    """The values of a query with one column; see `read_rows` for its errors."""
+    return (value for (value,) in read_rows(connection, query))
+
+
+def _fits(column: sql.ColumnElement[Any], value: object) -> bool:
+    if value is None:
+        return bool(getattr(column, "nullable", True))
+    wanted = column.type.python_type
+    return isinstance(value, (int, float) if wanted is float else wanted)
+
+
+def _report_damage(place: object, why: str) -> FileError:
+    return FileError(
+        f"the journal in {place!s:.200} is damaged, or was written by another release: {' '.join(why.split()):.200}; "
+        "restore it from a backup, or choose another folder"
+    )

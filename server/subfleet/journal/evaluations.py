@@ -1,4 +1,4 @@
-"""What devices found on data of their own that the model was not trained on: a row each, and how it spreads."""
+"""Records of evaluations by devices on held-out data: a row for each client, and the spread of the figures."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from subfleet.protocol.task_kinds import METRICS, better
-
-__all__ = ["EvaluationRecord", "EvaluationRow", "Spread", "spread_text"]
 
 _QUARTERS = 4
 
@@ -17,21 +15,21 @@ class EvaluationRow:
     """One client in an evaluation.
 
     Attributes:
-        device: its device profile's name, which is its tier.
+        device: the name of its device profile, which is its tier.
         architecture: display name of the submodel that it would be given.
-        architecture_id: identity of that.
-        loss: as the client found it; None where it found none.
-        accuracy: the same; None where accuracy means nothing, too.
-        sample_count: of its held-out data, 0 where it found nothing, as are all numbers after it.
-        label_count: labels that counted.
-        class_counts: of these, those of each class, where that was asked.
-        class_correct: of these, those that were predicted rightly.
-        bytes_down: payload bytes published to it in the meantime.
+        architecture_id: identity of this submodel.
+        loss: None if it did not evaluate.
+        accuracy: None if it did not evaluate, or the task has no accuracy.
+        sample_count: of its held-out data; 0 if it did not evaluate, as are the numbers below.
+        label_count: number of counted labels.
+        class_counts: counted labels of each class, if they were requested.
+        class_correct: the correctly predicted ones of these.
+        bytes_down: payload bytes published to it during the evaluation.
         bytes_up: payload bytes received from it.
-        seconds: from the task's arrival on the device to its answer; None where nobody has measured them.
-        status: "evaluated", or why it was not, such as "missing: no answer came in time".
-        network: id of the network that the submodel is of; empty for the one that the run began with.
-        metrics: further ones of the run's kind of task, which follow from what the client has told.
+        seconds: from the task's arrival on the device to its answer; None if not measured.
+        status: "evaluated", or why it did not evaluate, such as "missing: no answer came in time".
+        network: id of the network of the submodel; empty for the first network.
+        metrics: further metrics of the run's kind of task.
     """
 
     client_id: str
@@ -52,24 +50,22 @@ class EvaluationRow:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def value(self, metric: str) -> float | None:
-        """A metric, or the loss; None where it is not known."""
+        """A metric, or the loss; None if unknown."""
         found = {"accuracy": self.accuracy, "loss": self.loss, **self.metrics}
         return found.get(metric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How a figure spreads over clients, each counted once.
+    """The spread of a figure over clients, each counted once.
 
-    Quartiles are interpolated between the sorted values, the smallest of which is the quantile 0 and the largest 1, as
-    most software does (Hyndman and Fan's seventh definition); of one client all are its own value.
+    Quartiles are interpolated between the sorted values (the seventh definition of Hyndman and Fan); with one client,
+    all are its value.
 
     Attributes:
-        clients: how many there are, 1 or more.
-        lower_quartile: of their values; a quarter of them lies below.
-        upper_quartile: a quarter of them lies above.
-        worst: the least favourable value, and whose it is: of equals the first by name.
-        tiers: mean by tier, in the order of their names.
+        clients: number of clients, 1 or more.
+        worst: the least favourable value; worst_client: the client with it, of equals the first by name.
+        tiers: mean of each tier, sorted by name.
         worst_tier: the tier with the least favourable mean.
     """
 
@@ -84,22 +80,22 @@ class Spread:
 
     @property
     def interquartile_range(self) -> float:
-        """How far the middle half of the clients is apart."""
+        """The difference of the quartiles."""
         return self.upper_quartile - self.lower_quartile
 
     @property
     def worst_tier_mean(self) -> float:
-        """Of the worst tier."""
+        """The mean of the worst tier."""
         return self.tiers[self.worst_tier]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """The evaluation after a round, with a row for each client that was asked; seconds as in `RoundRecord`.
+    """The evaluation after a round, with a row for each client that had a task; seconds as in `RoundRecord`.
 
     Attributes:
         headline: the metric that models are judged by.
-        together: metrics of all samples of those that have answered, as if they were one data set.
+        together: metrics over the samples of all clients that answered, as one data set.
     """
 
     round: int
@@ -114,11 +110,11 @@ class EvaluationRecord:
 
     @property
     def evaluated(self) -> tuple[EvaluationRow, ...]:
-        """The clients that have answered."""
+        """The clients that evaluated."""
         return tuple(row for row in self.clients if row.status == "evaluated" and row.loss is not None)
 
     def spread(self, metric: str = "") -> Spread | None:
-        """How a metric, by default the headline, or the loss spreads over the clients that know it; None for nobody."""
+        """The spread of a metric, by default the headline, over the clients that know it; None if none does."""
         metric = metric or self.headline
         known = ((row, row.value(metric)) for row in self.evaluated)
         values = {row.client_id: value for row, value in known if value is not None}
@@ -126,7 +122,7 @@ class EvaluationRecord:
         if not rows:
             return None
         sign = better(metric)
-        lower, upper = _quartiles(values.values())
+        lower, upper = _compute_quartiles(values.values())
         worst = min(values, key=lambda name: (sign * values[name], name))
         by_tier: dict[str, list[float]] = {}
         for row in sorted(rows, key=lambda one: (one.device, one.client_id)):
@@ -144,7 +140,7 @@ class EvaluationRecord:
         )
 
 
-def _quartiles(values: Iterable[float]) -> tuple[float, float]:
+def _compute_quartiles(values: Iterable[float]) -> tuple[float, float]:
     found = sorted(values)
     if len(found) == 1:
         return found[0], found[0]
@@ -152,8 +148,8 @@ def _quartiles(values: Iterable[float]) -> tuple[float, float]:
     return lower, upper
 
 
-def spread_text(record: EvaluationRecord) -> str:
-    """An evaluation in a sentence."""
+def describe_spread(record: EvaluationRecord) -> str:
+    """An evaluation in one sentence."""
     found = record.spread()
     if found is None:
         return f"after round {record.round} no device has evaluated the model on held-out samples of its own"

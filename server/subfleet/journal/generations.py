@@ -1,4 +1,4 @@
-"""What a search between two rounds has come to: a record for each generation of paths."""
+"""Records of a search between two rounds: one for each generation of paths."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,23 +7,21 @@ from dataclasses import dataclass
 from subfleet.journal.networks import NetworkRecord
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.task_kinds import better
-from subfleet.rounds.actions import CloseGeneration
 from subfleet.rounds.live import GenerationScores
+from subfleet.rounds.signals import CloseGeneration
 from subfleet.search.path_evolution import kendall_tau
-
-__all__ = ["DevicesRecord", "GenerationRecord", "TuningRecord", "generation_record", "generation_text", "tuning_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesRecord:
-    """How devices scored a generation.
+    """The scoring of a generation by devices.
 
     Attributes:
-        rounds: of scoring; answers: of devices, in all of them; labels: that they counted.
-        supernet_bytes: of the weights that each was sent: those of the smallest supernet that holds the paths.
-        bytes_down, bytes_up: of all payloads to and from those that were asked.
-        ranks: after each round of scoring, Kendall's tau of the scores so far and the server's own on its validation
-            samples; None where nothing is ranked.
+        rounds: number of scoring rounds; answers: number of answers in all of them; labels: number of counted labels.
+        supernet_bytes: of the weights that each device was sent: the smallest supernet that contains the paths.
+        bytes_down: of all payloads to these devices; bytes_up: from them.
+        ranks: after each scoring round, Kendall's tau of the scores so far and the server's own on its validation
+            samples; None if nothing is ranked.
     """
 
     rounds: int
@@ -37,17 +35,17 @@ class DevicesRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
-    """A generation of paths that was scored.
+    """A scored generation of paths.
 
     Attributes:
-        round: after which the search was.
+        round: the round after which the search was.
         number: of the generation in that search, from 1.
-        tier: of devices that its paths are for.
-        paths: how many they are.
+        tier: the tier of devices that its paths are for.
+        paths: number of paths.
         best: the highest score among them; best_path: the operators of that path, in the order of the choices.
         mean: of their scores.
-        seconds: from when it was asked for until it was scored; None where nobody has measured them.
-        devices: what came of its scoring by devices; None where the server scored it.
+        seconds: from its request until it was scored; None if not measured.
+        devices: the scoring by devices; None if the server scored it.
     """
 
     round: int
@@ -61,7 +59,7 @@ class GenerationRecord:
     devices: DevicesRecord | None = None
 
 
-def generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRecord:
+def build_generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRecord:
     """The record of a scored generation."""
     generation = close.generation
     best = max(range(len(close.scores)), key=lambda place: close.scores[place])
@@ -74,11 +72,11 @@ def generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRec
         best_path=generation.paths[best],
         mean=statistics.fmean(close.scores),
         seconds=close.seconds,
-        devices=None if close.devices is None else _devices_record(close.devices, traffic),
+        devices=None if close.devices is None else _build_devices_record(close.devices, traffic),
     )
 
 
-def _devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
+def _build_devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
     moved = [traffic.of(name) for name in scores.asked]
     return DevicesRecord(
         rounds=scores.closed,
@@ -91,8 +89,8 @@ def _devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord
     )
 
 
-def generation_text(record: GenerationRecord) -> str:
-    """A generation in a sentence."""
+def describe_generation(record: GenerationRecord) -> str:
+    """A generation in one sentence."""
     told = (
         f"search after round {record.round}, generation {record.number}: {record.paths} paths of tier {record.tier}, "
         f"best score {record.best:.4f}, mean {record.mean:.4f}"
@@ -110,20 +108,21 @@ def generation_text(record: GenerationRecord) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningRecord:
-    """How the networks that a search has found rank before and after they were trained further.
+    """The ranks of the networks that a search found, before and after further training.
 
     Attributes:
-        networks: that were found and that devices have evaluated since.
-        tau: Kendall's, of their scores in the search and of how good their owners found them; None where nothing is
-            ranked.
+        networks: number of these networks that devices have evaluated since.
+        tau: Kendall's tau of their scores in the search and of their evaluations; None if nothing is ranked.
     """
 
     networks: int
     tau: float | None
 
 
-def tuning_record(generations: Sequence[GenerationRecord], networks: Sequence[NetworkRecord]) -> TuningRecord | None:
-    """The record of a run's networks, one for each tier that was searched; None without a search, or before its end.
+def build_tuning_record(
+    generations: Sequence[GenerationRecord], networks: Sequence[NetworkRecord]
+) -> TuningRecord | None:
+    """The record of the networks found by a search, one for each tier; None without a search, or before its end.
 
     Args:
         generations: of the search.

@@ -4,10 +4,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from subfleet.journal.evaluations import EvaluationRecord, spread_text
+from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.records import EvaluationObserver, Progress, ProgressObserver, RoundRecord, RunObserver
-
-__all__ = ["GuardedObserver", "Unobserved"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ class GuardedObserver:
             if isinstance(observer, EvaluationObserver):
                 _call(observer, partial(observer.evaluated, record))
             else:
-                _call(observer, partial(observer.say, spread_text(record)))
+                _call(observer, partial(observer.say, describe_spread(record)))
 
     def progressed(self, progress: Progress) -> None:
         """See `ProgressObserver.progressed`; other observers are skipped."""

@@ -1,4 +1,4 @@
-"""The family tree of a run: what became of each of its networks, from the records of its rounds. Pure."""
+"""The family tree of a run: a record of each network, from the records of its rounds. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,31 +10,29 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import NEVER, all_lineages, counts_from
+from subfleet.rounds.networks import NEVER, find_first_turn, list_lineages
 from subfleet.rounds.state import RunState
 from subfleet.search.queue import WrittenProgram
 
-__all__ = ["network_records"]
 
-
-def network_records(
+def build_network_records(
     context: RunContext, state: RunState, rounds: Sequence[RoundRecord], evaluations: Sequence[EvaluationRecord]
 ) -> tuple[NetworkRecord, ...]:
-    """A record of each network that the run has had, in the order in which they appeared.
+    """A record of each network of the run, in the order in which they appeared.
 
     Args:
         context: of the run.
-        state: where it stands.
+        state: of the run.
         rounds: its finished rounds, in order.
-        evaluations: what devices found, in order.
+        evaluations: its evaluations by devices, in order.
     """
-    lineages = {one.id: one for one in all_lineages(context, state.lineages)}
-    turns = _first_turns(context, state.written.values())
+    lineages = {one.id: one for one in list_lineages(context, state.lineages)}
+    turns = _find_first_turns(context, state.written.values())
     found = evaluations[-1].evaluated if evaluations else ()
-    return tuple(_record(context, lineages, one, rounds, found, turns.get(one.id)) for one in lineages.values())
+    return tuple(_build_record(context, lineages, one, rounds, found, turns.get(one.id)) for one in lineages.values())
 
 
-def _record(
+def _build_record(
     context: RunContext,
     lineages: Mapping[str, Lineage],
     lineage: Lineage,
@@ -68,25 +66,25 @@ def _record(
         training_macs=sum(
             row.training_macs for record in rounds for row in record.clients if row.network == lineage.id
         ),
-        ready_round=_ready_round(rounds, ready_turn, min(trained, default=None)),
+        ready_round=_find_ready_round(rounds, ready_turn, min(trained, default=None)),
         owners=tuple(own),
         own_mean=math.fsum(own.values()) / len(own) if own else None,
         metric=headline,
     )
 
 
-def _first_turns(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
-    """By network, the turn from which the first program counts that trains a size of it."""
+def _find_first_turns(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
+    """By network, the first attempt with a program that trains a size of it."""
     turns: dict[str, int] = {}
     for one in written:
-        name, turn = one.program.size.network, counts_from(context, one)
+        name, turn = one.program.size.network, find_first_turn(context, one)
         if one.facts.planned_peak_bytes is not None and turn != NEVER:
             turns[name] = min(turn, turns.get(name, turn))
     return turns
 
 
-def _ready_round(rounds: Sequence[RoundRecord], ready_turn: int | None, trained: int | None) -> int | None:
-    """The first round in whose turn a program counted; where none did, one was awaited."""
+def _find_ready_round(rounds: Sequence[RoundRecord], ready_turn: int | None, trained: int | None) -> int | None:
+    """The first round with a program for the network; by its training if its programs are unknown."""
     lost = accumulate(record.retries for record in rounds)
     ready = next(
         (

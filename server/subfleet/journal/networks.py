@@ -1,4 +1,4 @@
-"""What a run tells of each of its networks: where it comes from, what it costs, who trained it, how good it is."""
+"""Records of a run's networks: their lineage, costs, training and quality."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,8 +6,6 @@ from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.task_kinds import format_metrics
-
-__all__ = ["NetworkRecord", "descending"]
 
 _FLOAT_BYTES = 4
 
@@ -17,19 +15,18 @@ class NetworkRecord:
     """One network of a run.
 
     Attributes:
-        lineage: where it comes from, after which round, and why.
-        parameters: of the whole network, running statistics included.
-        forward_macs: multiply-accumulates of one sample's forward pass through the whole of it.
-        wider: cells of the network that it grew from which are wider in it.
-        deeper: cells of that behind which it has others.
-        trained: by round, the clients whose updates of it were aggregated.
-        training_macs: of all trainings of it that came to an update.
-        ready_round: the first round in which clients could be given it, as the program that trains it was written for
-            one target at least; None where that was never so, as far as is still known of one that has retired.
-        owners: clients that said in the last evaluation how good it is on held-out samples of their own.
-        own_mean: the mean of what they found, of the metric that the run's models are judged by; None where there are
-            none.
-        metric: which one that is.
+        lineage: its origin, the round of its appearance, and the reason.
+        parameters: of the whole network, including running statistics.
+        forward_macs: multiply-accumulates of one sample's forward pass through the whole network.
+        wider: cells of its parent network that are wider in it.
+        deeper: cells of its parent network that are followed by new cells in it.
+        trained: by round, the clients with aggregated updates of it.
+        training_macs: of all its trainings with an update.
+        ready_round: the first round in which a program that trains it was written for at least one target; None if
+            there was none, as far as is known of a retired network.
+        owners: clients that evaluated it in the last evaluation.
+        own_mean: mean of their results in the metric that the run's models are judged by; None without any.
+        metric: the name of that metric.
     """
 
     lineage: Lineage
@@ -46,38 +43,38 @@ class NetworkRecord:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its display name."""
         return self.lineage.id or "the first"
 
     @property
-    def told(self) -> str:
-        """What they found, in words; empty where there is nothing."""
+    def quality(self) -> str:
+        """The mean result of its owners, in words; empty without any."""
         return "" if self.own_mean is None else format_metrics({self.metric: self.own_mean})
 
     @property
     def in_use(self) -> bool:
-        """Whether it was in use in any round: what a configuration describes may give way before the first."""
+        """Whether it was in use in any round; the configured network may retire before the first."""
         return self.lineage.retired_round != 0
 
     @property
     def weight_bytes(self) -> int:
-        """Of its weights, without any container."""
+        """Bytes of its weights, without a container."""
         return _FLOAT_BYTES * self.parameters
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Everybody who has trained it."""
+        """The clients that have trained it."""
         return tuple(sorted({name for names in self.trained.values() for name in names}))
 
     @property
     def changed(self) -> str:
-        """What of the network that it grew from was changed, for people; empty where nothing was."""
+        """The changes from its parent network, in words; empty without any."""
         parts = {"wider": self.wider, "deeper": self.deeper}
         return ", ".join(f"{' and '.join(cells)} {how}" for how, cells in parts.items() if cells)
 
 
-def descending(networks: Sequence[NetworkRecord]) -> Iterator[tuple[int, NetworkRecord]]:
-    """Each network behind the one that it grew from, with the number of those that it descends from."""
+def walk_descendants(networks: Sequence[NetworkRecord]) -> Iterator[tuple[int, NetworkRecord]]:
+    """Each network after its parent, with the number of its ancestors."""
     children: dict[str | None, list[NetworkRecord]] = {}
     for one in networks:
         children.setdefault(one.lineage.parent, []).append(one)

@@ -1,4 +1,4 @@
-"""The state folder of a run: where a server keeps things, and for whom it is."""
+"""The state folder of a run and its lock."""
 
 import contextlib
 import logging
@@ -10,14 +10,12 @@ from typing import TextIO
 from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError
 
-__all__ = ["Places"]
-
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a server keeps things in its state folder."""
+    """The subfolders of a server's state folder."""
 
     folder: Path
 
@@ -37,17 +35,17 @@ class Places:
         return self.folder / "models"
 
     def make(self) -> None:
-        """Make the folders.
+        """Create the folders.
 
         Raises:
-            FileError: they cannot be made.
+            FileError: they cannot be created.
         """
         try:
             for place in (self.blobs, self.checkpoints, self.models):
                 place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(
-                f"state folder {self.folder} cannot be made: {error.strerror}; choose another one"
+                f"state folder {self.folder} cannot be created: {error.strerror}; choose another one"
             ) from error
 
     @contextlib.contextmanager
@@ -60,7 +58,9 @@ class Places:
         with self._open_lock() as file:
             try:
                 if not lock(file, wait=False):
-                    _LOG.warning("the file system of %s has no locks; start no other server of this name", self.folder)
+                    _LOG.warning(
+                        "the file system of %s has no locks; do not start another server of this name", self.folder
+                    )
             except BlockingIOError:
                 raise FileError(
                     f"state folder {self.folder} is in use by another server; stop that one, or choose another name"
@@ -76,4 +76,5 @@ class Places:
             raise self._unusable(error) from error
 
     def _unusable(self, error: OSError) -> FileError:
-        return FileError(f"state folder {self.folder} cannot be written: {error.strerror}; mend it, or choose another")
+        reason = error.strerror
+        return FileError(f"state folder {self.folder} cannot be written: {reason}; repair it, or choose another")

@@ -1,4 +1,4 @@
-"""What a run tells of itself: one row per client and round, a record per round, a result at its end."""
+"""Records of a run: a row per client and round, a record per round, and a result at its end."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.generations import GenerationRecord, TuningRecord, tuning_record
+from subfleet.journal.generations import GenerationRecord, TuningRecord, build_tuning_record
 from subfleet.journal.networks import NetworkRecord
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.task_kinds import METRICS, format_metrics
@@ -23,12 +23,12 @@ __all__ = [
     "RoundRecord",
     "RunObserver",
     "RunResult",
-    "participation_of",
+    "compute_participation",
 ]
 
 _FLOAT_BYTES = 4
 _BESIDE = ("accuracy", "r2")
-"""What is told beside another headline."""
+"""Metrics that are shown beside another headline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,49 +37,46 @@ class ClientRow:
 
     Attributes:
         device: name of its device profile.
-        runtime: the program target it ran; empty where it was given no task.
-        architecture: display name of its submodel; empty where it was given none.
+        runtime: the program target that it ran; empty without a task.
+        architecture: display name of its submodel; empty without one.
         architecture_id: identity of its submodel.
         parameters: of its submodel.
         memory_free_bytes: free memory as the device reported it for this round; None is unknown.
         budget_bytes: the fraction of it that the device gave to training.
-        downlink_budget_bytes: what may travel to it in a round; None where it reported no rate.
-        uplink_budget_bytes: what may travel from it in a round; None where it reported no rate.
-        disk_budget_bytes: what a task may take of its disk; None where nothing is known of that.
-        disk_bytes: what its task takes of its disk at most; 0 where it was given no task.
-        update_bytes: of its update as its task's codec writes it, without the container's header; 0 where it was given
-            no task.
-        planned_peak_bytes: what the program plans to need.
-        measured_peak_bytes: what the device measured while it trained; None where nobody has measured it.
+        downlink_budget_bytes: bytes that may travel to it in a round; None if it reported no rate.
+        uplink_budget_bytes: bytes that may travel from it in a round; None if it reported no rate.
+        disk_budget_bytes: bytes of its disk that a task may take; None if unknown.
+        disk_bytes: bytes of its disk that its task takes at most; 0 without a task.
+        update_bytes: of its update as its task's codec writes it, without the container's header; 0 without a task.
+        planned_peak_bytes: peak memory planned by the program.
+        measured_peak_bytes: peak memory in training as the device measured it; None if not measured.
         bytes_down: payload bytes published to this client during the round.
         bytes_up: payload bytes received from it during the round.
-        seconds: from the task's arrival on the device to its update; None where nobody has measured them.
-        loss: mean loss of its last local epoch; None where it sent no update.
-        sample_count: that it says its update was trained on.
-        weight: of its update in the round's mean; 0 where it was not aggregated.
-        share: of the weights of the round, 0 to 1.
-        lowered: why its update counts less than it claims; empty where it counts in full.
-        outlier: in what its update is unlike the others, or why it was left out; empty where it is like them.
-        scale: what its update and its weight were multiplied by, above 0 and at most 1.
+        seconds: from the task's arrival on the device to its update; None if not measured.
+        loss: mean loss of its last local epoch; None without an update.
+        sample_count: number of samples that it claims to have trained on.
+        weight: of its update in the round's mean; 0 if it was not aggregated.
+        share: its fraction of the weights of the round, 0 to 1.
+        lowered: why its update counts less than it claims; empty if it counts in full.
+        outlier: how its update differs from the others, or why it was left out; empty if it does not differ.
+        scale: factor of its update and its weight, above 0 and at most 1.
         status: "aggregated", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
-        refusals: why it refused tasks of this round, in order, with "; " between; it may have done a smaller one then.
-        wanted: display name of the submodel that its search would rather have given, had its program been written.
-        data_warning: why its inputs and the evaluation data do not go together; empty where nothing says so.
-        limit: what kept it from a larger submodel: "memory", "disk", "link", "compute", "runtime" or "program" where a
-            larger one is excluded by that alone; several with "+" between them where every larger one exceeds more than
-            one; "method" where a larger one would have fitted; empty where it was given the largest.
-        parameters_lost: share of that one's parameters that it was not given, 0 to 1.
-        network: id of the network that its submodel is of; empty for the one that the run began with.
-        forward_macs: multiply-accumulates of one sample's forward pass through its submodel, and through the smaller
-            one that is nested in it, where it trains both; of a supernet the mean over the paths that it drew.
-        sample_passes: samples that its training ran over, each as often as there were epochs; 0 where it trained
-            nothing, as far as the server knows.
-        took_s: from the sending of its task until its update was stored, by the server's clock; None where none was, or
-            nobody has measured it.
-        expected_training_s: seconds that its task's training takes by the pace that it has told; 0 where it told none,
-            or was given nothing to train.
-        expected_downlink_s: the same of the weights on their way to it, by the link that it told for this round.
-        expected_uplink_s: the same of the update on its way back.
+        refusals: why it refused tasks of this round, in order, joined by "; "; it may have done a smaller one then.
+        wanted: display name of the submodel that its search preferred, but that had no program yet.
+        data_warning: how its inputs differ from the evaluation data; empty if they do not, as far as is known.
+        limit: what kept it from a larger submodel: "memory", "disk", "link", "compute", "runtime" or "program" if that
+            alone excludes a larger one; several joined by "+" if every larger one exceeds more than one; "method" if a
+            larger one would have fitted; empty if it has the largest.
+        parameters_lost: fraction of the preferred submodel's parameters that it did not get, 0 to 1.
+        network: id of the network of its submodel; empty for the first network.
+        forward_macs: multiply-accumulates of one sample's forward pass through its submodel, plus the nested submodel
+            of self-distillation; of a supernet, the mean over the paths that it drew.
+        sample_passes: samples of its training, times epochs; 0 if it trained nothing, as far as is known.
+        took_s: from sending its task until its update was stored, by the server's clock; None without an update, or if
+            not measured.
+        expected_training_s: estimated seconds of its training by its reported pace; 0 without a pace or training.
+        expected_downlink_s: the same of the weights to it, by its reported link in this round.
+        expected_uplink_s: the same of the update from it.
     """
 
     client_id: str
@@ -123,22 +120,22 @@ class ClientRow:
 
     @property
     def training_macs(self) -> int:
-        """Multiply-accumulates of its training: three times those of the forward passes over its samples."""
+        """Multiply-accumulates of its training: three times those of its forward passes."""
         return TRAINING_MACS_PER_FORWARD * self.forward_macs * self.sample_passes
 
     @property
     def expected_s(self) -> float:
-        """Seconds that its part of the round was expected to take."""
+        """Estimated seconds of its part of the round."""
         return self.expected_downlink_s + self.expected_training_s + self.expected_uplink_s
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weights that travelled to it, without the container's header."""
+        """Bytes of the weights that travelled to it, without the container's header."""
         return _FLOAT_BYTES * self.parameters
 
     @property
     def utilisation(self) -> float | None:
-        """How much of its tightest budget, memory or a link, its task used; None where it had no task."""
+        """The fraction of its tightest budget, memory or a link, that its task used; None without a task."""
         if not self.planned_peak_bytes or not self.budget_bytes:
             return None
         moved = (
@@ -152,12 +149,12 @@ class ClientRow:
 
     @property
     def due(self) -> bool:
-        """Whether it was to take part: clients that were not drawn for the round were not."""
+        """Whether it was selected for the round."""
         return self.status != f"skipped: {NOT_DRAWN}"
 
     @property
     def why_left_out(self) -> str:
-        """What it was left out for, in a few words that others share; empty where it was aggregated."""
+        """Why it was left out, in a few words that other clients share; empty if it was aggregated."""
         stage, _, reason = self.status.partition(": ")
         if stage == "aggregated":
             return ""
@@ -168,21 +165,20 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A finished round: how good the model is on the evaluation data, and a row per client.
+    """A finished round: the quality of the model on the evaluation data, and a row per client.
 
     Attributes:
-        accuracy: fraction of the labels that were predicted rightly; None where that means nothing.
+        accuracy: fraction of correctly predicted labels; None if the task has no accuracy.
         loss: mean of the plain objective over the labels.
-        seconds: from its announcement until its aggregate was evaluated; None where nobody has measured them.
-        programs_written: training programs that the round added to those that later rounds may count on.
-        calibrated: devices measured the running statistics of norms, and trained nothing.
-        retries: how often the round was tried before without anything to aggregate; `seconds` are those of the last
-            try.
-        model_bytes: of all tensors that the server had to keep after it: those of every network in use, copies that
-            some clients have, moments of a server optimiser, and what the method remembers in tensors.
-        metrics: further ones of the run's kind of task, by their names in `subfleet.protocol.task_kinds.METRICS`.
+        seconds: from its announcement until its model was evaluated; None if not measured.
+        programs_written: training programs that were written in the round.
+        calibrated: whether devices measured the running statistics of norms, and trained nothing.
+        retries: number of earlier attempts of the round, which aggregated nothing; `seconds` are of the last attempt.
+        model_bytes: of all tensors that the server kept after the round: of every network in use, of personalised
+            copies, of the server optimiser, and of the method's memory.
+        metrics: further metrics of the run's kind of task, by their names in `subfleet.protocol.task_kinds.METRICS`.
         headline: the metric that the model is judged by.
-        model: the one that metrics and loss describe; None in journals of releases that did not say.
+        model: the model that metrics and loss describe; None is the global one.
     """
 
     round: int
@@ -206,51 +202,51 @@ class RoundRecord:
 
     @property
     def told(self) -> str:
-        """How good the model is, in words: the headline, and what is usually told beside it."""
+        """The quality of the model in words: the headline, and usual metrics beside it."""
         found = self.all_metrics
         return format_metrics({name: found[name] for name in found if name in (self.headline, *_BESIDE)})
 
     @property
     def all_metrics(self) -> dict[str, float]:
-        """The metrics that are known, the headline first."""
+        """The known metrics, the headline first."""
         known = {**({} if self.accuracy is None else {"accuracy": self.accuracy}), **self.metrics}
         names = dict.fromkeys((self.headline, *METRICS, *known))
         return {name: known[name] for name in names if name in known}
 
     @property
     def value(self) -> float | None:
-        """The headline's; None where nothing is known."""
+        """The value of the headline; None if unknown."""
         return self.all_metrics.get(self.headline)
 
     def unmeasured(self) -> "RoundRecord":
-        """The same without what devices are to measure; see `RunResult.unmeasured`."""
+        """The record without measurements of devices; see `RunResult.unmeasured`."""
         rows = tuple(replace(row, seconds=None, took_s=None, measured_peak_bytes=None) for row in self.clients)
         return replace(self, seconds=None, clients=rows)
 
     @property
     def due(self) -> tuple[ClientRow, ...]:
-        """The clients that were to take part."""
+        """The clients that were selected."""
         return tuple(row for row in self.clients if row.due)
 
     @property
     def aggregated(self) -> tuple[ClientRow, ...]:
-        """The clients that did."""
+        """The clients with an aggregated update."""
         return tuple(row for row in self.clients if row.status == "aggregated")
 
     @property
     def participation(self) -> float:
-        """Their share, 0 to 1."""
-        return participation_of((self,))
+        """The fraction of selected clients that were aggregated, 0 to 1."""
+        return compute_participation((self,))
 
     @property
     def left_out(self) -> str:
-        """How many of the others were left out for what, such as "9 skipped: memory; 1 missing: no answer came"."""
+        """Counts of the reasons of the others, such as "9 skipped: memory; 1 missing: no answer came"."""
         counted = Counter(row.why_left_out for row in self.due if row.why_left_out)
         return "; ".join(f"{count} {why}" for why, count in sorted(counted.items(), key=lambda one: (-one[1], one[0])))
 
 
-def participation_of(rounds: Iterable[RoundRecord]) -> float:
-    """Fraction of the client rounds that were to take part whose update was aggregated; 0 where there were none."""
+def compute_participation(rounds: Iterable[RoundRecord]) -> float:
+    """The fraction of selected clients that were aggregated, over all rounds; 0 without any."""
     counts = [(len(record.aggregated), len(record.due)) for record in rounds]
     due = sum(count for _, count in counts)
     return sum(count for count, _ in counts) / due if due else 0.0
@@ -263,10 +259,10 @@ class DeployedModel:
     Attributes:
         path: the model file in the server's state folder.
         architecture: display name of the submodel.
-        max_abs_diff: largest difference from PyTorch that was found when the file was written; None is unknown.
+        max_abs_diff: largest difference from PyTorch when the file was written; None is unknown.
         quantised_accuracy: of a model in 8-bit integers, on evaluation samples; else None.
         float_accuracy: of the same model in float32, on the same samples.
-        status: "deployed" where the client confirmed it, else why not.
+        status: "deployed" if the client has confirmed it, else why not.
     """
 
     client_id: str
@@ -285,21 +281,21 @@ class RunResult:
     """How a run ended.
 
     Attributes:
-        finished: False where it was stopped before its end; it can be taken up again.
-        accuracy: of the model after the last aggregated round, which `model` says; None where there was none, or where
-            accuracy means nothing.
-        rounds: every finished round, those before a restart included.
+        finished: whether it has ended; a stopped run can be continued.
+        accuracy: of the model after the last aggregated round; None without one, or if the task has no accuracy.
+        rounds: every finished round, including those before a restart.
         deployed: each client's models, one per target.
-        model_path: the last checkpoint; None where no round was aggregated.
-        supernet_path: the checkpoint of the last round of a supernet that was searched; None where there was none.
+        model_path: the last checkpoint; None if no round was aggregated.
+        supernet_path: the checkpoint of the last round of a searched supernet; None without one.
         method: its name in a configuration.
-        method_status: "exact" where the run did what the method's paper says, else in what it differed, and whose
-            updates counted less or not at all.
-        networks: that it had, the one that it began with first.
-        evaluations: what devices found on held-out samples of their own, after each round that asked them.
+        method_status: "exact" if the run followed the method's paper, else how it differed, and which clients' updates
+            counted less or not at all.
+        networks: of the run, the first one first.
+        evaluations: by devices on held-out samples, in order.
         generations: of searches between rounds, in order.
-        ended_early: why it has no more rounds than these, though more were configured; empty where it was to end here.
-        programs_from: the turns from which written programs counted, as `Run.programs_from` takes them.
+        ended_early: why it ended before its configured number of rounds; empty if it did not.
+        programs_from: the first attempt in which each written program could be given, as `Run.programs_from` takes
+            them.
     """
 
     run_id: str
@@ -318,10 +314,7 @@ class RunResult:
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def unmeasured(self) -> "RunResult":
-        """The same without seconds and peaks of memory.
-
-        A process that devices share, and a clock that stands while they work, say nothing of any of them.
-        """
+        """The result without seconds and peaks of memory, which mean nothing if devices share a process or a clock."""
         return replace(
             self,
             rounds=tuple(one.unmeasured() for one in self.rounds),
@@ -341,21 +334,21 @@ class RunResult:
 
     @property
     def tuning(self) -> TuningRecord | None:
-        """How what the last search has found ranks by now; None where there was none."""
-        return tuning_record(self.generations, self.networks)
+        """The ranks of the networks that the last search found; None without one."""
+        return build_tuning_record(self.generations, self.networks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is in one of its rounds.
+    """The progress of a run within a round.
 
     Attributes:
-        round: that is open.
+        round: the open round.
         round_count: of the run.
-        answered: devices whose task of this round is over, whatever came of it.
-        devices: that take part in it.
-        left_s: seconds until the last round will be over, if rounds go on as they did; None before one was seen whole.
-        away: devices of those that have not answered that are away: name, reason and when last seen.
+        answered: devices with a finished task of this round, whatever its outcome.
+        devices: number of devices that take part.
+        left_s: estimated seconds until the end of the last round; None before one complete round.
+        away: devices without an answer that are away: name, reason and time of the last sign of life.
     """
 
     round: int
@@ -367,13 +360,10 @@ class Progress:
 
 
 class RunObserver(Protocol):
-    """Who wants to hear of a run while it goes on. Called from the server's one thread.
-
-    What it raises is logged and ends nothing.
-    """
+    """Observes a run. Called from the server's one thread; errors of an observer are logged and do not end the run."""
 
     def say(self, text: str) -> None:
-        """One sentence for people."""
+        """Show a sentence."""
         ...
 
     def round_finished(self, record: RoundRecord) -> None:
@@ -383,7 +373,7 @@ class RunObserver(Protocol):
 
 @runtime_checkable
 class EvaluationObserver(RunObserver, Protocol):
-    """An observer that also wants to hear what devices found on held-out samples of their own."""
+    """An observer of evaluations by devices, too."""
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Devices have evaluated the model after a round."""
@@ -392,8 +382,8 @@ class EvaluationObserver(RunObserver, Protocol):
 
 @runtime_checkable
 class ProgressObserver(RunObserver, Protocol):
-    """An observer that also wants to hear how far a round is."""
+    """An observer of the progress of rounds, too."""
 
     def progressed(self, progress: Progress) -> None:
-        """Another device has ended its task, or is away and waited for, or a round has begun."""
+        """A round has begun, a device has finished its task, or an awaited device is away."""
         ...

@@ -1,4 +1,4 @@
-"""From client states to the rows that people read."""
+"""Builds the records of closed rounds and evaluations from client states."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.update_form import update_bytes
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
-from subfleet.journal.generations import GenerationRecord, generation_record
+from subfleet.journal.generations import GenerationRecord, build_generation_record
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.disk import needed_bytes
@@ -15,53 +15,52 @@ from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, compute_metrics
-from subfleet.rounds.actions import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import declared_of, estimate_of
-from subfleet.rounds.selection import expected_time
+from subfleet.rounds.networks import estimate_size, get_network
+from subfleet.rounds.selection import estimate_time
+from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.state import ClientState
-from subfleet.rounds.weights import Weight, round_weights
+from subfleet.rounds.weights import Weight, weigh_round
 from subfleet.search.candidates import Candidate
 
-__all__ = ["deployed_models", "evaluation_record", "record_of", "round_record"]
 
-
-def round_record(context: RunContext, close: Close, traffic: Traffic) -> RoundRecord:
+def build_round_record(context: RunContext, close: Close, traffic: Traffic) -> RoundRecord:
     """The record of a closed round."""
-    weights = _weights(context, close)
+    weights = _weigh(context, close)
     return RoundRecord(
         round=close.round,
-        accuracy=close.accuracy,
-        loss=close.loss,
+        accuracy=close.result.accuracy,
+        loss=close.result.loss,
         seconds=close.seconds,
         log_time_s=context.config.log_time_s(close.turn),
         clients=tuple(
-            _client_row(context, close, client, traffic, weights.get(client.client_id)) for client in close.clients
+            _build_client_row(context, close, client, traffic, weights.get(client.client_id))
+            for client in close.clients
         ),
         programs_written=close.exported,
         calibrated=context.config.calibrates(close.round),
         retries=close.retries,
-        model_bytes=close.model_bytes,
-        model=close.model,
-        metrics=dict(close.metrics),
+        model_bytes=close.result.model_bytes,
+        model=close.result.model,
+        metrics=dict(close.result.metrics),
         headline=context.config.training.objective.kind.headline,
     )
 
 
-def record_of(
+def build_record(
     context: RunContext, close: Close | CloseEvaluation | CloseGeneration, traffic: Traffic
 ) -> RoundRecord | EvaluationRecord | GenerationRecord:
     """The record of what was closed."""
     if isinstance(close, CloseGeneration):
-        return generation_record(close, traffic)
+        return build_generation_record(close, traffic)
     return (
-        round_record(context, close, traffic)
+        build_round_record(context, close, traffic)
         if isinstance(close, Close)
-        else evaluation_record(context, close, traffic)
+        else build_evaluation_record(context, close, traffic)
     )
 
 
-def evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
+def build_evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
     """The record of a closed evaluation."""
     kind = context.config.training.objective.kind
     found = [
@@ -72,13 +71,13 @@ def evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traf
     return EvaluationRecord(
         round=close.round,
         seconds=close.seconds,
-        clients=tuple(_evaluation_row(kind, client, traffic) for client in close.clients),
+        clients=tuple(_build_evaluation_row(kind, client, traffic) for client in close.clients),
         headline=kind.headline,
         together=compute_metrics(kind, Totals.of_all(found)) if found else {},
     )
 
 
-def _evaluation_row(kind: TaskKind, client: ClientState, traffic: Traffic) -> EvaluationRow:
+def _build_evaluation_row(kind: TaskKind, client: ClientState, traffic: Traffic) -> EvaluationRow:
     down, up = traffic.of(client.client_id)
     row = EvaluationRow(
         client_id=client.client_id,
@@ -108,23 +107,23 @@ def _evaluation_row(kind: TaskKind, client: ClientState, traffic: Traffic) -> Ev
     )
 
 
-def _weights(context: RunContext, close: Close) -> dict[str, Weight]:
-    """What each update counts in the mean of its network."""
+def _weigh(context: RunContext, close: Close) -> dict[str, Weight]:
+    """The weight of each update in the mean of its network."""
     by_network: dict[str, list[ClientState]] = {}
     for client in close.clients:
         if client.stage == "done" and client.architecture is not None:
             by_network.setdefault(client.architecture.network, []).append(client)
     found = (
-        round_weights(context.weigh(close.round), clients, context.config.max_client_fraction)
+        weigh_round(context.weigh(close.round), clients, context.config.max_client_fraction)
         for clients in by_network.values()
     )
     return {name: weight for of_network in found for name, weight in of_network.items()}
 
 
-def _client_row(
+def _build_client_row(
     context: RunContext, close: Close, client: ClientState, traffic: Traffic, weight: Weight | None
 ) -> ClientRow:
-    candidate = estimate_of(context, close.lineages, client.size) if client.size is not None else None
+    candidate = estimate_size(context, close.lineages, client.size) if client.size is not None else None
     down, up = traffic.of(client.client_id)
     row = ClientRow(
         client_id=client.client_id,
@@ -137,7 +136,7 @@ def _client_row(
         budget_bytes=client.offer.memory_budget_bytes,
         downlink_budget_bytes=client.offer.budget.downlink_bytes if client.offer.budget is not None else None,
         uplink_budget_bytes=client.offer.budget.uplink_bytes if client.offer.budget is not None else None,
-        update_bytes=_update_bytes(context, close, client),
+        update_bytes=_compute_update_bytes(context, close, client),
         planned_peak_bytes=client.task.planned_peak_bytes if client.task is not None else 0,
         measured_peak_bytes=client.update.measured_peak_bytes if client.update is not None else None,
         bytes_down=down,
@@ -158,30 +157,30 @@ def _client_row(
         disk_bytes=needed_bytes(client.task) if client.task is not None else 0,
     )
     if candidate is not None:
-        row = _with_costs(context, close, client, row, candidate)
+        row = _add_costs(context, close, client, row, candidate)
     if client.given is None or client.given.wanted is None or row.utilisation is None:
         return row
-    wanted = estimate_of(context, close.lineages, client.given.wanted.program.size)
+    wanted = estimate_size(context, close.lineages, client.given.wanted.program.size)
     lost = max(0.0, 1 - row.parameters / wanted.parameters)
     return replace(row, wanted=wanted.architecture.name, parameters_lost=lost)
 
 
-def _with_costs(
+def _add_costs(
     context: RunContext, close: Close, client: ClientState, row: ClientRow, candidate: Candidate
 ) -> ClientRow:
-    """The row with what the client's task takes, and with what its training has taken."""
-    drawn = _drawn_macs(context, close, client)
-    if drawn and client.architecture is not None:  # of a supernet it was sent a part, and has gone along paths of that
-        candidate = replace(estimate_of(context, close.lineages, client.architecture), forward_macs=drawn)
+    """The row with the estimated costs of the client's task, and the costs of its training."""
+    drawn = _average_macs(context, close, client)
+    if drawn and client.architecture is not None:  # it trained paths of a subspace
+        candidate = replace(estimate_size(context, close.lineages, client.architecture), forward_macs=drawn)
         row = replace(row, parameters=candidate.parameters)
     student = None if client.given is None else client.given.student
-    nested = 0 if student is None else estimate_of(context, close.lineages, student).forward_macs
+    nested = 0 if student is None else estimate_size(context, close.lineages, student).forward_macs
     row = replace(row, network=candidate.architecture.network, forward_macs=candidate.forward_macs + nested)
     update = client.update
     if client.task is None or not isinstance(client.task.work, Train):
         return row
     training = client.task.work.settings
-    expected = expected_time(
+    expected = estimate_time(
         context,
         client,
         forward_macs=row.forward_macs,
@@ -200,12 +199,12 @@ def _with_costs(
     )
 
 
-def _drawn_macs(context: RunContext, close: Close, client: ClientState) -> int:
-    """Of the paths that a client drew, the mean over its examples; 0 where it drew none."""
+def _average_macs(context: RunContext, close: Close, client: ClientState) -> int:
+    """Mean multiply-accumulates of the paths that a client drew, over its examples; 0 if it drew none."""
     update = client.update
     if update is None or not update.operator_examples or client.architecture is None:
         return 0
-    network = declared_of(context, close.lineages, client.architecture).network
+    network = get_network(context, close.lineages, client.architecture).network
     parts = part_costs(network)
     macs = float(parts[""][1])
     for choice, own in update.operator_examples:
@@ -214,17 +213,17 @@ def _drawn_macs(context: RunContext, close: Close, client: ClientState) -> int:
     return round(macs)
 
 
-def _update_bytes(context: RunContext, close: Close, client: ClientState) -> int:
-    """Of the update that its task asks for; a score task asks for none."""
+def _compute_update_bytes(context: RunContext, close: Close, client: ClientState) -> int:
+    """Bytes of the update that the task asks for; 0 if it asks for none."""
     if client.task is None or not isinstance(client.task.work, Train):
         return 0
     work = client.task.work
-    network = declared_of(context, close.lineages, client.task.architecture).network
+    network = get_network(context, close.lineages, client.task.architecture).network
     return update_bytes(network, client.task.architecture, work.update_codec, work.sends)
 
 
-def deployed_models(context: RunContext, clients: Iterable[ClientState]) -> tuple[DeployedModel, ...]:
-    """What the deploy phase made for each client."""
+def list_deployed_models(context: RunContext, clients: Iterable[ClientState]) -> tuple[DeployedModel, ...]:
+    """The models that were made for clients in the deploy phase."""
     return tuple(
         DeployedModel(
             client_id=client.client_id,

@@ -1,6 +1,6 @@
-"""The state of a run as rows: a field is one row, and of a mapping each entry, so that a save costs what has changed.
+"""The state of a run as rows: one row for a field, or for each entry of a mapping, so that only changes are saved.
 
-Which fields are stored follows from `RunState` alone: all but those that end with the server.
+The stored fields follow from `RunState`: all except `live`.
 """
 
 import collections.abc
@@ -18,19 +18,17 @@ from subfleet.protocol.schema import canonical_json, from_plain
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import RunState
 
-__all__ = ["Change", "state_changes", "state_of"]
-
 _NOT_STORED = "live"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A row that a step has changed.
+    """A changed row.
 
     Attributes:
-        part: name of a field of `RunState`.
-        key: of an entry, where the field is a mapping; else empty.
-        text: its new value as canonical JSON; None where the entry is gone.
+        part: name of a field of `RunState`, or of a kind of record.
+        key: of an entry, if the field is a mapping; else empty.
+        text: the new value as canonical JSON; None if the entry is deleted.
     """
 
     part: str
@@ -43,9 +41,9 @@ class _Part:
     """How a field is read.
 
     Attributes:
-        kind: of the value in a row.
-        of_entries: each row is an entry of a mapping, which `gather` is given all of; else there is one row.
-        gather: makes the field's value.
+        kind: type of the value in a row.
+        of_entries: whether each row is an entry of a mapping; else there is one row.
+        gather: builds the field's value from the value or the entries.
     """
 
     kind: Any
@@ -53,9 +51,9 @@ class _Part:
     gather: Callable[[Any], Any] = lambda value: value
 
 
-def state_changes(before: RunState, after: RunState) -> Iterator[Change]:
-    """The rows in which two states differ; what both share is not looked at."""
-    for name in _parts():
+def list_changes(before: RunState, after: RunState) -> Iterator[Change]:
+    """The rows in which two states differ; shared values are not visited."""
+    for name in _list_parts():
         old, new = getattr(before, name), getattr(after, name)
         if new is old:
             continue
@@ -75,17 +73,17 @@ def state_changes(before: RunState, after: RunState) -> Iterator[Change]:
         yield from (Change(part=name, key=key, text=canonical_json(new[key]).decode()) for key in changed)
 
 
-def state_of(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
-    """The state that rows hold; a field without rows is as in a new run.
+def build_state(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
+    """The state in some rows; a field without rows is as in a new run.
 
     Args:
         rows: part, key and text of each.
-        memory: kind of what the run's method remembers.
+        memory: type of the method's memory.
 
     Raises:
-        ProtocolError: a row is no part of a state, or the parts do not go together.
+        ProtocolError: a row is no part of a state, or the parts are inconsistent.
     """
-    parts, found = _parts(), dict[str, Any]()
+    parts, found = _list_parts(), dict[str, Any]()
     for name, key, text in rows:
         part = parts.get(name)
         if part is None:
@@ -96,16 +94,18 @@ def state_of(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
             found.setdefault(name, {})[key] = value
         else:
             found[name] = value
-    return _checked(RunState(**{name: parts[name].gather(value) for name, value in found.items()}))
+    return _check(RunState(**{name: parts[name].gather(value) for name, value in found.items()}))
 
 
 @cache
-def _parts() -> Mapping[str, _Part]:
+def _list_parts() -> Mapping[str, _Part]:
     hints = typing.get_type_hints(RunState)
-    return MappingProxyType({one.name: _part(hints[one.name]) for one in fields(RunState) if one.name != _NOT_STORED})
+    return MappingProxyType(
+        {one.name: _describe_part(hints[one.name]) for one in fields(RunState) if one.name != _NOT_STORED}
+    )
 
 
-def _part(kind: Any) -> _Part:
+def _describe_part(kind: Any) -> _Part:
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if origin is PersistentMap:
         return _Part(kind=members[0], of_entries=True, gather=PersistentMap)
@@ -116,13 +116,13 @@ def _part(kind: Any) -> _Part:
     return _Part(kind=kind)
 
 
-def _checked(state: RunState) -> RunState:
-    """The state, if a run can stand there."""
+def _check(state: RunState) -> RunState:
+    """Check the consistency of a state."""
     if not 0 <= state.aggregated_round <= state.round <= state.aggregated_round + 1:
         raise ProtocolError(
             f"the run is in round {state.round} after the aggregation of round {state.aggregated_round}"
         )
     counts = (state.round, state.retry, state.tries.lost, state.explored_turn, state.requested_turn)
     if not all(0 <= count < MAX_ROUNDS for count in counts):
-        raise ProtocolError(f"the run counts rounds, tries and turns {counts}, but must be 0 or more, and below 2^31")
+        raise ProtocolError(f"the counts of rounds and attempts are {counts}, but must be 0 or more and below 2^31")
     return state

@@ -1,6 +1,6 @@
 """The embedded broker, amqtt, in its own process and on loopback only.
 
-It ends with the process that started it, however that ended. The module is also the program that runs in the broker's
+It ends with the process that started it, even if that was killed. The module is also the program of the broker's
 process: `python -m subfleet.link.broker --port N`.
 """
 
@@ -23,8 +23,6 @@ from typing import IO
 from subfleet.protocol.errors import PortError, TransportError
 from subfleet.protocol.exit_codes import ExitCode
 
-__all__ = ["EmbeddedBroker", "main"]
-
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
@@ -36,10 +34,10 @@ _AMQTT_PLUGINS = {
 
 
 class _Subscriptions(UserDict[str, list[tuple[object, int]]]):
-    """amqtt's subscriptions, gone over as they were when that began.
+    """amqtt's subscriptions, iterated as they were at the beginning.
 
-    amqtt (0.12) awaits while it goes over them: without this, a client that subscribes meanwhile ends the service of
-    another one that has just connected and was answered, and that one's own subscriptions are then never answered.
+    amqtt (0.12) awaits while it iterates: without this, a client that subscribes meanwhile breaks the session of
+    another one that has just connected, whose subscriptions are then never answered.
     """
 
     def __iter__(self) -> Iterator[str]:
@@ -52,7 +50,7 @@ class _Subscriptions(UserDict[str, list[tuple[object, int]]]):
 class EmbeddedBroker:
     """amqtt in its own process, on loopback, for anonymous clients. Start and stop it, or use it as a context manager.
 
-    It keeps nothing: a broker that is started again on the same object has the same address and no retained messages.
+    It stores nothing: a broker that is restarted on the same object has the same address and no retained messages.
 
     Args:
         port: 0 chooses a free one.
@@ -66,12 +64,12 @@ class EmbeddedBroker:
 
     @property
     def url(self) -> str:
-        """Where clients find it; valid once it was started."""
+        """Its address for clients; valid after its first start."""
         return f"mqtt://{_HOST}:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """Number of its process; None while it does not run."""
+        """Id of its process; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -85,7 +83,7 @@ class EmbeddedBroker:
             return
         for attempt in range(_START_ATTEMPTS):
             if not self._fixed:
-                self._port = _free_port()
+                self._port = _find_free_port()
             _check_free(self._port)
             self._launch()
             if self._wait_until_it_accepts():
@@ -93,7 +91,7 @@ class EmbeddedBroker:
                 return
             reason = self._last_words()
             self.stop()
-            # Between finding a free port and listening on it somebody else may have taken it.
+            # Another process may take a free port before the broker listens on it.
             if self._fixed or attempt == _START_ATTEMPTS - 1 or "in use" not in reason:
                 raise TransportError(f"the embedded broker did not start on port {self._port}: {reason}")
 
@@ -102,7 +100,7 @@ class EmbeddedBroker:
         self._end(subprocess.Popen.terminate)
 
     def kill(self) -> None:
-        """Stop it as a crash would."""
+        """Kill it, as in a crash."""
         self._end(subprocess.Popen.kill)
 
     def __enter__(self) -> "EmbeddedBroker":
@@ -129,8 +127,8 @@ class EmbeddedBroker:
 
     def _launch(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process; stop closes it)
-        # The pipe closes when this process ends, however it does: that is how the broker learns of it. A session of its
-        # own keeps Ctrl-C from it, so that we can say goodbye over it first.
+        # The pipe closes when this process ends in any way, which ends the broker. Its own session keeps Ctrl-C from
+        # it, so that clients can say goodbye over it first.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port)],
             stdin=subprocess.PIPE,
@@ -155,7 +153,7 @@ class EmbeddedBroker:
         return lines[-1] if lines else f"it did not accept connections within {_START_TIMEOUT_S:g} seconds"
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port: int = probe.getsockname()[1]

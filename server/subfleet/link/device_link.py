@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import cast, get_args
 
-from subfleet.link.inbox import Incoming, read_delivery
 from subfleet.link.traffic import Traffic
-from subfleet.protocol.blobs import Chunk
-from subfleet.protocol.messages import Ack, BlobMissing, ChunkRequest, RoundInfo, Task, Update, encode
-from subfleet.protocol.topics import Topics
-from subfleet.rounds.events import FromDevice
+from subfleet.protocol.blobs import Chunk, decode_chunk
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import Ack, BlobMissing, ChunkRequest, Claim, RoundInfo, Task, Update, decode, encode
+from subfleet.protocol.plausible import plausible
+from subfleet.protocol.topics import CHUNK, Topics
+from subfleet.rounds.signals import FromDevice
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
@@ -17,7 +19,54 @@ from subfleet.transport.counting import CountingTransport
 from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
 from subfleet.transport.outbox import Outbox
 
-__all__ = ["Announcer", "DeviceLink", "Uploads"]
+Incoming = FromDevice | Ack | ChunkRequest | BlobMissing | Chunk
+
+_KINDS = frozenset(message.KIND for message in get_args(FromDevice | Ack | ChunkRequest | BlobMissing))
+"""Kinds of the control messages that a device may send."""
+_NOBODY = "a sender without an id"
+
+
+def read_delivery(
+    topics: Topics, delivery: Delivery, complain: Callable[[str, str], None]
+) -> tuple[str, Incoming] | None:
+    """The sender and its message; None, with a complaint about the sender, if it is invalid.
+
+    A device can only speak for itself: the id in a message must be the one in its topic, which a broker's access list
+    guards. Retained messages are dropped, since they may be old; present devices repeat theirs with the next heartbeat.
+    """
+    if delivery.retained or not delivery.payload:  # an empty payload clears a retained message
+        return None
+    try:
+        return _read(topics, delivery)
+    except ProtocolError as error:
+        complain(_sender(topics, delivery), f"dropped a message on {delivery.topic[:120]}: {error}")
+        return None
+
+
+def _sender(topics: Topics, delivery: Delivery) -> str:
+    try:
+        address = topics.parse(delivery.topic)
+    except ProtocolError:
+        return _NOBODY
+    return address.client_id or _NOBODY
+
+
+def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
+    address = topics.parse(delivery.topic)
+    if address.direction != "up":
+        raise ProtocolError(f"topic {delivery.topic!r:.120} is not a topic of devices")
+    if address.kind == Claim.KIND:
+        return None  # devices with the same id settle that among themselves
+    if address.kind == CHUNK:
+        return address.client_id, decode_chunk(delivery.payload)
+    if address.kind not in _KINDS:
+        raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
+    message = cast("FromDevice | Ack | ChunkRequest | BlobMissing", decode(delivery.payload, expected=address.kind))
+    speaker = getattr(message, "client_id", address.client_id)
+    if speaker != address.client_id:
+        raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")
+    return address.client_id, plausible(message)
+
 
 _LOG = logging.getLogger(__name__)
 _MESSAGES_PER_STEP = 256
@@ -63,7 +112,7 @@ class DeviceLink:
 
     @property
     def digests(self) -> frozenset[str]:
-        """Of the blobs that are being pulled."""
+        """Digests of the blobs that are being pulled."""
         return self._uploads.digests
 
     def open(self) -> None:
@@ -79,29 +128,29 @@ class DeviceLink:
         self._transport.close()
 
     def receive(self, timeout_s: float) -> Iterator[FromDevice]:
-        """What devices say to the run: everything that has come, once something comes within `timeout_s` seconds."""
+        """The messages of devices to the run: waits up to `timeout_s` seconds for the first, then yields all."""
         event = self._transport.poll(timeout_s)
         for _ in range(_MESSAGES_PER_STEP):
             if event is None:
                 return
-            yield from self._received(event)
+            yield from self._receive(event)
             event = self._transport.poll(0.0)
         if event is not None:
-            yield from self._received(event)
+            yield from self._receive(event)
 
     def pulled(self) -> Iterator[Update]:
-        """The updates whose blobs have come since the last call."""
+        """The updates with blobs that have arrived since the last call."""
         for result in self._exchange.finished():
             yield from self._uploads.ended(result)
 
     def send_task(self, task: Task) -> None:
-        """Send a task again and again until its client acknowledges it."""
+        """Send a task repeatedly until its client acknowledges it."""
         self._receivers[task.message_id] = task.client_id
         topic = self._topics.down(task.client_id, "task")
         self._outbox.put(task.message_id, topic, encode(task), retain=True)
 
     def withdraw(self, task_id: str) -> None:
-        """Stop sending a task, and drop what has come of its update."""
+        """Stop sending a task, and drop what has arrived of its update."""
         self._settle(task_id)
         self._uploads.drop(task_id)
 
@@ -110,11 +159,11 @@ class DeviceLink:
         self._transport.publish(self._topics.down(client_id, "ack"), encode(ack))
 
     def pull(self, update: Update) -> None:
-        """Begin to pull an update's blob; `pulled` has it when it is here."""
+        """Begin to pull an update's blob; `pulled` yields the update when it has arrived."""
         self._uploads.pull(update)
 
     def send(self, info: RoundInfo | None) -> None:
-        """Send what is due: chunks, tasks without an ack, and the announcement of a round."""
+        """Send what is due: chunks, tasks without an ack, and the announcement of the round."""
         now_s = self._clock()
         for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
             self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
@@ -122,7 +171,7 @@ class DeviceLink:
             self._transport.publish(self._topics.all("round"), encode(info), retain=True)
         self._complaints.tick()
 
-    def _received(self, event: Connected | Disconnected | Delivery) -> Iterator[FromDevice]:
+    def _receive(self, event: Connected | Disconnected | Delivery) -> Iterator[FromDevice]:
         if isinstance(event, Connected):
             self._exchange.reconnected(event.message_bytes)
             self._outbox.resend_all()
@@ -130,9 +179,9 @@ class DeviceLink:
         elif isinstance(event, Disconnected):
             _LOG.warning("the link to the broker is down: %s", event.reason)
         elif (read := read_delivery(self._topics, event, self._complaints.note)) is not None:
-            yield from self._told(*read)
+            yield from self._handle(*read)
 
-    def _told(self, client_id: str, incoming: Incoming) -> Iterator[FromDevice]:
+    def _handle(self, client_id: str, incoming: Incoming) -> Iterator[FromDevice]:
         match incoming:
             case Ack():
                 # A device acknowledges its own task; the ids of others' tasks are no secret.
@@ -153,14 +202,14 @@ class DeviceLink:
 
 
 class Uploads:
-    """What is being pulled. It belongs to the server's one thread.
+    """The updates that are being pulled. It belongs to the server's one thread.
 
-    A client has one open task, and an update may not be much larger than the weights of its task; so this bounds what a
-    client can make the server write before it is checked, however often it changes its mind.
+    A client has one open task, and an update may not be much larger than the weights of its task. This bounds the bytes
+    that a client can make the server write unchecked, however often it changes its update.
 
     Args:
         exchange: pulls the blobs.
-        complain: is told of a client what went wrong with its update.
+        complain: receives the id of a client and what went wrong with its update.
     """
 
     def __init__(self, exchange: BlobExchange, complain: Callable[[str, str], None]) -> None:
@@ -170,11 +219,11 @@ class Uploads:
 
     @property
     def digests(self) -> frozenset[str]:
-        """Of the blobs that are on their way."""
+        """Digests of the blobs that are being pulled."""
         return frozenset(update.blob.sha256 for update in self._offers.values())
 
     def pull(self, update: Update) -> None:
-        """Begin to pull an update, in place of whatever its task was offered before."""
+        """Begin to pull an update, in place of an earlier one of its task."""
         older = self._offers.get(update.task_id)
         if older is not None and older.blob != update.blob:
             self.drop(update.task_id)
@@ -182,13 +231,13 @@ class Uploads:
         self._exchange.fetch(update.client_id, update.blob)
 
     def drop(self, task_id: str) -> None:
-        """Nobody waits for a task's update any more: what has come of it is deleted."""
+        """Delete what has arrived of a task's update."""
         offer = self._offers.pop(task_id, None)
         if offer is not None:
             self._exchange.cancel(offer.blob, peer=offer.client_id)
 
     def ended(self, result: Fetched | FetchFailed) -> tuple[Update, ...]:
-        """The updates that a transfer has brought; none where it failed, as the client offers its update again."""
+        """The updates of a finished transfer; none if it failed, since the client offers its update again."""
         offers = [one for one in self._offers.values() if one.client_id == result.peer and one.blob == result.ref]
         for update in offers:
             del self._offers[update.task_id]
@@ -198,18 +247,18 @@ class Uploads:
 
 
 REPEAT_S = 2.0
-"""A transport may lose an announcement, and no ack answers it: so it is repeated."""
+"""An announcement is repeated, since a transport may lose it and no ack answers it."""
 
 
 class Announcer:
-    """Decides whether an announcement is due; it sends nothing itself."""
+    """Decides when an announcement is due."""
 
     def __init__(self) -> None:
         self._last = ""
         self._next_s = 0.0
 
     def due(self, info: RoundInfo | None, now_s: float) -> bool:
-        """Whether this is to be published now; if so it counts as published."""
+        """Whether to publish an announcement now; if so, it counts as published."""
         if info is None:
             return False
         if info.message_id == self._last and now_s < self._next_s:
@@ -218,5 +267,5 @@ class Announcer:
         return True
 
     def again(self) -> None:
-        """Whatever was said may be lost: say it at once."""
+        """Make the announcement due at once, as earlier ones may be lost."""
         self._last = ""

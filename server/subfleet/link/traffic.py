@@ -1,4 +1,4 @@
-"""Payload bytes of each client in the open round, counted where they pass."""
+"""Counts the payload bytes of each client in the open round."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,14 +9,12 @@ from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
 from subfleet.transport.counting import Direction
 
-__all__ = ["Traffic"]
-
 MOST_CLIENTS = 2**16
-"""That are counted in one round; whoever writes under ever new names gets no further account."""
+"""Clients that are counted in one round; further ones are not, so that invented names take no memory."""
 
 
 class Traffic:
-    """Counts what goes down to and comes up from each client.
+    """Counts the payload bytes to and from each client.
 
     Args:
         topics: of the fleet.
@@ -28,7 +26,7 @@ class Traffic:
         self._up: dict[str, int] = defaultdict(int)
 
     def count(self, direction: Direction, topic: str, size_bytes: int) -> None:
-        """Take in one payload; what belongs to no client is left out."""
+        """Count one payload, unless it belongs to no client."""
         try:
             address = self._topics.parse(topic)
         except ProtocolError:
@@ -42,12 +40,12 @@ class Traffic:
         return self._down.get(client_id, 0), self._up.get(client_id, 0)
 
     def follow(self, before: RunState, after: RunState) -> None:
-        """Start anew where a step begins another try of a round, an evaluation or the deployment, or ends them."""
-        if (after.turn, _apart(after)) != (before.turn, _apart(before)):
+        """Restart the counts if a step begins or ends an attempt of a round, an evaluation or the deployment."""
+        if (after.turn, _name_account(after)) != (before.turn, _name_account(before)):
             self.restart()
 
     def restart(self, counted: Mapping[str, tuple[int, int]] | None = None) -> None:
-        """Start a new round, or take one up with what was counted before."""
+        """Begin a round, or continue one with the bytes counted before."""
         self._down.clear()
         self._up.clear()
         for client_id, (down, up) in (counted or {}).items():
@@ -55,8 +53,8 @@ class Traffic:
             self._up[client_id] = up
 
 
-def _apart(state: RunState) -> str:
-    """Of a phase whose bytes are counted apart from those of the round, its name; in a search, of each generation."""
+def _name_account(state: RunState) -> str:
+    """A name for the phases that are counted apart from the round; in a search, for each generation."""
     if isinstance(state.at, Searching):
         return f"search {state.at.generations}"
     return state.phase if state.phase in ("evaluate", "deploy") else ""

@@ -1,23 +1,21 @@
-"""Looks after the processes that a run depends on, beside the server's own loop."""
+"""Watches the processes that a run depends on, beside the server's loop."""
 
 import threading
 from collections.abc import Callable, Sequence
 
 from subfleet.protocol.errors import SubfleetError
 
-__all__ = ["Watch"]
-
 INTERVAL_S = 0.5
 
 
 class Watch:
-    """A context in which every check is made again and again, in a thread of its own.
+    """A context in which checks run periodically in a thread of their own.
 
-    A check mends what it can: the embedded broker's `start` does nothing while the broker runs and starts it anew where
-    it was killed. A check that cannot mend raises; the run is then stopped, so that nothing waits in vain.
+    A check repairs what it can: the embedded broker's `start` does nothing while the broker runs, and restarts it if it
+    was killed. If a check raises, the run is stopped.
 
     Args:
-        checks: what to look after.
+        checks: to run.
         stop: set when a check has failed.
     """
 
@@ -37,10 +35,10 @@ class Watch:
         self._thread.join()
 
     def raise_failure(self) -> None:
-        """Raise what a check has raised.
+        """Raise the error of a failed check.
 
         Raises:
-            SubfleetError: as the check raised it.
+            SubfleetError: of the check.
         """
         if self._failure is not None:
             raise self._failure

@@ -1,4 +1,4 @@
-"""Where exported programs are kept between runs."""
+"""The cache of exported programs between runs."""
 
 import os
 from pathlib import Path
@@ -7,15 +7,13 @@ from subfleet.export.cache import DEFAULT_LIMIT_BYTES, CacheFolder
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.homes import find_cache_folder
 
-__all__ = ["default_cache"]
 
-
-def default_cache() -> CacheFolder:
+def open_default_cache() -> CacheFolder:
     """$SUBFLEET_CACHE, or the user's cache folder; $SUBFLEET_CACHE_BYTES limits its size.
 
     Raises:
-        ConfigError: the limit is no whole number of 1 or more.
-        FileError: there is no home, and nothing can take its place.
+        ConfigError: the limit is not a whole number of 1 or more.
+        FileError: there is no home folder, and no other folder can be used.
     """
     chosen = os.environ.get("SUBFLEET_CACHE")
     limit = os.environ.get("SUBFLEET_CACHE_BYTES") or str(DEFAULT_LIMIT_BYTES)

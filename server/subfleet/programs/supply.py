@@ -1,4 +1,4 @@
-"""What tasks need: programs and cost estimates from the exporter, weights cut from the model, inference models."""
+"""Prepares what tasks need: programs and cost estimates from the exporter, submodel weights, inference models."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,29 +19,61 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.methods.aggregator import Participant
-from subfleet.programs.export_requests import alone, evaluate_request, train_request
-from subfleet.programs.worker import Duty, Snapshot, Steps, Threads, completed
+from subfleet.programs.worker import Handler, Snapshot, Steps, Threads, wait_for
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.programs import ProgramRef, decode_program
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.tasks import BATCHES, score_training
-from subfleet.rounds.work import (
-    CostRequest,
-    EvaluationRequest,
-    ExportedModels,
-    ModelFile,
-    ModelsRequest,
-    PreparedTask,
-    ProgramRequest,
-    Scorable,
-    ScoringRequest,
-    TaskRequest,
-)
+from subfleet.protocol.training import TrainingSettings
+from subfleet.rounds import work
+from subfleet.rounds.tasks import BATCHES, derive_score_training
 from subfleet.search.queue import ProgramFacts
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["Exports", "Supply"]
+
+def without_network(architecture: Architecture) -> Architecture:
+    """A submodel as the exporter knows it, independent of a run's networks.
+
+    So networks with the same settings share their programs.
+    """
+    return replace(architecture, network="")
+
+
+def build_train_request(
+    network: Network,
+    architecture: Architecture,
+    target: str,
+    training: TrainingSettings,
+    *,
+    student: Architecture | None = None,
+) -> TrainRequest:
+    """The exporter's request for a training program of a submodel."""
+    return TrainRequest(
+        model=network.config,
+        architecture=without_network(architecture),
+        target=target,
+        batch_size=training.program_batch_size,
+        objective=training.objective,
+        optimiser=training.optimiser,
+        accumulate=training.micro_batch_size > 0,
+        recompute=training.recompute,
+        one_part=training.micro_batch_size == training.batch_size,
+        student=None if student is None else without_network(student),
+    )
+
+
+def build_evaluate_request(
+    network: Network, architecture: Architecture, target: str, training: TrainingSettings
+) -> EvaluateRequest:
+    """The exporter's request for an evaluation program of a submodel, with the plain objective of its training."""
+    return EvaluateRequest(
+        model=network.config,
+        architecture=without_network(architecture),
+        target=target,
+        batch_size=training.program_batch_size,
+        objective=training.objective.plain,
+    )
+
 
 _LOG = logging.getLogger(__name__)
 _LANE = "weights"
@@ -63,7 +95,7 @@ class Exports(Protocol):
         ...
 
     def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        """A file with what the programs of all submodels would be planned to take."""
+        """A file with memory estimates of the programs of all submodels."""
         ...
 
 
@@ -74,15 +106,15 @@ class _Program:
 
 
 class Supply:
-    """Prepares tasks: the coroutines of a `Worker`, and what they keep.
+    """Prepares tasks: the coroutines of a `Worker`, and their caches.
 
     Args:
-        views: what clients see of the model.
+        views: the models that clients see.
         exports: the exporter.
-        threads: in which weights are cut.
-        blobs: where programs and weights are served from.
-        models_folder: where each client's inference models are kept.
-        samples_sha256: content id of the samples for models in 8-bit integers; empty where none are wanted.
+        threads: that submodel weights are cut in.
+        blobs: that serve programs and weights.
+        models_folder: for each client's inference models.
+        samples_sha256: content id of the samples for models in 8-bit integers; empty without such models.
     """
 
     def __init__(
@@ -109,74 +141,76 @@ class Supply:
         self._deployed: set[str] = set()
 
     @property
-    def duties(self) -> Mapping[type, Duty]:
-        """What it does, by the type of the request."""
+    def duties(self) -> Mapping[type, Handler]:
+        """Its handlers, by the type of the request."""
         works: Mapping[type, Callable[[Any, Snapshot], Steps[Any]]] = {
-            TaskRequest: self._task,
-            ScoringRequest: self._scoring,
-            EvaluationRequest: self._evaluation,
-            ModelsRequest: self._models,
-            ProgramRequest: self._written,
-            CostRequest: self._costs,
+            work.TaskRequest: self._task,
+            work.ScoringRequest: self._scoring,
+            work.EvaluationRequest: self._evaluation,
+            work.ModelsRequest: self._models,
+            work.ProgramRequest: self._written,
+            work.CostRequest: self._costs,
         }
-        return {kind: Duty(work=work, failure="export failed") for kind, work in works.items()}
+        return {kind: Handler(work=prepare, failure="export failed") for kind, prepare in works.items()}
 
     @property
     def digests(self) -> set[str]:
-        """Of every blob that tasks may still need."""
+        """Digests of every blob that tasks may still need."""
         weights = [*self._weights.values(), *self._first_weights.values()]
         stored = {ref.sha256 for ref in weights if isinstance(ref, BlobRef)} | self._deployed
         return stored | {program.ref.blob.sha256 for program in self._programs.values()}
 
     def renew(self, model: ModelState) -> None:
-        """Keep weights of this model from now on, and forget the programs of networks that are not in it."""
+        """Cache the weights of this model from now on, and drop the programs of networks that it does not have."""
         self._model = model
         self._weights = {}
         in_use = set(model.network_ids)
         self._programs = {key: program for key, program in self._programs.items() if key[0] in in_use}
 
-    async def _task(self, request: TaskRequest, run: Snapshot) -> PreparedTask:
+    async def _task(self, request: work.TaskRequest, run: Snapshot) -> work.PreparedTask:
         client = request.participant
         training = self._context.training(request.round, student=request.student)
         network = self._network_of(run.model, client.size)
-        export = train_request(network, client.size, request.target, training, student=request.student)
+        export = build_train_request(network, client.size, request.target, training, student=request.student)
         program = await self._program(client.size.network, export)
         weights = await self._weights_of(run.model, client)
-        return PreparedTask(program=program.ref, weights=weights, facts=program.facts)
+        return work.PreparedTask(program=program.ref, weights=weights, facts=program.facts)
 
-    async def _evaluation(self, request: EvaluationRequest, run: Snapshot) -> PreparedTask:
+    async def _evaluation(self, request: work.EvaluationRequest, run: Snapshot) -> work.PreparedTask:
         client, training = request.participant, self._context.training(request.round)
-        export = evaluate_request(self._network_of(run.model, client.size), client.size, request.target, training)
+        export = build_evaluate_request(self._network_of(run.model, client.size), client.size, request.target, training)
         program = await self._program(client.size.network, export)
         weights = await self._weights_of(run.model, client, for_use=True)
-        return PreparedTask(program=program.ref, weights=weights, facts=program.facts)
+        return work.PreparedTask(program=program.ref, weights=weights, facts=program.facts)
 
-    async def _written(self, request: ProgramRequest, run: Snapshot) -> ProgramFacts:
+    async def _written(self, request: work.ProgramRequest, run: Snapshot) -> ProgramFacts:
         program, training = request.program, self._context.training(request.round)
         network = self._network_of(run.model, program.size)
-        export = train_request(network, program.size, program.target, training)
+        export = build_train_request(network, program.size, program.target, training)
         files = [self._exports.submit_training(export)]
         if self._context.config.evaluation.every and not self._context.roles.assigner.awaits_programs:
-            # Who is given it after this evaluates it between rounds, which nothing is to hold up either.
-            evaluation = evaluate_request(network, program.size, program.target, training)
+            # Clients of this size evaluate it between rounds, which the exporter must not hold up either.
+            evaluation = build_evaluate_request(network, program.size, program.target, training)
             files.append(self._exports.submit_evaluation(evaluation))
         written = await self._program(program.size.network, export, files[0])
         for file in files[1:]:
-            with contextlib.suppress(SubfleetError, CancelledError):  # the program trains all the same
-                await completed(file)
+            with contextlib.suppress(SubfleetError, CancelledError):  # the training program is still usable
+                await wait_for(file)
         return written.facts
 
-    async def _costs(self, request: CostRequest, run: Snapshot) -> MemoryEstimates:
+    async def _costs(self, request: work.CostRequest, run: Snapshot) -> MemoryEstimates:
         del run
         network = self._context.declared(request.lineage).network
-        export = train_request(network, network.full_architecture(), request.target, self._context.training(1))
-        file = await completed(self._exports.submit_estimates(EstimateRequest(training=export)))
+        export = build_train_request(network, network.full_architecture(), request.target, self._context.training(1))
+        file = await wait_for(self._exports.submit_estimates(EstimateRequest(training=export)))
         return MemoryEstimates.unpack(file.read_bytes())
 
-    async def _scoring(self, request: ScoringRequest, run: Snapshot) -> tuple[Scorable, ...]:
-        training = score_training(self._context.training(request.round))
+    async def _scoring(self, request: work.ScoringRequest, run: Snapshot) -> tuple[work.Scorable, ...]:
+        training = derive_score_training(self._context.training(request.round))
         networks = {size: self._network_of(run.model, size) for size in request.sizes}
-        exports = {size: train_request(network, size, request.target, training) for size, network in networks.items()}
+        exports = {
+            size: build_train_request(network, size, request.target, training) for size, network in networks.items()
+        }
         files = {size: self._training_file(export) for size, export in exports.items()}  # all are written at once
         candidates = [
             await self._scorable(networks[size], size, export, files[size]) for size, export in exports.items()
@@ -184,7 +218,7 @@ class Supply:
         return tuple(candidate for candidate in candidates if candidate is not None)
 
     def _training_file(self, export: TrainRequest) -> "Future[Path]":
-        """A candidate without a program is left out, however that comes."""
+        """The file of a candidate's program; a failure leaves out the candidate."""
         try:
             return self._exports.submit_training(export)
         except SubfleetError as error:
@@ -194,28 +228,28 @@ class Supply:
 
     async def _scorable(
         self, network: Network, size: Architecture, export: TrainRequest, file: "Future[Path]"
-    ) -> Scorable | None:
+    ) -> work.Scorable | None:
         try:
             program = await self._program(size.network, export, file)
         except (SubfleetError, CancelledError, OSError) as error:
             _LOG.warning("size %s cannot be scored on %s: %s", size.name, export.target, error)
             return None
         if size.architecture_id not in self._first_weights:
-            content = await completed(self._threads.submit(_LANE, _first_weights, network, size))
+            content = await wait_for(self._threads.submit(_LANE, _draw_first_weights, network, size))
             self._first_weights[size.architecture_id] = self._blobs.add(content)
         weights = self._first_weights[size.architecture_id]
-        return Scorable(
+        return work.Scorable(
             size=size,
             program=program.ref,
             weights=weights,
-            # A gradient of each batch is held beside the program.
+            # The device holds a gradient of each batch beside the program.
             planned_peak_bytes=(program.facts.planned_peak_bytes or 0) + BATCHES * weights.size_bytes,
             packings=program.facts.packings,
         )
 
-    async def _models(self, request: ModelsRequest, run: Snapshot) -> ExportedModels:
+    async def _models(self, request: work.ModelsRequest, run: Snapshot) -> work.ExportedModels:
         config, client = self._context.config, request.participant
-        content = await completed(self._cut(run.model, client, for_use=True))
+        content = await wait_for(self._cut(run.model, client, for_use=True))
         weights = self._blobs.add(content)
         self._deployed.add(weights.sha256)
         network = self._network_of(run.model, client.architecture)
@@ -223,7 +257,7 @@ class Supply:
             target: self._exports.submit_inference(
                 InferRequest(
                     model=network.config,
-                    architecture=alone(client.size),
+                    architecture=without_network(client.size),
                     target=target,
                     weights_sha256=weights.sha256,
                     quantisation=config.deploy_quantisation,
@@ -239,17 +273,17 @@ class Supply:
         }
         programs, models = [], []
         for target, file in files.items():
-            exported = await completed(file)
-            kept = _kept(exported, self._models_folder / request.client_id / f"model{exported.suffix}")
+            exported = await wait_for(file)
+            kept = _copy(exported, self._models_folder / request.client_id / f"model{exported.suffix}")
             blob = self._blobs.add_file(kept)
             programs.append(ProgramRef(program_id=blob.sha256, target=target, blob=blob))
-            models.append(ModelFile(target=target, file=str(kept), **figures_of(exported)))
-        return ExportedModels(programs=tuple(programs), models=tuple(models))
+            models.append(work.ModelFile(target=target, file=str(kept), **read_figures(exported)))
+        return work.ExportedModels(programs=tuple(programs), models=tuple(models))
 
     async def _program(
         self, network_id: str, export: TrainRequest | EvaluateRequest, file: "Future[Path] | None" = None
     ) -> _Program:
-        """The program of a network, from a file of the exporter where it is not known yet."""
+        """The program of a network, from the cache or the exporter."""
         key = (network_id, export.program_id)
         if key in self._programs:
             return self._programs[key]
@@ -258,7 +292,7 @@ class Supply:
                 file = self._exports.submit_training(export)
             else:
                 file = self._exports.submit_evaluation(export)
-        path = await completed(file)
+        path = await wait_for(file)
         if key not in self._programs:
             content = path.read_bytes()
             manifest = decode_program(content).manifest
@@ -271,8 +305,8 @@ class Supply:
         return self._context.declared(model.of(architecture.network).lineage).network
 
     async def _weights_of(self, model: ModelState, client: Participant, *, for_use: bool = False) -> BlobRef:
-        """What a client sees of a model, to train on or as it would use it; cut once for all that see the same."""
-        weights = self._weights if model is self._model else {}  # those of an earlier model are not kept
+        """The weights that a client sees of a model, for training or inference; cut once for all that share them."""
+        weights = self._weights if model is self._model else {}  # weights of an earlier model are not cached
         key = (*(["use"] if for_use else []), *self._views.key(model, client))
         known = weights.get(key)
         if isinstance(known, BlobRef):
@@ -280,8 +314,8 @@ class Supply:
         cutting = known or self._cut(model, client, for_use=for_use)
         weights[key] = cutting
         try:
-            content = await completed(cutting)
-        except Exception:  # whatever it is: the next client that needs these weights cuts them anew
+            content = await wait_for(cutting)
+        except Exception:  # the next client that needs these weights cuts them again
             weights.pop(key, None)
             raise
         stored = weights.get(key)
@@ -295,15 +329,15 @@ class Supply:
         return self._threads.submit(_LANE, lambda: encode_submodel(network, client.architecture, see(model, client)))
 
 
-def _first_weights(network: Network, size: Architecture) -> bytes:
-    """The weights that a candidate is scored with: drawn alike in every run, whatever was learned.
+def _draw_first_weights(network: Network, size: Architecture) -> bytes:
+    """The weights that a candidate is scored with: the same random ones in every run.
 
-    No layer is at 0, which would hide the gradients of the layers before it.
+    No layer is 0, which would hide the gradients of the layers before it.
     """
     return encode_submodel(network, size, build_module(network, network.full_architecture()).state_dict())
 
 
-def _kept(source: Path, target: Path) -> Path:
+def _copy(source: Path, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(target.name + ".partial")
     shutil.copyfile(source, aside)
@@ -312,8 +346,8 @@ def _kept(source: Path, target: Path) -> Path:
     return aside.replace(target)
 
 
-def figures_of(exported: Path) -> dict[str, float | None]:
-    """The exporter's own findings, which lie beside the model as `<file>.json`."""
+def read_figures(exported: Path) -> dict[str, float | None]:
+    """The exporter's figures for a model, which are beside it in `<file>.json`."""
     try:
         found = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))
         quantised = found.get("quantisation") or {}

@@ -1,7 +1,7 @@
-"""Work beside the loop: each request is begun here, and `Done` or `Failed` when it has ended. Nothing is waited for.
+"""Work beside the loop: a worker begins requests, and returns `RequestDone` or `RequestFailed` when they have ended.
 
-What does a request is a coroutine. It runs in the thread of the loop and waits, by `completed`, for a file of the
-exporter or for a function that runs in one of the `Threads`; so whatever it keeps needs no lock.
+Each request is handled by a coroutine in the thread of the loop, so that it needs no locks. With `wait_for`, the
+coroutine waits for a file of the exporter or for a function in one of the `Threads`.
 """
 
 import logging
@@ -13,20 +13,17 @@ from typing import Any, Generic, TypeVar
 from subfleet.elastic.model_state import ModelState
 from subfleet.protocol.errors import FileError, SubfleetError
 from subfleet.protocol.loading import find_cause
-from subfleet.rounds.actions import Request
-from subfleet.rounds.events import Done, Failed
+from subfleet.rounds.signals import Request, RequestDone, RequestFailed
 from subfleet.rounds.state import RunState
-
-__all__ = ["Duty", "Snapshot", "Steps", "Threads", "Worker", "completed"]
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 8
-"""Requests that go on in one step of the loop: each may write a blob."""
-_MOST_CHARACTERS = 400  # of a reason, as it stands in tables
+"""Requests that advance in one step of the loop: each may write a blob."""
+_MOST_CHARACTERS = 400  # of a reason in tables
 
 T = TypeVar("T")
 Steps = Coroutine["Future[Any]", None, T]
-"""What does a request: it yields the futures that it waits for."""
+"""A coroutine that handles a request; it yields the futures that it waits for."""
 
 
 class _Completion(Generic[T]):
@@ -38,28 +35,28 @@ class _Completion(Generic[T]):
         return self._future.result()
 
 
-async def completed(future: "Future[T]") -> T:
+async def wait_for(future: "Future[T]") -> T:
     """Wait for a future in a coroutine of a `Worker`; returns its result, or raises its error."""
     return await _Completion(future)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The run in which something was asked for; nothing changes it afterwards."""
+    """The run at the time of a request; immutable."""
 
     state: RunState
     model: ModelState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duty:
-    """How a kind of request is done.
+class Handler:
+    """How a kind of request is handled.
 
     Attributes:
         work: the coroutine of a request in a run.
-        failure: the first words of the reason when it fails.
-        reasons: errors that say all that there is to say: their text alone is the reason.
-        needs_disk: a FileError is the fault of the server's disk, see `Failed.by_disk`.
+        failure: the first words of the reason if it fails.
+        reasons: errors with a complete text, which alone is the reason.
+        needs_disk: whether a FileError is the fault of the server's disk, see `RequestFailed.by_disk`.
     """
 
     work: Callable[[Any, Snapshot], Steps[Any]]
@@ -69,7 +66,7 @@ class Duty:
 
 
 class Threads:
-    """A thread for each lane: what is submitted to one lane runs in order, and lanes do not wait for each other."""
+    """A thread for each lane: functions of one lane run in order, and lanes are independent."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, ThreadPoolExecutor] = {}
@@ -85,66 +82,66 @@ class Threads:
         return future
 
     def runs(self, future: "Future[Any]") -> bool:
-        """Whether a future is of a function that has not ended here; the others are of the exporter."""
+        """Whether a future belongs to an unfinished function of these threads, and not to the exporter."""
         return future in self._futures
 
     def work(
         self, lane: str, function: Callable[[Any, RunState, ModelState], T]
     ) -> Callable[[Any, Snapshot], Steps[T]]:
-        """The work of a request that one function does in the thread of a lane, from the request and the run."""
+        """The coroutine of a request that one function handles in the thread of a lane."""
 
         async def work(request: Any, run: Snapshot) -> T:
-            return await completed(self.submit(lane, function, request, run.state, run.model))
+            return await wait_for(self.submit(lane, function, request, run.state, run.model))
 
         return work
 
     def close(self) -> None:
-        """Wait for what runs; what has not begun is cancelled."""
+        """Wait for running functions, and cancel the others."""
         for pool in self._lanes.values():
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """A request under way.
+    """An open request.
 
     Attributes:
-        waits_for: where its steps stand; None once it has ended.
-        outcome: what it has come to; None before.
+        waits_for: the future that its coroutine waits for; None once it has ended.
+        outcome: None until it has ended.
     """
 
     request: Request
-    duty: Duty
+    duty: Handler
     steps: Steps[Any]
     waits_for: "Future[Any] | None" = None
-    outcome: Done | Failed | None = None
+    outcome: RequestDone | RequestFailed | None = None
 
     def go_on(self) -> None:
-        """Take the next step. Whatever it raises, the request fails, and not the run."""
+        """Take the next step. An error fails the request, not the run."""
         try:
             self.waits_for = self.steps.send(None)
         except StopIteration as ended:
-            self.waits_for, self.outcome = None, Done(request=self.request, result=ended.value)
+            self.waits_for, self.outcome = None, RequestDone(request=self.request, result=ended.value)
         except Exception as error:  # noqa: BLE001  # see above
-            self.waits_for, self.outcome = None, _failed(self.request, self.duty, error)
+            self.waits_for, self.outcome = None, _build_failure(self.request, self.duty, error)
 
 
 class Worker:
-    """Does what a run asks for beside its loop. Every method belongs to the thread of the loop.
+    """Handles the requests of a run beside its loop. Every method belongs to the thread of the loop.
 
     Args:
-        duties: how each kind of request is done.
+        duties: the handler of each kind of request.
         threads: of the coroutines; they are closed with the worker.
     """
 
-    def __init__(self, duties: Mapping[type, Duty], threads: Threads) -> None:
+    def __init__(self, duties: Mapping[type, Handler], threads: Threads) -> None:
         self._duties = duties
         self._threads = threads
         self._jobs: list[_Job] = []
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The requests under way."""
+        """The open requests."""
         return tuple(job.request for job in self._jobs)
 
     @property
@@ -153,7 +150,7 @@ class Worker:
         return any(job.waits_for is None or job.waits_for.done() for job in self._jobs)
 
     def begin(self, request: Request, run: Snapshot) -> None:
-        """Begin a request in a run; one that is under way is not begun again."""
+        """Begin a request in a run, unless it is open already."""
         if any(job.request == request for job in self._jobs):
             return
         duty = self._duties[type(request)]
@@ -161,20 +158,20 @@ class Worker:
         self._jobs.append(job)
         job.go_on()
 
-    def events(self) -> tuple[Done | Failed, ...]:
+    def events(self) -> tuple[RequestDone | RequestFailed, ...]:
         """The requests that have ended since the last call, in the order in which they were begun."""
-        able = [job for job in self._jobs if job.waits_for is not None and job.waits_for.done()]
-        for job in able[:_AT_ONCE]:
+        ready = [job for job in self._jobs if job.waits_for is not None and job.waits_for.done()]
+        for job in ready[:_AT_ONCE]:
             job.go_on()
         ended = [job.outcome for job in self._jobs if job.outcome is not None]
         self._jobs = [job for job in self._jobs if job.outcome is None]
         return tuple(ended)
 
     def finish(self, *, exports: bool) -> None:
-        """Wait until what was begun has ended: under a logical clock it takes no time.
+        """Wait until all requests have ended, which takes no time of a logical clock.
 
         Args:
-            exports: whether files of the exporter are waited for, too.
+            exports: whether to wait for files of the exporter, too.
         """
         for job in self._jobs:
             while (future := job.waits_for) is not None and (exports or future.done() or self._threads.runs(future)):
@@ -182,14 +179,14 @@ class Worker:
                 job.go_on()
 
     def close(self) -> None:
-        """Let the threads end. What has not ended can be begun again by another worker."""
+        """End the threads. Another worker can begin unfinished requests again."""
         for job in self._jobs:
             job.steps.close()
         self._jobs.clear()
         self._threads.close()
 
 
-def _failed(request: Request, duty: Duty, error: Exception) -> Failed:
+def _build_failure(request: Request, duty: Handler, error: Exception) -> RequestFailed:
     if isinstance(error, duty.reasons):
         reason = str(error)
     elif isinstance(error, SubfleetError):
@@ -199,4 +196,4 @@ def _failed(request: Request, duty: Duty, error: Exception) -> Failed:
     known = isinstance(error, SubfleetError)
     _LOG.warning("%s (%.200r)", reason, request, exc_info=None if known else error)
     by_disk = duty.needs_disk and isinstance(error, FileError)
-    return Failed(request=request, reason=str(error) if by_disk else reason[:_MOST_CHARACTERS], by_disk=by_disk)
+    return RequestFailed(request=request, reason=str(error) if by_disk else reason[:_MOST_CHARACTERS], by_disk=by_disk)

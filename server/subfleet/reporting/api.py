@@ -21,11 +21,10 @@ from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from subfleet.journal import database
-from subfleet.journal.absences import AbsenceRecord, kept_absences
+from subfleet.journal.database import connect, read_rows
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.journal import Journal
+from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.journal.places import Places
-from subfleet.journal.reading import connected, typed_rows
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.errors import PortError, SubfleetError
 from subfleet.protocol.input_statistics import InputStatistics
@@ -135,8 +134,8 @@ class _Reader:
         query = sql.select(*(table.c[name] for name in Run.model_fields)).order_by(table.c.started_at.desc())
         if run_id is not None:
             query = query.where(table.c.run_id == run_id)
-        with connected(self._engine) as connection:
-            return [Run.model_validate(row._asdict()) for row in typed_rows(connection, query)]
+        with connect(self._engine) as connection:
+            return [Run.model_validate(row._asdict()) for row in read_rows(connection, query)]
 
     def run(self, run_id: str) -> Run:
         found = self.runs(run_id)
@@ -152,11 +151,11 @@ class _Reader:
 
     def clients(self, run_id: str) -> list[Client]:
         profiles = Journal(self._engine, self.run(run_id).run_id).profiles()
-        away, now = self.absences(run_id), _now()
+        away, now = self.absences(run_id), time.time()
         return [_client(profile, away.get(profile.client_id), now) for profile in profiles]
 
     def absences(self, run_id: str) -> Mapping[str, AbsenceRecord]:
-        return kept_absences(self._engine, run_id)
+        return Journal(self._engine, run_id).absences()
 
     def status_page(self) -> str:
         newest = next(iter(self.runs()), None)
@@ -164,8 +163,8 @@ class _Reader:
             return render_status("none yet", "There is no run yet.", ())
         lacking = f" It was tried {newest.retry} times and waits for {newest.waits_for}." if newest.waits_for else ""
         state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{lacking} {newest.failure}"
-        now = _now()
-        away = [(name, one.told(now), _time(one) or "-") for name, one in self.absences(newest.run_id).items()]
+        now = time.time()
+        away = [(name, one.describe(now), _time(one) or "-") for name, one in self.absences(newest.run_id).items()]
         return render_status(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS), away)
 
     def close(self) -> None:
@@ -267,18 +266,16 @@ def _told(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, 500)
 
 
-def _client(profile: Profile, away: AbsenceRecord | None, now: datetime.datetime) -> Client:
+def _client(profile: Profile, away: AbsenceRecord | None, now: float) -> Client:
     names = Client.model_fields.keys() - {"away", "last_seen_at"}
-    absence = {} if away is None else {"away": away.told(now), "last_seen_at": _time(away)}
+    absence = {} if away is None else {"away": away.describe(now), "last_seen_at": _time(away)}
     return Client.model_validate({name: getattr(profile, name) for name in names} | absence)
 
 
 def _time(away: AbsenceRecord) -> str | None:
-    return None if away.seen_at is None else away.seen_at.isoformat(timespec="seconds")
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.timezone.utc)
+    if away.seen_at is None:
+        return None
+    return datetime.datetime.fromtimestamp(away.seen_at, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _listen(address: HttpAddress) -> socket.socket:

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from subfleet.journal.networks import NetworkRecord, descending
+from subfleet.journal.networks import NetworkRecord, walk_descendants
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.task_kinds import METRICS
 from subfleet.reporting.texts import format_amount
@@ -181,7 +181,7 @@ def plot_family_tree(networks: Sequence[NetworkRecord], round_count: int) -> str
         networks: of a run, in the order in which they appeared.
         round_count: number of finished rounds.
     """
-    shown = [one for _, one in descending([one for one in networks if one.in_use])]
+    shown = [one for _, one in walk_descendants([one for one in networks if one.in_use])]
     lanes = {network.lineage.id: place for place, network in enumerate(shown)}
     most = max((len(names) for one in shown for names in one.trained.values()), default=1)
 
@@ -217,7 +217,7 @@ def _draw_line(axes: Axes, network: NetworkRecord, place: int, round_count: int,
         zorder=3,
         linewidths=0,
     )
-    found = f"\n{network.told}" if network.told else ""
+    found = f"\n{network.quality}" if network.quality else ""
     facts = f"{format_amount(network.forward_macs)} MACs, {format_amount(network.parameters)} parameters{found}"
     axes.text(1.01, place, facts, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
 

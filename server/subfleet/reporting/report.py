@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from subfleet.journal.costs import costs_of
-from subfleet.journal.evaluations import EvaluationRecord, spread_text
+from subfleet.journal.costs import sum_costs
+from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.networks import NetworkRecord
-from subfleet.journal.records import RoundRecord, RunResult, participation_of
+from subfleet.journal.records import RoundRecord, RunResult, compute_participation
 from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.reporting.columns import CLIENT_COLUMNS, describe_participation
 from subfleet.reporting.texts import describe_costs, describe_result, describe_times, format_amount, list_remarks
@@ -40,7 +40,7 @@ def render_report(name: str, result: RunResult, record: dict[str, Any]) -> str:
     more = f" ({format_metrics(metrics)})" if len(metrics) > 1 else ""
     reached = (
         f"<p><b>{escape(describe_result(result))}</b>{escape(more)} after {len(rounds)} rounds "
-        f"(run <code>{escape(result.run_id)}</code>). Participation: <b>{participation_of(rounds):.1%}</b>.</p>"
+        f"(run <code>{escape(result.run_id)}</code>). Participation: <b>{compute_participation(rounds):.1%}</b>.</p>"
     )
     if result.ended_early:
         reached += f"<p>It ended there because {escape(result.ended_early)}.</p>"
@@ -145,13 +145,13 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
         )
         for row in records[-1].clients
     ]
-    said = spread_text(records[-1])
+    said = describe_spread(records[-1])
     return f"<h2>Evaluation by devices</h2><p>{escape(said[0].upper() + said[1:])}.</p>{_table(titles, rows)}"
 
 
 def _costs(result: RunResult) -> str:
     """The costs of all rounds."""
-    costs = costs_of(result)
+    costs = sum_costs(result)
     told = " ".join(f"{escape(text)}." for text in (describe_costs(costs), *describe_times(costs)))
     return f"<h2>Cost</h2><p>{told}</p>"
 

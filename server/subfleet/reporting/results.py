@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from subfleet.journal.costs import costs_of
+from subfleet.journal.costs import sum_costs
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, Spread
 from subfleet.journal.networks import NetworkRecord
-from subfleet.journal.outliers import counted_outliers
-from subfleet.journal.records import ClientRow, RoundRecord, RunResult, participation_of
+from subfleet.journal.outliers import count_outliers
+from subfleet.journal.records import ClientRow, RoundRecord, RunResult, compute_participation
 from subfleet.protocol.errors import FileError
 from subfleet.reporting.report import render_failure, render_report
 from subfleet.reporting.texts import find_data_warnings
@@ -88,14 +88,14 @@ def build_summary(name: str, result: RunResult) -> dict[str, Any]:
         "model": _model(result.rounds[-1]) if result.rounds else None,
         "headline": result.headline,
         "metrics": result.rounds[-1].all_metrics if result.rounds else {},
-        "participation": participation_of(result.rounds),
+        "participation": compute_participation(result.rounds),
         "data_warnings": find_data_warnings(result),
         "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_evaluation(record) for record in result.evaluations],
         "generations": [dataclasses.asdict(record) for record in result.generations],
         "tuning": None if result.tuning is None else dataclasses.asdict(result.tuning),
         "networks": [build_network_row(one) for one in result.networks],
-        "costs": dataclasses.asdict(costs_of(result)),
+        "costs": dataclasses.asdict(sum_costs(result)),
         "programs_from": dict(result.programs_from),
         "rounds": [
             {**build_round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
@@ -114,7 +114,7 @@ def _model(record: RoundRecord) -> dict[str, Any] | None:
 
 def _outliers(result: RunResult) -> dict[str, dict[str, int]]:
     """By treatment and client, the number of rounds in which the update was an outlier."""
-    found = counted_outliers(result.rounds)
+    found = count_outliers(result.rounds)
     return {"scaled": dict(found.scaled), "left_out": dict(found.left_out), "reported": dict(found.reported)}
 
 

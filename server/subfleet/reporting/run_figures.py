@@ -10,7 +10,7 @@ import torch
 from subfleet.aggregation.views import Views
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState
-from subfleet.journal.records import ClientRow, RunResult, participation_of
+from subfleet.journal.records import ClientRow, RunResult, compute_participation
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.task_kinds import better
 from subfleet.rounds.context import RunContext
@@ -93,7 +93,7 @@ def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str
         "metrics": rounds[-1].all_metrics,
         "loss": rounds[-1].loss,
         **_accuracies(gallery, result, tiers, aggregated),
-        "participation": participation_of(rounds),
+        "participation": compute_participation(rounds),
         "least_participation": min(record.participation for record in rounds),
         "never_aggregated": len(tiers) - len(aggregated),
         "bytes_down": sum(row.bytes_down for row in rows),

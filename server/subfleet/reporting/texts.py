@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from subfleet.journal.costs import RunCosts, Timing, costs_of
-from subfleet.journal.networks import NetworkRecord, descending
-from subfleet.journal.outliers import counted_outliers
+from subfleet.journal.costs import RunCosts, Timing, sum_costs
+from subfleet.journal.networks import NetworkRecord, walk_descendants
+from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import RunResult
 from subfleet.protocol.task_kinds import METRICS
 
@@ -42,14 +42,14 @@ def describe_ending(result: RunResult) -> Iterator[str]:
             f"Ranks of {result.tuning.networks} networks in the search and in the last evaluation: Kendall's tau "
             f"{result.tuning.tau:.2f}"
         )
-    costs = costs_of(result)
+    costs = sum_costs(result)
     yield describe_costs(costs)
     yield from describe_times(costs)
 
 
 def list_remarks(result: RunResult) -> Iterator[str]:
     """Sentences about what may have spoiled the result: outliers, and data on another scale."""
-    for text in counted_outliers(result.rounds).lines:
+    for text in count_outliers(result.rounds).lines:
         yield text[0].upper() + text[1:]
     warnings = find_data_warnings(result)
     for name in sorted(warnings)[:_MOST_WARNINGS]:
@@ -68,7 +68,7 @@ def describe_networks(networks: Sequence[NetworkRecord]) -> Iterator[str]:
     if sum(one.in_use for one in networks) < 2:
         return
     yield "Networks, each below the one that it grew from:"
-    for depth, one in descending([one for one in networks if one.in_use]):
+    for depth, one in walk_descendants([one for one in networks if one.in_use]):
         yield f"{'  ' * (depth + 1)}{one.name}: {describe_network(one)}"
 
 
@@ -82,8 +82,8 @@ def describe_network(one: NetworkRecord) -> str:
     if one.ready_round is not None and lineage.born_round:
         facts.append(f"ready for round {one.ready_round}")
     facts.append(f"trained by {_count(one.clients, 'device')} in {_count(tuple(one.trained), 'round')}")
-    if one.told:
-        facts.append(f"{one.told} for {_count(one.owners, 'device')}")
+    if one.quality:
+        facts.append(f"{one.quality} for {_count(one.owners, 'device')}")
     if lineage.retired_round is not None:
         facts.append(f"retired after round {lineage.retired_round}")
     return "; ".join(facts)

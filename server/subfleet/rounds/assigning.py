@@ -1,4 +1,4 @@
-"""What a client is given: chosen by its method, judged by its program's plan, replaced after a refusal. Pure."""
+"""Assigns submodels to clients: chosen by the method, checked against the program's plan, replaced if refused. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,53 +9,41 @@ from subfleet.protocol.messages import Refusal
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.text import make_printable
-from subfleet.rounds.actions import Action, SendTask
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import candidates_of, estimates_of
-from subfleet.rounds.fitting import objection, operators_of, plan_bytes
-from subfleet.rounds.networks import NOT_YET, counts, in_use, own_size, standing_for
+from subfleet.rounds.estimation import get_estimates, list_candidates
+from subfleet.rounds.networks import NOT_YET, find_own_size, find_standing, is_available, list_networks
+from subfleet.rounds.obstacles import (
+    REFUSALS,
+    find_objection,
+    get_operators,
+    is_exhausted,
+    list_unfit_sizes,
+    plan_bytes,
+)
 from subfleet.rounds.offers import MOST_CHARACTERS
-from subfleet.rounds.refusals import REFUSALS, nothing_left, unfit_sizes
+from subfleet.rounds.signals import ClientOutcome, SendTask
 from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
-from subfleet.rounds.tasks import draw_of, train_task
+from subfleet.rounds.tasks import build_draw, build_train_task
 from subfleet.rounds.work import PreparedTask, TaskRequest
 from subfleet.search.candidates import Candidate, lacking_operators
 from subfleet.search.fitting import LIMITS, Limit
 from subfleet.search.query import Search
 from subfleet.search.queue import ProgramFacts
 
-__all__ = [
-    "BY_METHOD",
-    "ask_of",
-    "assigned_client",
-    "choose_below",
-    "deciding_limit",
-    "given_client",
-    "lasting_of",
-    "prepared_client",
-    "reason_of",
-    "refused_client",
-    "task_wanted",
-    "with_less",
-    "with_room",
-]
 
-
-def assigned_client(
-    context: RunContext, state: RunState, client: ClientState
-) -> tuple[ClientState, tuple[Action, ...]]:
+def assign_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Choose a submodel for a client that has answered."""
     if client.offer.budget is None:
-        return replace(client, stage="skipped", reason="it told no budget"), ()
-    if client.offer.brought is not None and own_size(context, state.lineages, client) is None:
+        return replace(client, stage="skipped", reason="the client reported no budget"), ()
+    if client.offer.brought is not None and find_own_size(context, state.lineages, client) is None:
         return replace(client, stage="skipped", reason=NOT_YET), ()
-    ask = ask_of(context, state, client)
+    ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
-    return given_client(context, state, replace(client, first_wanted=assigned.wanted), ask, assigned)
+    return give_size(context, state, replace(client, first_wanted=assigned.wanted), ask, assigned)
 
 
-def task_wanted(state: RunState, client: ClientState) -> TaskRequest | None:
-    """What a client state's task is made of; None where it has no submodel yet."""
+def request_task(state: RunState, client: ClientState) -> TaskRequest | None:
+    """Request a client's training task; None if it has no submodel yet."""
     if client.participant is None:
         return None
     return TaskRequest(
@@ -67,67 +55,67 @@ def task_wanted(state: RunState, client: ClientState) -> TaskRequest | None:
     )
 
 
-def prepared_client(
+def send_training(
     context: RunContext, state: RunState, client: ClientState, made: PreparedTask, now_s: float
-) -> tuple[ClientState, tuple[Action, ...]]:
-    """Send the task if the program's own plan fits the budget, and the runtime has what it calls; else look below."""
+) -> ClientOutcome:
+    """Send the training task if the program's plan fits and the runtime has its operators; else look below."""
     facts = made.facts
-    lacking = lacking_operators(facts.operators, operators_of(state, client.client_id))
+    lacking = lacking_operators(facts.operators, get_operators(state, client.client_id))
     if lacking:
-        return _without_operators(context, state, client, lacking)
+        return _choose_runnable(context, state, client, lacking)
     given = client.given
     if client.offer.budget is None or given is None:
         return choose_below(context, state, client, "memory")
-    planned_bytes = plan_bytes(client, facts, operators_of(state, client.client_id), lambda room: room.least_peak_bytes)
-    if planned_bytes is None or planned_bytes > _room_bytes(context, state, client):
-        return _another(context, state, client, facts, "memory")
-    task = train_task(context, state, client, made, planned_bytes, now_s)
-    if (limit := objection(context, state, client, task)) is not None:
-        return _another(context, state, client, facts, limit)
+    planned_bytes = plan_bytes(
+        client, facts, get_operators(state, client.client_id), lambda room: room.least_peak_bytes
+    )
+    if planned_bytes is None or planned_bytes > _limit_memory(context, state, client):
+        return _choose_another(context, state, client, facts, "memory")
+    task = build_train_task(context, state, client, made, planned_bytes, now_s)
+    if (limit := find_objection(context, state, client, task)) is not None:
+        return _choose_another(context, state, client, facts, limit)
     return replace(client, stage="out", task=task, reason=""), (SendTask(task=task),)
 
 
-def _another(
+def _choose_another(
     context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts, limit: Limit
-) -> tuple[ClientState, tuple[Action, ...]]:
-    """Another size in place of one whose program takes too much of something; or another subspace of the same."""
+) -> ClientOutcome:
+    """Choose another size in place of one that exceeds a limit; or another subspace of the same supernet."""
     if facts.chain is not None:
-        return _subspace_anew(context, state, client, facts)
+        return _choose_subspace(context, state, client, facts)
     return choose_below(context, state, client, limit)
 
 
-def _subspace_anew(
-    context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts
-) -> tuple[ClientState, tuple[Action, ...]]:
-    """Another subspace, by what its program has told: it goes by nobody else's, whoever was answered first."""
+def _choose_subspace(context: RunContext, state: RunState, client: ClientState, facts: ProgramFacts) -> ClientOutcome:
+    """Choose another subspace, by the facts of its program and of no other that was written in this attempt."""
     size = client.size
     if size is None or client.attempt + 1 >= context.config.max_attempts:
-        reason = "none of the subspaces that it was given has room, or an operator that its runtime has"
+        reason = "none of the subspaces that it was given fits, or its runtime lacks an operator"
         return replace(client, stage="skipped", given=None, reason=reason), ()
-    ask = ask_of(context, state, client)
+    ask = build_question(context, state, client)
     known = WrittenSize(size=size, facts=facts)
     ask = replace(ask, written=MappingProxyType({**ask.written, size.architecture_id: known}))
-    return given_client(
+    return give_size(
         context, state, replace(client, attempt=client.attempt + 1), ask, context.roles.assigner.assign(ask)
     )
 
 
-def _room_bytes(context: RunContext, state: RunState, client: ClientState) -> int:
-    """What a program may plan: what there is now, and for a size that is given for good also what its log has.
+def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> int:
+    """The memory that a program may plan: what is free now and, for a size that the client keeps, what its log has.
 
-    The smallest size is given for good whatever the log has, as there is nothing below it.
+    The smallest size is kept whatever the log has, since there is nothing below it.
     """
     room_bytes = client.offer.budget.memory_bytes if client.offer.budget is not None else 0
-    smallest = candidates_of(context, state, client.offer.runtime)[0].architecture
+    smallest = list_candidates(context, state, client.offer.runtime)[0].architecture
     if client.offer.lasting is None or client.client_id in state.last or client.size == smallest:
         return room_bytes
     return min(room_bytes, client.offer.lasting.memory_bytes)
 
 
-def _without_operators(
+def _choose_runnable(
     context: RunContext, state: RunState, client: ClientState, lacking: Sequence[str]
-) -> tuple[ClientState, tuple[Action, ...]]:
-    """Another task while attempts are left: submodels of one network mostly call the same operators."""
+) -> ClientOutcome:
+    """Choose another submodel while attempts are left: submodels of one network mostly call the same operators."""
     reason = f"its runtime {client.offer.runtime!r} lacks {', '.join(lacking)}, which the program calls"[
         :MOST_CHARACTERS
     ]
@@ -138,7 +126,7 @@ def _without_operators(
     return (chosen, actions) if chosen.open else (skipped, ())
 
 
-def ask_of(
+def build_question(
     context: RunContext,
     state: RunState,
     client: ClientState,
@@ -147,19 +135,19 @@ def ask_of(
     below_limit: Limit = "memory",
     search: Search | None = None,
 ) -> AssignmentContext:
-    """What a method is asked for a client; cost estimates of its target must be there.
+    """The question to a method: which submodel for this client? Cost estimates of its target must be known.
 
     Args:
         context: of the run.
         state: of the run.
         client: of the client.
         below: the size that it cannot have.
-        below_limit: what keeps that from it.
+        below_limit: the limit that this size exceeds.
         search: in place of the state's.
     """
-    estimate = estimates_of(context, state, client.offer.runtime)
+    estimate = get_estimates(context, state, client.offer.runtime)
     last = state.last.get(client.client_id)
-    known = None if last is None else standing_for(context, state, last)
+    known = None if last is None else find_standing(context, state, last)
     written = {
         one.program.size.architecture_id: WrittenSize(
             size=one.program.size,
@@ -167,13 +155,15 @@ def ask_of(
             estimate=state.live.written_estimates.get(key),
         )
         for key, one in state.written.items()
-        if one.program.target == client.offer.runtime and one.program.student is None and counts(context, state, one)
+        if one.program.target == client.offer.runtime
+        and one.program.student is None
+        and is_available(context, state, one)
     }
     return AssignmentContext(
-        networks=MappingProxyType({one.network.id: one.network for one in in_use(context, state)}),
-        candidates=candidates_of(context, state, client.offer.runtime),
+        networks=MappingProxyType({one.network.id: one.network for one in list_networks(context, state)}),
+        candidates=list_candidates(context, state, client.offer.runtime),
         estimate=estimate,
-        draw=draw_of(context, state, client),
+        draw=build_draw(context, state, client),
         target=client.offer.runtime,
         budget=client.offer.budget or Budget(memory_bytes=0),
         previous=known.size if known is not None else None,
@@ -181,33 +171,31 @@ def ask_of(
         below_limit=below_limit,
         search=search or state.live.searches.get(client.offer.runtime),
         written=MappingProxyType(written),
-        operators=operators_of(state, client.client_id),
-        refused=unfit_sizes(state, client.client_id, client.offer.runtime),
-        declared=own_size(context, state.lineages, client),
+        operators=get_operators(state, client.client_id),
+        refused=list_unfit_sizes(state, client.client_id, client.offer.runtime),
+        declared=find_own_size(context, state.lineages, client),
         lasting=client.offer.lasting,
     )
 
 
-def choose_below(
-    context: RunContext, state: RunState, client: ClientState, limit: Limit
-) -> tuple[ClientState, tuple[Action, ...]]:
-    """A smaller submodel, of those that were known when the round began: nothing depends on who was answered first."""
-    ask = ask_of(context, state, client, below=client.size, below_limit=limit)
-    return given_client(context, state, client, ask, context.roles.assigner.assign(ask))
+def choose_below(context: RunContext, state: RunState, client: ClientState, limit: Limit) -> ClientOutcome:
+    """Choose a smaller submodel, of those known when the round began: the order of answers does not matter."""
+    ask = build_question(context, state, client, below=client.size, below_limit=limit)
+    return give_size(context, state, client, ask, context.roles.assigner.assign(ask))
 
 
-def given_client(
+def give_size(
     context: RunContext, state: RunState, client: ClientState, ask: AssignmentContext, assigned: Assignment
-) -> tuple[ClientState, tuple[Action, ...]]:
-    """Give a client what was chosen for it; skipped where that is nothing."""
+) -> ClientOutcome:
+    """Give a client the submodel that was chosen; skip the client if there is none."""
     if assigned.candidate is not None:
         ask = ask.of_network(assigned.candidate.architecture.network)
-    client = replace(client, limit=deciding_limit(ask, assigned.candidate, assigned.only))
+    client = replace(client, limit=find_deciding_limit(ask, assigned.candidate, assigned.only))
     if assigned.candidate is None:
-        reason = (assigned.reason or _why_none(state, client, ask))[:MOST_CHARACTERS]
-        lasts: Lasts = "lasting" if nothing_left(ask, assigned.only) else "passing"
+        reason = (assigned.reason or _explain_none(state, client, ask))[:MOST_CHARACTERS]
+        lasts: Lasts = "lasting" if is_exhausted(ask, assigned.only) else "passing"
         return replace(client, stage="skipped", given=None, reason=reason, lasts=lasts), ()
-    size, draw = assigned.candidate.architecture, draw_of(context, state, client)
+    size, draw = assigned.candidate.architecture, build_draw(context, state, client)
     network = ask.networks[size.network]
     given = Submodel(
         size=size,
@@ -217,13 +205,13 @@ def given_client(
         wanted=assigned.wanted,
     )
     client = replace(client, stage="preparing", given=given, task=None)
-    wanted = task_wanted(state, client)
+    wanted = request_task(state, client)
     return client, (wanted,) if wanted is not None else ()
 
 
-def _why_none(state: RunState, client: ClientState, ask: AssignmentContext) -> str:
+def _explain_none(state: RunState, client: ClientState, ask: AssignmentContext) -> str:
     if client.offer.budget is None:
-        return "it told no budget"
+        return "the client reported no budget"
     problems = [one.problem for key, one in sorted(state.live.estimates.items()) if key.endswith(client.offer.runtime)]
     if problems and all(problems):
         return problems[0]
@@ -233,22 +221,22 @@ def _why_none(state: RunState, client: ClientState, ask: AssignmentContext) -> s
 
 
 BY_METHOD = "method"
-"""A larger size would have fitted, and the method gave another."""
+"""A larger size would have fitted, but the method chose another."""
 
 
-def deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
-    """What keeps a client from more than it was given.
+def find_deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
+    """The limits that keep a client from a larger size.
 
-    A limit decides where a larger size is excluded by it alone. Where every larger size exceeds several limits, these
-    decide together.
+    A limit decides if it alone excludes a larger size. If every larger size exceeds several limits, these decide
+    together.
 
     Args:
-        ask: what the method was asked for the client.
-        given: what it gave; None where nothing fits.
-        only: where nothing was given, the one size that might have been.
+        ask: the question to the method.
+        given: its choice; None if nothing fits.
+        only: if nothing fits, the one size that the method considered.
 
     Returns:
-        Names of limits with "+" between them, "method", or nothing where the largest size was given.
+        Names of limits joined by "+", "method", or an empty text if the largest size was given.
     """
     if given is None and only is not None:
         return "+".join(limit for limit in LIMITS if limit in ask.exceeded(only))
@@ -260,63 +248,61 @@ def deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candid
     return "+".join(limit for limit in LIMITS if limit in decides)
 
 
-def reason_of(refusal: Refusal) -> str:
-    """A refusal in words that may be shown in terminals, where control characters act."""
+def describe_refusal(refusal: Refusal) -> str:
+    """A refusal in words, without control characters, so that terminals can show it."""
     return f"{refusal.reason}: {make_printable(refusal.detail)}"[:MOST_CHARACTERS]
 
 
-def refused_client(
-    context: RunContext, state: RunState, client: ClientState, refusal: Refusal
-) -> tuple[ClientState, tuple[Action, ...]]:
-    """A smaller task after a refusal that a smaller one may mend, while there is one and attempts are left.
+def answer_refusal(context: RunContext, state: RunState, client: ClientState, refusal: Refusal) -> ClientOutcome:
+    """Choose a smaller task if that may help, and a smaller size and attempts are left; else close the client state.
 
-    Else the client state is refused. What a device cannot run at all is told by the state.
+    The state knows already which programs the device cannot run.
     """
-    course = REFUSALS[refusal.reason]
-    final = replace(client, stage="refused", reason=reason_of(refusal))
+    effect = REFUSALS[refusal.reason]
+    final = replace(client, stage="refused", reason=describe_refusal(refusal))
     if state.phase != "train":
         return final, ()
     if (
-        course.limit is not None
+        effect.limit is not None
         and client.attempt + 1 < context.config.max_attempts
         and client.offer.budget
         and client.size
     ):
-        smaller = with_less(replace(client, attempt=client.attempt + 1), refusal)
-        chosen, actions = choose_below(context, state, smaller, course.limit)
+        smaller = lower_budget(replace(client, attempt=client.attempt + 1), refusal)
+        chosen, actions = choose_below(context, state, smaller, effect.limit)
         if chosen.open:
             return chosen, actions
-    lasts = lasting_of(context, state, client) if course.of_program else course.lasts
+    lasts = find_lasting(context, state, client) if effect.of_program else effect.lasts
     return replace(final, lasts=lasts), ()
 
 
-def lasting_of(context: RunContext, state: RunState, client: ClientState) -> Lasts:
-    """Whether a device to which a program could not be given, or of which it was refused, has nothing else left."""
-    ask = ask_of(context, state, client)
+def find_lasting(context: RunContext, state: RunState, client: ClientState) -> Lasts:
+    """Whether another attempt has the same outcome: no other size is left for the device."""
+    ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
-    left = assigned.candidate is not None or not nothing_left(ask, assigned.only)
+    left = assigned.candidate is not None or not is_exhausted(ask, assigned.only)
     return "passing" if left else "lasting"
 
 
-def with_less(client: ClientState, refusal: Refusal) -> ClientState:
-    """The client state with no more in its budget than a refusal says that there is."""
+def lower_budget(client: ClientState, refusal: Refusal) -> ClientState:
+    """The client state with its budget lowered to the free bytes that a refusal reports."""
     available_bytes = refusal.available_bytes
     if client.offer.budget is None or available_bytes is None:
         return client
-    there_bytes, budget = max(0, available_bytes), client.offer.budget
+    free_bytes, budget = max(0, available_bytes), client.offer.budget
     if refusal.reason == "memory":
         return replace(
             client,
-            offer=replace(client.offer, budget=replace(budget, memory_bytes=min(budget.memory_bytes, there_bytes))),
+            offer=replace(client.offer, budget=replace(budget, memory_bytes=min(budget.memory_bytes, free_bytes))),
         )
     if refusal.reason == "disk":
-        told_bytes = there_bytes if budget.disk_bytes is None else min(budget.disk_bytes, there_bytes)
-        return replace(client, offer=replace(client.offer, budget=replace(budget, disk_bytes=told_bytes)))
+        disk_bytes = free_bytes if budget.disk_bytes is None else min(budget.disk_bytes, free_bytes)
+        return replace(client, offer=replace(client.offer, budget=replace(budget, disk_bytes=disk_bytes)))
     return client
 
 
-def with_room(state: RunState, refusal: Refusal) -> RunState:
-    """The state that knows what may be written to a device's disk, for rounds in which it does not tell."""
+def remember_disk(state: RunState, refusal: Refusal) -> RunState:
+    """The state that remembers the free bytes of a device's disk, for rounds in which it does not report them."""
     if refusal.reason != "disk" or refusal.available_bytes is None:
         return state
     known = {**state.disks, refusal.client_id: max(0, refusal.available_bytes)}

@@ -1,18 +1,18 @@
-"""What a phase asks of clients, for whose answers it waits, and when and how it closes. Pure.
+"""The clients that a phase waits for, and when and how it closes. Pure.
 
 One rule closes every phase in which clients work (training, evaluation, scoring of paths):
 
-- It is open as long as it waits for somebody, see `awaited`, and at most until its deadline.
-- Unless the run is strict, it closes before that at the quorum: somebody has done the work, and the clients that have
-  answered are at least `Run.quorum` of them and those that are waited for. A refusal is an answer: the client will not
-  do the work, however long the others wait.
+- It is open as long as it waits for a client, see `list_awaited`, and at most until its deadline.
+- Unless the run is strict, it closes earlier at the quorum: at least one client has done the work, and the clients that
+  have answered are at least the fraction `Run.quorum` of these and the awaited clients. A refusal is an answer: waiting
+  longer would not change it.
 
-Who is waited for follows from what is remembered of each client, see `live`. As long as nobody has answered, a
-training waits for everybody until its deadline, since a round without an update is no round; an evaluation, which can
-be left out, waits for extras as long as for those that have missed one task.
+Whether the phase waits for a client follows from its punctuality, see `live`. Until one client has answered, a training
+waits for all clients until its deadline, since a round without an update is no round; an evaluation, which can be left
+out, waits for extras as long as for clients that have missed one task.
 
-A miss is a task that was sent and not answered by the end of its time, whatever the reason. Where nobody has answered,
-it may be the server that was not heard: then no training is missed, and of an evaluation no more than one in a row.
+A miss is a task that was sent and not answered in its time, for whatever reason. If no client has answered, perhaps the
+server was unreachable: then no training is missed, and at most one evaluation in a row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,57 +22,28 @@ from types import MappingProxyType
 from typing import Literal
 
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
-from subfleet.rounds.actions import Action, Withdraw
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, Member, Punctuality
-from subfleet.rounds.members import expected, has_left, reason_away
+from subfleet.rounds.live import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, FleetMember, Punctuality
+from subfleet.rounds.members import explain_away, has_left, list_expected
+from subfleet.rounds.signals import Outcome, Withdraw
 from subfleet.rounds.state import ClientState, RunState
 
-__all__ = [
-    "NO_SIZE",
-    "WORK",
-    "Collection",
-    "Work",
-    "any_scores",
-    "awaited",
-    "awaited_models",
-    "awaited_scores",
-    "awaited_telemetry",
-    "closed_clients",
-    "collected",
-    "limit_s",
-    "nobody_waits",
-    "punctuality_of",
-    "sent_s",
-    "telemetry_extras",
-    "waits_told",
-    "why_missing",
-    "with_absence",
-    "with_answer",
-    "with_misses",
-    "with_missing",
-    "with_phase_closed",
-    "without_parted",
-]
-
 _SCORES_FRACTION = 0.5
-"""Of a round's time: who has not told scores by then is given what fits without them, and can still train."""
+"""Of a round's time: clients without scores by then are given a size that fits, and can still train."""
 NO_SIZE = "no size was chosen for it in time"
-"""Why a client is missing that has answered: what is needed to choose one was not made before the deadline."""
-
-Outcome = tuple[RunState, tuple[Action, ...]]
+"""Why a client is missing although it has answered: cost estimates or the search were not ready at the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What clients are asked for in a phase, or in a part of it.
+class DutyTerms:
+    """The terms of one kind of duty in a phase.
 
     Attributes:
-        name: of the message that asks for it.
+        name: of the message that requests it.
         deadline: the field of `Deadlines` that ends it, counted from the beginning of the phase.
-        share: of that deadline, after which it ends.
-        works: kinds of the tasks that ask for it; empty where no task does.
-        at_quorum: why a client's answer is missing where the phase has closed at its quorum.
+        share: the fraction of that deadline after which it ends.
+        works: kinds of work that request it; empty if no task does.
+        at_quorum: why a client's answer is missing if the phase has closed at its quorum.
     """
 
     name: str
@@ -82,23 +53,23 @@ class Work:
     at_quorum: str = ""
 
 
-WORK: Mapping[Duty, Work] = MappingProxyType(
+DUTY_TERMS: Mapping[Duty, DutyTerms] = MappingProxyType(
     {
-        "telemetry": Work(name="announcement", deadline="measure_s", at_quorum="no telemetry came in time"),
-        "training": Work(
+        "telemetry": DutyTerms(name="announcement", deadline="measure_s", at_quorum="no telemetry came in time"),
+        "training": DutyTerms(
             name="task",
             deadline="round_s",
             works=(Train, Calibrate),
             at_quorum="the round closed at its quorum",
         ),
-        "scores": Work(name="score task", deadline="round_s", share=_SCORES_FRACTION, works=(Score,)),
-        "evaluation": Work(
+        "scores": DutyTerms(name="score task", deadline="round_s", share=_SCORES_FRACTION, works=(Score,)),
+        "evaluation": DutyTerms(
             name="evaluation task",
             deadline="evaluate_s",
             works=(Evaluate,),
             at_quorum="the evaluation closed at its quorum",
         ),
-        "paths": Work(
+        "paths": DutyTerms(
             name="path score task",
             deadline="evaluate_s",
             works=(Evaluate,),
@@ -110,12 +81,12 @@ WORK: Mapping[Duty, Work] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """How far a phase is with the answers that it collects.
+    """The progress of a phase that collects answers.
 
     Attributes:
-        late: its deadline is over.
-        waits_for: the open client states that it waits for; of a strict run, which closes without any, the first.
-        closes: nothing more is waited for, or the quorum is there.
+        late: whether its deadline is over.
+        waits_for: the open client states that it waits for; in a strict run, which closes only without any, the first.
+        closes: whether it waits for no client, or the quorum is reached.
     """
 
     late: bool
@@ -123,189 +94,189 @@ class Collection:
     closes: bool
 
 
-def limit_s(context: RunContext, duty: Duty) -> float:
-    """The deadline of a kind of task, in seconds from the beginning of the phase."""
-    work = WORK[duty]
+def get_limit_s(context: RunContext, duty: Duty) -> float:
+    """The deadline of a duty, in seconds from the beginning of the phase."""
+    work = DUTY_TERMS[duty]
     seconds: float = getattr(context.config.deadlines, work.deadline)
     return work.share * seconds
 
 
-def collected(context: RunContext, state: RunState, duty: Duty, now_s: float) -> Collection:
-    """How far the open phase is; see the rule at the top of this module."""
+def collect(context: RunContext, state: RunState, duty: Duty, now_s: float) -> Collection:
+    """The progress of the open phase; see the rule at the top of this module."""
     strict = context.config.strict
-    late = now_s - state.live.entered_s >= limit_s(context, duty)
-    waits_for = () if late else tuple(islice(awaited(context, state, duty, now_s), 1 if strict else None))
+    late = now_s - state.live.entered_s >= get_limit_s(context, duty)
+    waits_for = () if late else tuple(islice(list_awaited(context, state, duty, now_s), 1 if strict else None))
     done = sum(client.stage == "done" for client in state.clients.values())
     answered = done + sum(client.stage == "refused" for client in state.clients.values())
     quorum = not strict and done > 0 and answered >= context.config.quorum * (answered + len(waits_for))
     return Collection(late=late, waits_for=waits_for, closes=not waits_for or quorum)
 
 
-def with_phase_closed(
-    context: RunContext, state: RunState, duty: Duty, collection: Collection, now_s: float
-) -> Outcome:
-    """The state in which open clients are missing, each for its reason, and their tasks withdrawn and missed."""
+def close_phase(context: RunContext, state: RunState, duty: Duty, collection: Collection, now_s: float) -> Outcome:
+    """Close a phase: open clients are missing, each for its reason; their tasks are withdrawn and count as missed."""
     reasons = {
-        name: NO_SIZE if client.stage == "answered" else why_missing(context, state, name, duty, now_s, collection.late)
+        name: NO_SIZE
+        if client.stage == "answered"
+        else explain_missing(context, state, name, duty, now_s, collection.late)
         for name, client in state.clients.items()
         if client.open
     }
-    state, withdrawn = closed_clients(state, reasons)
-    return with_misses(state, duty, spared=(client.client_id for client in collection.waits_for)), withdrawn
+    state, withdrawn = close_clients(state, reasons)
+    return record_misses(state, duty, spared=(client.client_id for client in collection.waits_for)), withdrawn
 
 
-def why_missing(context: RunContext, state: RunState, client_id: str, duty: Duty, now_s: float, late: bool) -> str:
-    """Why a client's answer is missing when the phase closes, and where it is away, why that is so.
+def explain_missing(context: RunContext, state: RunState, client_id: str, duty: Duty, now_s: float, late: bool) -> str:
+    """Why a client's answer is missing when the phase closes, and why the client is away, if it is.
 
     Args:
         context: of the run.
         state: before the miss is counted.
         client_id: of the client.
-        duty: what it was asked for.
+        duty: of the client.
         now_s: monotonic time.
-        late: the deadline of the phase is over.
+        late: whether the deadline of the phase is over.
     """
-    reason = _why_closed(context, state, client_id, duty)
+    reason = _explain_closed(context, state, client_id, duty)
     if late:
         reason = "no telemetry came in time" if duty == "telemetry" else "no answer came in time"
-    return with_absence(context, state, client_id, reason, now_s)
+    return add_absence(context, state, client_id, reason, now_s)
 
 
-def without_parted(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """The state in which open clients that have said goodbye are missing, see `members.has_left`."""
+def drop_departed(context: RunContext, state: RunState, now_s: float) -> Outcome:
+    """Close the client states of open clients that have said goodbye, see `members.has_left`."""
     members = state.live.members
     gone = (name for name, member in members.items() if has_left(context, member, now_s))
     left = [name for name in sorted(gone) if (client := state.clients.get(name)) is not None and client.open]
     return (
-        closed_clients(state, {name: reason_away(context, members[name], now_s) for name in left})
+        close_clients(state, {name: explain_away(context, members[name], now_s) for name in left})
         if left
         else (state, ())
     )
 
 
-def closed_clients(state: RunState, reasons: Mapping[str, str]) -> Outcome:
-    """The state in which these clients are missing, each for its reason, and their tasks withdrawn."""
+def close_clients(state: RunState, reasons: Mapping[str, str]) -> Outcome:
+    """Mark these clients as missing, each for its reason, and withdraw their tasks."""
     closed = {name: replace(state.clients[name], stage="missing", reason=reason) for name, reason in reasons.items()}
     actions = tuple(Withdraw(task_id=client.task.task_id) for client in closed.values() if client.task is not None)
     return replace(state, clients=MappingProxyType({**state.clients, **closed})), actions
 
 
-def with_absence(context: RunContext, state: RunState, client_id: str, reason: str, now_s: float) -> str:
-    """A reason why a client is missing, and where it is away, why that is so."""
+def add_absence(context: RunContext, state: RunState, client_id: str, reason: str, now_s: float) -> str:
+    """The reason why a client is missing, and why the client is away, if it is."""
     member = state.live.members.get(client_id)
-    away = "" if member is None else reason_away(context, member, now_s)
+    away = "" if member is None else explain_away(context, member, now_s)
     return f"{reason}: {away}" if away else reason
 
 
-def punctuality_of(state: RunState, client_id: str, duty: Duty) -> Punctuality:
-    """How a client has answered lately; `PUNCTUAL` of one that nothing is known of."""
+def get_punctuality(state: RunState, client_id: str, duty: Duty) -> Punctuality:
+    """The punctuality of a client; `PUNCTUAL` if it is unknown."""
     member = state.live.members.get(client_id)
     return PUNCTUAL if member is None else member.punctuality.get(duty, PUNCTUAL)
 
 
-def sent_s(context: RunContext, state: RunState, client: ClientState, duty: Duty) -> float:
-    """Monotonic time at which a client state's task was sent: its deadline is what was left of the phase then."""
-    limit = limit_s(context, duty)
+def find_sent_s(context: RunContext, state: RunState, client: ClientState, duty: Duty) -> float:
+    """Monotonic time at which a client's task was sent: its deadline is the rest of the phase at that time."""
+    limit = get_limit_s(context, duty)
     return state.live.entered_s + limit - (limit if client.task is None else client.task.deadline_s)
 
 
-def awaited(context: RunContext, state: RunState, duty: Duty, now_s: float) -> Iterator[ClientState]:
-    """The open client states that the phase waits for, as long as its deadline is not over."""
+def list_awaited(context: RunContext, state: RunState, duty: Duty, now_s: float) -> Iterator[ClientState]:
+    """The open client states that the phase waits for before its deadline."""
     clients, scored = state.clients.values(), duty == "scores"
-    others = any_scores(state) if scored else _any_done(state)
+    others = has_scores(state) if scored else _has_done(state)
     for client in clients:
         if not client.open or (scored and client.stage != "scoring"):
             continue
-        known = punctuality_of(state, client.client_id, duty)
+        known = get_punctuality(state, client.client_id, duty)
         everyone = duty == "training" and not others
         if (
             not known.missed
             or everyone
-            or ((known.awaited or not others) and _in_time(context, state, client, duty, now_s))
+            or ((known.awaited or not others) and _is_in_time(context, state, client, duty, now_s))
         ):
             yield client
 
 
-def _in_time(context: RunContext, state: RunState, client: ClientState, duty: Duty, now_s: float) -> bool:
-    """Whether a client that has missed a task may still answer, or has not been sent anything yet."""
+def _is_in_time(context: RunContext, state: RunState, client: ClientState, duty: Duty, now_s: float) -> bool:
+    """Whether a client that has missed a task may still answer, or was not sent a task yet."""
     if client.task is None or client.stage != ("scoring" if duty == "scores" else "out"):
         return True
-    patience_s = punctuality_of(state, client.client_id, duty).patience_s(limit_s(context, duty))
-    return now_s - sent_s(context, state, client, duty) < patience_s
+    patience_s = get_punctuality(state, client.client_id, duty).patience_s(get_limit_s(context, duty))
+    return now_s - find_sent_s(context, state, client, duty) < patience_s
 
 
-def any_scores(state: RunState) -> bool:
-    """Whether a client has told scores in the open round."""
+def has_scores(state: RunState) -> bool:
+    """Whether a client has sent scores in the open round."""
     return any(client.proposals and client.stage in ("preparing", "out", "done") for client in state.clients.values())
 
 
-def awaited_scores(context: RunContext, state: RunState, now_s: float) -> frozenset[str]:
-    """The clients whose scores are waited for: those of extras as long as others may still tell theirs."""
-    names = frozenset(client.client_id for client in awaited(context, state, "scores", now_s))
+def list_awaited_scores(context: RunContext, state: RunState, now_s: float) -> frozenset[str]:
+    """The clients that the round waits for to send scores; for extras as long as others may still send theirs."""
+    names = frozenset(client.client_id for client in list_awaited(context, state, "scores", now_s))
     extras = frozenset(
         name
         for name, client in state.clients.items()
-        if client.stage == "scoring" and not punctuality_of(state, name, "scores").awaited
+        if client.stage == "scoring" and not get_punctuality(state, name, "scores").awaited
     )
     more = names - extras or any(client.stage == "answered" for client in state.clients.values())
     return names | extras if more else names
 
 
-def awaited_telemetry(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
-    """The clients that a round's announcement still waits for, as long as its deadline is not over."""
-    limit = limit_s(context, "telemetry")
-    for name in expected(context, state, now_s):
+def list_awaited_telemetry(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
+    """The clients that the announcement of a round waits for before its deadline."""
+    limit = get_limit_s(context, "telemetry")
+    for name in list_expected(context, state, now_s):
         if name in state.clients:
             continue
-        known = punctuality_of(state, name, "telemetry")
+        known = get_punctuality(state, name, "telemetry")
         if known.awaited and now_s - state.live.entered_s < known.patience_s(limit):
             yield name
 
 
-def telemetry_extras(context: RunContext, state: RunState, now_s: float) -> int:
-    """The clients that have not told what they can give, and are not waited for."""
-    names = (name for name in expected(context, state, now_s) if name not in state.clients)
-    return sum(not punctuality_of(state, name, "telemetry").awaited for name in names)
+def count_telemetry_extras(context: RunContext, state: RunState, now_s: float) -> int:
+    """The number of clients that have sent no telemetry and that the round does not wait for."""
+    names = (name for name in list_expected(context, state, now_s) if name not in state.clients)
+    return sum(not get_punctuality(state, name, "telemetry").awaited for name in names)
 
 
-def awaited_models(context: RunContext, state: RunState, now_s: float) -> Iterator[ClientState]:
-    """The open clients that the deploy phase waits for: briefly, where one has not answered its last training."""
+def list_awaited_models(context: RunContext, state: RunState, now_s: float) -> Iterator[ClientState]:
+    """The open clients that the deploy phase waits for; briefly, if one has not answered its last training."""
     limit = context.config.deadlines.deploy_s
     for client in state.clients.values():
-        known = punctuality_of(state, client.client_id, "training")
+        known = get_punctuality(state, client.client_id, "training")
         if client.open and now_s - state.live.entered_s < replace(known, took_s=()).patience_s(limit):
             yield client
 
 
-def with_answer(state: RunState, client_id: str, duty: Duty, took_s: float) -> RunState:
-    """The state after an answer of a client was accepted, which came so many seconds after it was asked."""
-    return _with(state, {client_id: punctuality_of(state, client_id, duty).after_answer(took_s)}, duty)
+def record_answer(state: RunState, client_id: str, duty: Duty, took_s: float) -> RunState:
+    """The state after an accepted answer of a client, which came this many seconds after its task."""
+    return _replace_punctuality(state, {client_id: get_punctuality(state, client_id, duty).after_answer(took_s)}, duty)
 
 
-def with_missing(state: RunState, names: Iterable[str], duty: Duty, *, most: int | None = None) -> RunState:
+def record_missing(state: RunState, names: Iterable[str], duty: Duty, *, most: int | None = None) -> RunState:
     """The state after these clients did not answer.
 
     Args:
         state: before.
         names: of the clients.
-        duty: what they were asked for.
-        most: misses in a row that a client can come to by this one; None is no limit.
+        duty: of the clients.
+        most: the most misses in a row that this one may raise a client to; None is no limit.
     """
-    known = {name: punctuality_of(state, name, duty) for name in names}
-    return _with(
+    known = {name: get_punctuality(state, name, duty) for name in names}
+    return _replace_punctuality(
         state, {name: one.after_miss() for name, one in known.items() if most is None or one.missed < most}, duty
     )
 
 
-def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> RunState:
-    """The state after a phase has closed without those whose task was sent and is not answered.
+def record_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> RunState:
+    """The state after a phase has closed, with a miss for each task that was sent and not answered.
 
     Args:
         state: with the phase's client states.
-        duty: what the phase was for.
-        spared: clients that the phase has not waited for to the end of their time, as where it closed at a quorum.
+        duty: of the phase.
+        spared: clients that the phase has not waited for to the end of their time, if it closed at its quorum.
     """
-    done = _any_done(state)
+    done = _has_done(state)
     if duty == "training" and not done:
         return state
     left = set(spared)
@@ -315,16 +286,16 @@ def with_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> R
         if name not in left
         and (client.open or client.stage == "missing")
         and client.task is not None
-        and isinstance(client.task.work, WORK[duty].works)
+        and isinstance(client.task.work, DUTY_TERMS[duty].works)
     ]
-    return with_missing(state, names, duty, most=None if done else 1)
+    return record_missing(state, names, duty, most=None if done else 1)
 
 
-def _any_done(state: RunState) -> bool:
+def _has_done(state: RunState) -> bool:
     return any(client.stage == "done" for client in state.clients.values())
 
 
-def _with(state: RunState, known: Mapping[str, Punctuality], duty: Duty) -> RunState:
+def _replace_punctuality(state: RunState, known: Mapping[str, Punctuality], duty: Duty) -> RunState:
     members = {
         name: replace(member, punctuality=MappingProxyType({**member.punctuality, duty: one}))
         for name, one in known.items()
@@ -334,37 +305,40 @@ def _with(state: RunState, known: Mapping[str, Punctuality], duty: Duty) -> RunS
     return replace(state, live=live) if members else state
 
 
-def _why_closed(context: RunContext, state: RunState, client_id: str, duty: Duty) -> str:
-    """Why a phase that is not at its deadline closes without a client's answer, in words."""
-    known = punctuality_of(state, client_id, duty)
+def _explain_closed(context: RunContext, state: RunState, client_id: str, duty: Duty) -> str:
+    """Why a phase closes before its deadline without a client's answer."""
+    known = get_punctuality(state, client_id, duty)
     if not known.missed:
-        return WORK[duty].at_quorum
-    missed = f"it has not answered {_last(known.missed, duty)}"
+        return DUTY_TERMS[duty].at_quorum
+    missed = f"it has not answered {_name_last(known.missed, duty)}"
     if not known.awaited:
-        return f"{missed}, and nobody waits for it"
-    waited_s = known.patience_s(limit_s(context, duty))
-    return f"no answer came in {waited_s:.3g} s; {missed}, and is not waited for any longer"
+        return f"{missed}, and the round does not wait for it"
+    waited_s = known.patience_s(get_limit_s(context, duty))
+    return f"no answer came in {waited_s:.3g} s; {missed}, and the round waits no longer"
 
 
-def _last(count: int, duty: Duty) -> str:
-    whose = "the" if duty == "telemetry" else "its"
-    return f"{whose} last {WORK[duty].name}" if count == 1 else f"{whose} last {count} {WORK[duty].name}s"
+def _name_last(count: int, duty: Duty) -> str:
+    article = "the" if duty == "telemetry" else "its"
+    return (
+        f"{article} last {DUTY_TERMS[duty].name}" if count == 1 else f"{article} last {count} {DUTY_TERMS[duty].name}s"
+    )
 
 
-def nobody_waits(state: RunState, client_id: str) -> bool:
-    """Whether the open phase does not wait for a client's answer once another has answered."""
+def is_unawaited(state: RunState, client_id: str) -> bool:
+    """Whether the open phase does not wait for this client once another one has answered."""
     duties: Mapping[str, Duty] = {"train": "training", "evaluate": "evaluation", "search": "paths"}
     duty = duties.get(state.phase)
-    return duty is not None and not punctuality_of(state, client_id, duty).awaited
+    return duty is not None and not get_punctuality(state, client_id, duty).awaited
 
 
-def waits_told(before: Member, after: Member) -> Iterator[str]:
-    """What people are told of a client for which nobody waits any more, or for which somebody does again."""
+def describe_waits(before: FleetMember, after: FleetMember) -> Iterator[str]:
+    """Sentences about a client that the run stops waiting for, or waits for again."""
     if before.punctuality is after.punctuality:
         return
     for duty in DUTIES:
         was, now = (one.punctuality.get(duty, PUNCTUAL) for one in (before, after))
         if was.missed < EXTRA_FROM <= now.missed:
-            yield f"has not answered {_last(now.missed, duty)}; nobody waits for its answers until it gives one"
+            missed = _name_last(now.missed, duty)
+            yield f"has not answered {missed}; the run does not wait for it until it answers again"
         elif was.missed >= EXTRA_FROM and not now.missed:
-            yield f"has answered {_last(1, duty)}, and is waited for like the others again"
+            yield f"has answered {_name_last(1, duty)}, and the run waits for it again"

@@ -1,12 +1,12 @@
-"""The end of a round: which updates are aggregated, and what becomes of an aggregation that went wrong. Pure.
+"""The end of a round: which updates are aggregated, and what follows if the model diverges. Pure.
 
-    train     --> aggregate  updates far outside what is usual count less (or not, and their clients wait some rounds)
-    aggregate --> aggregate  the model diverged: once more without the most suspect, one, then twice as many each time
-    aggregate --> waiting    it did not: the suspects are left out for some rounds
-    both      --> waiting    nobody is left to aggregate, so nobody is to blame: another attempt (failed: too often)
+    train     --> aggregate  outliers count less (or not, and their clients are excluded for some rounds)
+    aggregate --> aggregate  the model diverged: again without the most suspect update, then without twice as many
+    aggregate --> waiting    it did not diverge: the suspects are excluded for some rounds
+    both      --> waiting    no update is left: another attempt (failed: too many diverged attempts)
 
 Every step is in the journal before the next aggregation begins, and each aggregation starts from the last checkpoint.
-So a run that was killed in between goes on with the same bits.
+So a run that was killed continues with the same bits.
 """
 
 import math
@@ -15,25 +15,28 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.protocol.task import Calibrate, Train
-from subfleet.rounds.actions import Action, AggregationRequest, Close
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import fruitless, what_is_lacking
-from subfleet.rounds.evaluating import begun
-from subfleet.rounds.networks import brought_anew, own_size, with_lineages
-from subfleet.rounds.outliers import ChangeSize, divergence, most_outlying, outliers_of, travel, usual_change
+from subfleet.rounds.continuing import describe_missing, fail_attempt
+from subfleet.rounds.evaluating import begin_evaluation
+from subfleet.rounds.networks import find_own_size, list_new_networks, replace_lineages
+from subfleet.rounds.outliers import (
+    ChangeSize,
+    compute_usual_change,
+    explain_divergence,
+    find_outliers,
+    rank_outliers,
+    travel,
+)
 from subfleet.rounds.progress import Aggregating, Waiting
-from subfleet.rounds.selection import with_memory
-from subfleet.rounds.state import ClientState, Exclusion, OutlierDetection, RunState, remembered
-from subfleet.rounds.weights import counted_samples
+from subfleet.rounds.selection import remember_round
+from subfleet.rounds.signals import AggregationRequest, Close, Outcome
+from subfleet.rounds.state import ClientState, Exclusion, OutlierDetection, RunState, get_memory
+from subfleet.rounds.weights import count_samples
 from subfleet.rounds.work import AggregatedRound
 
-__all__ = ["aggregated", "aggregation_action", "begin_aggregation", "not_aggregated", "with_exclusion"]
 
-Outcome = tuple[RunState, tuple[Action, ...]]
-
-
-def with_exclusion(state: RunState, client: ClientState) -> ClientState:
-    """A client's state; skipped where an earlier update has cost it this round."""
+def apply_exclusion(state: RunState, client: ClientState) -> ClientState:
+    """A client's state; skipped if an earlier update has excluded the client from this round."""
     excluded = state.outliers.excluded.get(client.client_id)
     if excluded is None or state.round > excluded.until_round:
         return client
@@ -41,100 +44,96 @@ def with_exclusion(state: RunState, client: ClientState) -> ClientState:
 
 
 def begin_aggregation(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Aggregate what has come, one update or more, with those far outside what is usual as the run treats them."""
-    settings, sizes = context.config.outliers, _sizes(state, "done")
-    far = {} if settings.outliers == "off" else outliers_of(sizes, state.outliers.changes, settings)
-    aggregation = state.entered(Aggregating(), now_s)
+    """Aggregate the updates, with outliers scaled down, excluded or reported as the run is configured."""
+    settings, sizes = context.config.outliers, _measure_changes(state, "done")
+    far = {} if settings.outliers == "off" else find_outliers(sizes, state.outliers.changes, settings)
+    aggregation = state.enter(Aggregating(), now_s)
     if settings.outliers == "exclude":
         why = {name: outlier.why for name, outlier in far.items()}
         if why.keys() == sizes.keys():
-            return _spoiled(context, _suspected(state, why), now_s)
-        state = _left_out(context, aggregation, why)
+            return _fail_round(context, _suspect(state, why), now_s)
+        state = _leave_out(context, aggregation, why)
     else:
         judged = [
-            replace(_scaled(state.clients[name], outlier.scale if settings.alters else 1.0), outlier=outlier.why)
+            replace(_scale(state.clients[name], outlier.scale if settings.alters else 1.0), outlier=outlier.why)
             for name, outlier in far.items()
         ]
         state = aggregation.with_clients(*judged)
-    return state, (aggregation_action(context, state),)
+    return state, (request_aggregation(context, state),)
 
 
-def aggregation_action(context: RunContext, state: RunState) -> AggregationRequest:
-    """Aggregate the updates of a round that are not suspect."""
+def request_aggregation(context: RunContext, state: RunState) -> AggregationRequest:
+    """Request the aggregation of the updates that are not suspect."""
     return AggregationRequest(
         round=state.round,
-        clients=_of_stage(state, "done"),
-        memory=remembered(context, state),
+        clients=_list_stage(state, "done"),
+        memory=get_memory(context, state),
         lineages=state.lineages,
-        brought=brought_anew(context, state),
+        brought=list_new_networks(context, state),
     )
 
 
-def aggregated(
+def finish_aggregation(
     context: RunContext, state: RunState, request: AggregationRequest, result: AggregatedRound, now_s: float
 ) -> Outcome:
-    """Close the round; or aggregate it once more, where the model has diverged."""
+    """Close the round; or aggregate again, if the model has diverged."""
     if state.phase != "aggregate" or request.round != state.round:
         return state, ()
     damaged = {name: why for name, why in result.refused.items() if name in state.clients}
-    state = _refused(state, damaged)
-    if not _of_stage(state, "done"):
-        return fruitless(context, state, now_s), ()
+    state = _refuse(state, damaged)
+    if not _list_stage(state, "done"):
+        return fail_attempt(context, state, now_s), ()
     guess = math.log(context.config.model.class_count) if result.guess_loss is None else result.guess_loss
-    why = divergence(result.loss, state.outliers.loss, guess, context.config.outliers)
-    return _again(context, state, why, now_s) if why else _closed(context, state, result, now_s)
+    why = explain_divergence(result.loss, state.outliers.loss, guess, context.config.outliers)
+    return _exclude_suspects(context, state, why, now_s) if why else _close_round(context, state, result, now_s)
 
 
-def not_aggregated(
+def retry_aggregation(
     context: RunContext, state: RunState, request: AggregationRequest, reason: str, now_s: float
 ) -> Outcome:
-    """Aggregate once more: without the networks that clients bring, else without the most suspect update."""
+    """Aggregate again: without the networks that clients bring, else without the most suspect update."""
     if state.phase != "aggregate" or request.round != state.round:
         return state, ()
-    if not brought_anew(context, state):
-        return _again(context, state, reason, now_s)
+    if not list_new_networks(context, state):
+        return _exclude_suspects(context, state, reason, now_s)
     new = [
         replace(
             client,
             offer=replace(client.offer, brought=None),
-            reason=f"the network that it brings cannot be taken in ({reason})",
+            reason=f"its network cannot be added ({reason})",
         )
         for client in state.clients.values()
-        if client.offer.brought is not None and own_size(context, state.lineages, client) is None
+        if client.offer.brought is not None and find_own_size(context, state.lineages, client) is None
     ]
     state = state.with_clients(*new)
-    return state, (aggregation_action(context, state),)
+    return state, (request_aggregation(context, state),)
 
 
-def _again(context: RunContext, state: RunState, why: str, now_s: float) -> Outcome:
-    sizes = _sizes(state, "done", "suspect")
-    count = max(1, 2 * len(_of_stage(state, "suspect"))) if context.config.outliers.alters else len(sizes)
+def _exclude_suspects(context: RunContext, state: RunState, why: str, now_s: float) -> Outcome:
+    sizes = _measure_changes(state, "done", "suspect")
+    count = max(1, 2 * len(_list_stage(state, "suspect"))) if context.config.outliers.alters else len(sizes)
     if count >= len(sizes):
-        return _spoiled(context, _suspected(state, dict.fromkeys(sizes, f"{why}, whoever was left out")), now_s)
-    state = _suspected(state, dict.fromkeys(most_outlying(sizes)[:count], why))
-    return state, (aggregation_action(context, state),)
+        reasons = dict.fromkeys(sizes, f"{why}, whichever updates were left out")
+        return _fail_round(context, _suspect(state, reasons), now_s)
+    state = _suspect(state, dict.fromkeys(rank_outliers(sizes)[:count], why))
+    return state, (request_aggregation(context, state),)
 
 
-def _closed(context: RunContext, state: RunState, result: AggregatedRound, now_s: float) -> Outcome:
-    suspects = _of_stage(state, "suspect")
+def _close_round(context: RunContext, state: RunState, result: AggregatedRound, now_s: float) -> Outcome:
+    suspects = _list_stage(state, "suspect")
     without = "it" if len(suspects) == 1 else f"{len(suspects)} suspects"
-    state = _left_out(context, state, {one.client_id: f"{one.reason}, but not without {without}" for one in suspects})
+    state = _leave_out(context, state, {one.client_id: f"{one.reason}, but not without {without}" for one in suspects})
     close = Close(
         round=state.round,
-        accuracy=result.accuracy,
-        loss=result.loss,
-        sha256=result.sha256,
+        result=result,
         seconds=now_s - state.live.opened_s,
         clients=tuple(client for _, client in sorted(state.clients.items())),
         exported=sum(known.turn >= state.turn - state.retry for known in state.written.values()),
         turn=state.turn,
         retries=state.retry,
         lineages=state.lineages,
-        model_bytes=result.model_bytes,
-        model=result.model,
-        metrics=result.metrics,
     )
-    done = {client.client_id: client for client in _of_stage(state, "done")}
+    done = {client.client_id: client for client in _list_stage(state, "done")}
     state = replace(
         state,
         aggregated_round=state.round,
@@ -142,15 +141,15 @@ def _closed(context: RunContext, state: RunState, result: AggregatedRound, now_s
         last=MappingProxyType({**state.last, **done}),
         settled=frozenset(client.task.task_id for client in done.values() if client.task is not None),
         tries=replace(state.tries, waits_for=""),
-        outliers=_remembered(context, state, result.loss),
+        outliers=_update_detection(context, state, result.loss),
     )
-    state = with_lineages(context, with_memory(context, state, result, done), result.lineages)
-    return begun(context, state.entered(Waiting(), now_s), now_s), (close,)
+    state = replace_lineages(context, remember_round(context, state, result, done), result.lineages)
+    return begin_evaluation(context, state.enter(Waiting(), now_s), now_s), (close,)
 
 
-def _remembered(context: RunContext, state: RunState, loss: float) -> OutlierDetection:
-    """What a round tells about the next ones."""
-    usual = usual_change(_sizes(state, "done").values())
+def _update_detection(context: RunContext, state: RunState, loss: float) -> OutlierDetection:
+    """The outlier detection after a round."""
+    usual = compute_usual_change(_measure_changes(state, "done").values())
     excluded = {name: one for name, one in state.outliers.excluded.items() if one.until_round > state.round}
     return OutlierDetection(
         loss=loss,
@@ -159,24 +158,24 @@ def _remembered(context: RunContext, state: RunState, loss: float) -> OutlierDet
     )
 
 
-def _spoiled(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """No update is more suspect than the others: try the round again, but not for ever."""
-    state = _refused(state, {client.client_id: client.reason for client in _of_stage(state, "suspect")})
+def _fail_round(context: RunContext, state: RunState, now_s: float) -> Outcome:
+    """Attempt the round again, as no update is more suspect than the others; fail the run after too many attempts."""
+    state = _refuse(state, {client.client_id: client.reason for client in _list_stage(state, "suspect")})
     count = state.outliers.spoiled + 1
     if count < context.config.outliers.spoiled_tries:
         state = replace(state, outliers=replace(state.outliers, spoiled=count))
-        return fruitless(context, state, now_s), ()
+        return fail_attempt(context, state, now_s), ()
     failure = (
-        f"round {state.round} could not be aggregated in {count} tries ({what_is_lacking(state.clients)}); lower the "
-        "learning rate and begin a new run, or mend the devices and start the server again"
+        f"round {state.round} could not be aggregated in {count} attempts ({describe_missing(state.clients)}); lower "
+        "the learning rate and begin a new run, or repair the devices and start the server again"
     )
-    forgotten = replace(state.outliers, spoiled=0)
-    return replace(state, outliers=forgotten).failed(failure, now_s), ()
+    reset = replace(state.outliers, spoiled=0)
+    return replace(state, outliers=reset).fail(failure, now_s), ()
 
 
-def _left_out(context: RunContext, state: RunState, why: Mapping[str, str]) -> RunState:
-    """The state without the updates of some clients, and without the clients for some rounds."""
-    state, until = _refused(state, why), state.round + context.config.outliers.exclusion_rounds
+def _leave_out(context: RunContext, state: RunState, why: Mapping[str, str]) -> RunState:
+    """Leave out the updates of some clients, and exclude the clients for some rounds."""
+    state, until = _refuse(state, why), state.round + context.config.outliers.exclusion_rounds
     if not why or until == state.round:
         return state
     said = {name: f"left out until round {until}: in round {state.round} {reason}" for name, reason in why.items()}
@@ -185,33 +184,33 @@ def _left_out(context: RunContext, state: RunState, why: Mapping[str, str]) -> R
     return replace(state, outliers=replace(state.outliers, excluded=excluded))
 
 
-def _refused(state: RunState, why: Mapping[str, str]) -> RunState:
+def _refuse(state: RunState, why: Mapping[str, str]) -> RunState:
     refused = [
-        replace(_scaled(state.clients[name], 1.0), stage="refused", reason=why[name], outlier=why[name]) for name in why
+        replace(_scale(state.clients[name], 1.0), stage="refused", reason=why[name], outlier=why[name]) for name in why
     ]
     return state.with_clients(*refused)
 
 
-def _scaled(client: ClientState, scale: float) -> ClientState:
+def _scale(client: ClientState, scale: float) -> ClientState:
     return client if client.trained is None else replace(client, trained=replace(client.trained, scale=scale))
 
 
-def _suspected(state: RunState, why: Mapping[str, str]) -> RunState:
+def _suspect(state: RunState, why: Mapping[str, str]) -> RunState:
     return state.with_clients(*[replace(state.clients[name], stage="suspect", reason=why[name]) for name in why])
 
 
-def _of_stage(state: RunState, stage: str) -> tuple[ClientState, ...]:
+def _list_stage(state: RunState, stage: str) -> tuple[ClientState, ...]:
     return tuple(client for _, client in sorted(state.clients.items()) if client.stage == stage)
 
 
-def _sizes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
-    return {name: _size(client) for name, client in sorted(state.clients.items()) if client.stage in stages}
+def _measure_changes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
+    return {name: _measure_change(client) for name, client in sorted(state.clients.items()) if client.stage in stages}
 
 
-def _size(client: ClientState) -> ChangeSize:
-    """How far an update moves the model, and how far its training could have moved it."""
+def _measure_change(client: ClientState) -> ChangeSize:
+    """The change of an update, and how far its training could have moved the model."""
     change = ChangeSize() if client.trained is None else client.trained.change
     if client.task is None or not isinstance(client.task.work, Train | Calibrate):
         return change
-    samples = counted_samples(client)
+    samples = count_samples(client)
     return replace(change, travel=travel(client.task.work.settings, samples), samples=float(samples))

@@ -1,4 +1,4 @@
-"""What a run goes by from its start to its end, and the networks that it has on the way."""
+"""The run context: everything that stays the same during a run, and the networks that appear on the way."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,22 +22,20 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.estimates import Estimates
 from subfleet.settings.run import Run
 
-__all__ = ["Declared", "RunContext"]
-
 _LOCAL = ("epochs", "local_steps", "learning_rate", "proximal_mu", "distillation_weight")
-"""What may differ between clients that run the same program."""
+"""Settings that may differ between clients with the same program."""
 _VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """One network of a run, with all that follows from its settings.
+    """One network of a run, with everything that follows from its settings.
 
     Attributes:
-        candidates: the method's space with its costs, from smallest to largest; memory is estimated from shapes.
-        estimate: the cost of any submodel, told in the same way. Where the method goes by `planned_estimates`, sizes
-            are chosen by those in the state, see `estimation`.
-        members: of a union of networks that clients bring, the size that each of these is of it.
+        candidates: the method's space with estimated costs, from smallest to largest; memory is estimated from shapes.
+        estimate: estimates the cost of any submodel in the same way. If the method uses `planned_estimates`, sizes are
+            chosen by the estimates in the state instead, see `estimation`.
+        members: of a union of networks that clients bring, the size that each of them is in it.
     """
 
     network: Network
@@ -53,15 +51,14 @@ class Declared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What does not change during a run.
+    """Everything that stays the same during a run.
 
     Attributes:
-        run_id: the configured name and a part that no other run has: devices remember what they did for a run.
-        roles: of the configured method, with what the configuration says in their place.
-        first: the network that the run begins with.
-        evaluation_inputs: what the inputs of the evaluation data are like; None where nobody has looked.
-        declare: of another network the id, the settings and the members to all that follows; said before, it takes no
-            time.
+        run_id: the configured name with a unique suffix: devices remember their work by it.
+        roles: of the configured method, with the configuration's overrides.
+        first: the run's first network.
+        evaluation_inputs: statistics of the inputs of the evaluation data; None if unknown.
+        declare: declares another network from its id, settings and members; results are cached.
     """
 
     config: Run
@@ -73,7 +70,7 @@ class RunContext:
 
     @property
     def network(self) -> Network:
-        """The declaration of the network that the run begins with."""
+        """The declaration of the first network."""
         return self.first.network
 
     @property
@@ -83,7 +80,7 @@ class RunContext:
 
     @property
     def estimate(self) -> Estimates:
-        """What its submodels cost."""
+        """Estimates the costs of its submodels."""
         return self.first.estimate
 
     @property
@@ -92,29 +89,29 @@ class RunContext:
         return self.first.space
 
     def declared(self, lineage: Lineage | None) -> Declared:
-        """The network of a lineage; without one, that which the run begins with."""
+        """The network of a lineage; without one, the first network."""
         if lineage is None or not lineage.id:
             return self.first
         return self.declare(lineage.id, lineage.config, lineage.members)
 
     @property
     def log_quantile(self) -> float | None:
-        """What devices are asked to tell of the logs that they replay; None asks for nothing."""
+        """The quantile of replayed logs that devices report; None reports nothing."""
         return self.config.log_quantile if self.roles.assigner.lasting and self.config.clock is not None else None
 
     @property
     def sample_bytes(self) -> int:
-        """What a sample takes on a device once it is transformed; 0 where it has the size that it was read with."""
+        """Bytes of a transformed sample on a device; 0 if samples keep their original size."""
         transform = self.config.data.transform
         fixed = transform is not None and transform.fixes_size
         return _VALUE_BYTES * math.prod(self.config.model.input_shape) if fixed else 0
 
     def training(self, round_number: int, *, student: Architecture | None = None) -> TrainingSettings:
-        """The local training of a round, or how norms are measured in it.
+        """The settings of local training in a round, or of its calibration.
 
         Args:
             round_number: of the round.
-            student: the nested submodel of self-distillation; without one there is none.
+            student: the nested submodel of self-distillation; None trains without.
         """
         settings = self.roles.training.for_round(self.config.training_of(round_number), round_number)
         settings = drop_self_distillation(settings) if student is None else settings
@@ -123,7 +120,7 @@ class RunContext:
     def local_training(
         self, round_number: int, trainee: Trainee, *, student: Architecture | None = None
     ) -> TrainingSettings:
-        """The local training of one client in a round; the program is that of all who have its size."""
+        """The local training of one client in a round; all clients with the same size share its program."""
         general = self.training(round_number, student=student)
         if self.config.calibrates(round_number):
             return general
@@ -132,9 +129,9 @@ class RunContext:
         return replace(general, **numbers)
 
     def weigh(self, round_number: int) -> Callable[[Update], float]:
-        """How much an update of a round counts by itself: measured norms are those of all samples."""
+        """The weight of an update by the method; in a calibration, the number of its samples."""
         return count_samples if self.config.calibrates(round_number) else self.roles.aggregator.weigh
 
     def update_codec(self, network: Network, size: Architecture, budget: Budget) -> AnyUpdateCodec:
-        """How a client with this budget writes the update of its size, which is one of the network."""
+        """The codec of the update of a client with this budget, for a size of a network."""
         return self.roles.training.fit_codec(self.roles.techniques.codec, partial(update_bytes, network, size), budget)

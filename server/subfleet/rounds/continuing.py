@@ -1,15 +1,15 @@
-"""Whether a run goes on: after an attempt without an update, after its last round, or as its method says. Pure.
+"""Whether a run goes on: after an attempt without an update, after its last round, or by its method. Pure.
 
-A round in which nothing was aggregated is no round: it is tried again, later and later, and not for ever. Pure.
+A round that aggregated nothing is attempted again, with growing pauses and a deadline.
 
-Nor is it tried again where that is certain to come to nothing: an attempt is deterministic, so that a device whose data
-cannot be used, or whose training diverges, fails again. Where every device that is there, and as many as a round begins
-with, has failed so in two attempts, the run ends with the reasons of the first. A device for which another attempt may
-be another, or that comes to the run before that, keeps it going.
+The run fails earlier if another attempt is certain to aggregate nothing: an attempt is deterministic, so a device with
+unusable data or diverging training fails again. If every present device, and at least as many as a round needs, has
+failed so in two attempts, the run fails with the reasons of the first. A device that may succeed in another attempt, or
+that joins the run, keeps it going.
 
-Devices need time, so each pause is twice as long as the one before. Logs that are replayed need none: each try reads
-them a step later, at once where they alone decided that nobody takes part, and the deadline counts their seconds. So
-the same logs give the same choices, and a run ends where they never have what it needs.
+Devices need time, so each pause is twice as long as the one before. Replayed logs need none: each attempt reads them a
+step later, at once if they alone kept all devices from the round, and the deadline counts their seconds. So the same
+logs give the same choices, and a run fails if they never have what it needs.
 """
 
 from collections.abc import Mapping
@@ -18,74 +18,72 @@ from types import MappingProxyType
 
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import RetryTimes
-from subfleet.rounds.members import SILENT_SINCE, expected
+from subfleet.rounds.members import SILENT_SINCE, list_expected
 from subfleet.rounds.progress import Failed, Failing, Measuring, Searching, Tries, Waiting
 from subfleet.rounds.selection import NOT_DRAWN
-from subfleet.rounds.state import ClientState, RunState, remembered
-
-__all__ = ["fruitless", "opened", "over", "taken_up", "what_is_lacking", "why_early"]
+from subfleet.rounds.state import ClientState, RunState, get_memory
 
 _MOST_REASONS = 4
 _MOST_NAMES = 3
 _MOST_CHARACTERS = 160  # of one reason
 _MOST_DOUBLINGS = 60
 _MOST_ATTEMPTS = 2
-"""In which a device fails for what another attempt does not change, before nothing more is expected of it."""
+"""Attempts in which a device fails for a lasting reason before it is given up."""
 
 
-def opened(state: RunState, now_s: float) -> RunState:
-    """The state with a round announced: the next one, or again one that left no update or no answer."""
+def open_round(state: RunState, now_s: float) -> RunState:
+    """Announce a round: the next one, or again one without an update or an answer."""
     again = state.round > state.aggregated_round
     unanswered = again and not state.clients
     live = replace(
         state.live,
-        # An attempt that nobody answered is announced again, but it began when it was announced first.
+        # An attempt without an answer is announced again, but it began with its first announcement.
         opened_s=state.live.opened_s if unanswered else now_s,
         retries=state.live.retries if again else RetryTimes(),
     )
     tries = state.tries if again else Tries(lost=state.tries.lost)
     state = replace(state, round=state.aggregated_round + 1, clients=MappingProxyType({}), tries=tries, live=live)
-    return state.entered(Measuring(), now_s)
+    return state.enter(Measuring(), now_s)
 
 
-def fruitless(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """The state after an attempt at the open round without an update: it waits for the next one, or has failed."""
+def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """The state after an attempt without an update: the run waits for the next attempt, or fails."""
     before, times = state.tries, state.live.retries
     if times.since_s is None:
         times = RetryTimes(since_s=now_s, since_turn=state.turn)
-    failing = _failing(before.failing, state.clients)
-    # What follows from the reason that was true first says less.
+    failing = _update_failing(before.failing, state.clients)
+    # The first reason says more than those that follow from it.
     first = {name: one.first for name, one in failing.items() if name in state.clients}
-    waits_for = _grouped({**_why(state.clients), **first})
+    waits_for = _group_reasons({**_list_reasons(state.clients), **first})
     tries = Tries(retry=before.retry + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
-    live = replace(state.live, retries=replace(times, pause_s=_pause_s(context, state)))
-    state = replace(state, tries=tries, live=live).entered(Waiting(), now_s)
+    live = replace(state.live, retries=replace(times, pause_s=_choose_pause_s(context, state)))
+    state = replace(state, tries=tries, live=live).enter(Waiting(), now_s)
     if _is_certain(context, state, now_s):
         failure = (
-            f"round {state.round} left nothing to aggregate in {tries.retry} attempts, and another would come to the "
-            f"same: {waits_for}; mend what that names, and start the run again"
+            f"round {state.round} left nothing to aggregate in {tries.retry} attempts, and another would have the same "
+            f"outcome: {waits_for}; repair these devices, and start the run again"
         )
-        return state.failed(failure, now_s)
+        return state.fail(failure, now_s)
     tried, limit_s = state.turn - times.since_turn, context.config.deadlines.retry_s
-    if max(now_s - (times.since_s or 0.0), _log_s(context, tried)) < limit_s:
+    if max(now_s - (times.since_s or 0.0), _get_log_s(context, tried)) < limit_s:
         return state
     failure = (
-        f"round {state.round} left nothing to aggregate for {limit_s:g} s, in {tried} tries "
-        f"({waits_for}); give the devices what they lack and start the server again, or raise deadlines.retry_s"
+        f"round {state.round} left nothing to aggregate for {limit_s:g} s, in {tried} attempts "
+        f"({waits_for}); repair the devices and start the server again, or raise deadlines.retry_s"
     )
-    return state.failed(failure, now_s)
+    return state.fail(failure, now_s)
 
 
-def _failing(before: Mapping[str, Failing], clients: Mapping[str, ClientState]) -> Mapping[str, Failing]:
-    """The clients that fail in every attempt, after one more."""
+def _update_failing(before: Mapping[str, Failing], clients: Mapping[str, ClientState]) -> Mapping[str, Failing]:
+    """The clients that have failed in every attempt, after one more."""
     found = {
-        name: one for name, client in clients.items() if (one := _failing_still(before.get(name), client)) is not None
+        name: one for name, client in clients.items() if (one := _update_failure(before.get(name), client)) is not None
     }
     return MappingProxyType(dict(sorted(found.items()))) if found or before else before
 
 
-def _failing_still(before: Failing | None, client: ClientState) -> Failing | None:
-    if client.reason == NOT_DRAWN:  # nothing was learned of it
+def _update_failure(before: Failing | None, client: ClientState) -> Failing | None:
+    if client.reason == NOT_DRAWN:  # it was not tried
         return before
     if client.lasts == "passing" or client.stage not in ("refused", "skipped"):
         return None
@@ -96,75 +94,75 @@ def _failing_still(before: Failing | None, client: ClientState) -> Failing | Non
 
 
 def _is_certain(context: RunContext, state: RunState, now_s: float) -> bool:
-    """Whether nothing is to be expected of any device that is there."""
+    """Whether every present device has failed for a lasting reason."""
     assigned = (name for name, client in state.clients.items() if client.stage != "missing")
-    there, failing = {*expected(context, state, now_s), *assigned}, state.tries.failing
-    over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
-    return over and len(there) >= context.config.min_clients
+    there, failing = {*list_expected(context, state, now_s), *assigned}, state.tries.failing
+    is_over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
+    return is_over and len(there) >= context.config.min_clients
 
 
-def what_is_lacking(clients: Mapping[str, ClientState]) -> str:
-    """Who did not take part and why, in words: most of them first, and never long."""
-    return _grouped(_why(clients))
+def describe_missing(clients: Mapping[str, ClientState]) -> str:
+    """The clients that did not take part and why, in a short text, the most frequent reasons first."""
+    return _group_reasons(_list_reasons(clients))
 
 
-def _why(clients: Mapping[str, ClientState]) -> dict[str, str]:
+def _list_reasons(clients: Mapping[str, ClientState]) -> dict[str, str]:
     return {name: f"{client.stage}: {client.reason}" for name, client in clients.items() if client.stage != "done"}
 
 
-def _grouped(why: Mapping[str, str]) -> str:
+def _group_reasons(why: Mapping[str, str]) -> str:
     groups: dict[str, list[str]] = {}
     for name, text in sorted(why.items()):
         groups.setdefault(text[:_MOST_CHARACTERS], []).append(name)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group))
-    told = [f"{_names(names)} {text}" for text, names in ordered[:_MOST_REASONS]]
+    told = [f"{_join_names(names)} {text}" for text, names in ordered[:_MOST_REASONS]]
     more = sum(len(names) for _, names in ordered[_MOST_REASONS:])
     return "; ".join([*told, *([f"{more} more for other reasons"] if more else [])])
 
 
-def _names(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     rest = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _pause_s(context: RunContext, state: RunState) -> float:
+def _choose_pause_s(context: RunContext, state: RunState) -> float:
     deadlines = context.config.deadlines
     waited_for = (client for client in state.clients.values() if not client.reason.startswith(SILENT_SINCE))
-    if _log_s(context, 1) > 0 and all(client.stage == "skipped" for client in waited_for):
+    if _get_log_s(context, 1) > 0 and all(client.stage == "skipped" for client in waited_for):
         return 0.0
     return float(min(deadlines.pause_s * 2 ** min(state.tries.retry, _MOST_DOUBLINGS), deadlines.longest_pause_s))
 
 
-def _log_s(context: RunContext, turns: int) -> float:
+def _get_log_s(context: RunContext, turns: int) -> float:
     return 0.0 if context.config.clock is None else turns * context.config.clock.step_s
 
 
-def over(context: RunContext, state: RunState) -> bool:
-    """Whether no further round begins."""
-    return state.aggregated_round >= context.config.total_rounds or bool(why_early(context, state))
+def is_over(context: RunContext, state: RunState) -> bool:
+    """Whether the run has no further round."""
+    return state.aggregated_round >= context.config.total_rounds or bool(explain_early_end(context, state))
 
 
-def taken_up(context: RunContext, state: RunState) -> RunState:
-    """The stored state of a run that somebody starts again.
+def resume_state(context: RunContext, state: RunState) -> RunState:
+    """The stored state of a run that is started again.
 
-    What failed is tried, what has more rounds goes on, and a generation that devices were scoring is scored anew.
+    A failed run is attempted again, a run with more rounds goes on, and a generation is scored by devices again.
     """
     if isinstance(state.at, Failed):
         tries = replace(state.tries, failing=MappingProxyType({}))
         return replace(state, at=Waiting(), tries=tries)
     if isinstance(state.at, Searching):
         return replace(state, clients=MappingProxyType({}))
-    if state.phase in ("deploy", "finished") and not over(context, state):
+    if state.phase in ("deploy", "finished") and not is_over(context, state):
         return replace(state, at=Waiting(), clients=MappingProxyType({}))
     return state
 
 
-def why_early(context: RunContext, state: RunState) -> str:
-    """Why a run is over before its last round; empty where it is not.
+def explain_early_end(context: RunContext, state: RunState) -> str:
+    """Why a run ends before its last round; empty if it does not.
 
-    A run whose norms are measured in its last round is not left without them, and goes on to its end.
+    A run that calibrates norms in its last round goes on to its end.
     """
     config = context.config
     if not 0 < state.aggregated_round < config.total_rounds or config.calibrates(config.total_rounds):
         return ""
-    return context.roles.memory.stop(remembered(context, state))
+    return context.roles.memory.stop(get_memory(context, state))

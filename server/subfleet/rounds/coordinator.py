@@ -1,7 +1,7 @@
 """The run as a pure state machine: (context, state, event, now) to (state, actions). No clock, no file, no network.
 
-Handlers take in what happened; `advance` alone moves from phase to phase. A caller stores the new state durably before
-it performs the actions, so that whatever was promised to a client survives a crash.
+Handlers apply events; only `advance` moves from phase to phase. A caller stores the new state durably before it
+performs the actions, so that every promise to a client survives a crash.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,44 +20,38 @@ from subfleet.protocol.messages import (
     Telemetry,
     Update,
 )
-from subfleet.rounds.actions import Action, SendTask, Withdraw
-from subfleet.rounds.answers import judge, reply, skip_notice, skip_notices
-from subfleet.rounds.arrivals import tasks_wanted, with_failure, with_result
-from subfleet.rounds.assigning import reason_of, refused_client, with_less, with_room
-from subfleet.rounds.awaiting import sent_s, with_answer
-from subfleet.rounds.closing import aggregation_action, with_exclusion
+from subfleet.rounds import signals
+from subfleet.rounds.arrivals import apply_failure, apply_result, request_tasks
+from subfleet.rounds.assigning import answer_refusal, describe_refusal, lower_budget, remember_disk
+from subfleet.rounds.awaiting import find_sent_s, record_answer
+from subfleet.rounds.closing import apply_exclusion, request_aggregation
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import estimates_wanted
-from subfleet.rounds.evaluating import evaluated, evaluations_wanted
-from subfleet.rounds.events import Done, Event, Failed, FromDevice, FromServer, Tick
-from subfleet.rounds.live import Member, Swept
-from subfleet.rounds.members import holds_lease, parted, without_strangers
-from subfleet.rounds.offers import declaration_reply, measured_client, with_brought
+from subfleet.rounds.estimation import request_estimates
+from subfleet.rounds.evaluating import record_evaluation, request_evaluations
+from subfleet.rounds.judging import build_skip_notice, judge, list_skip_notices, reply
+from subfleet.rounds.live import FleetMember, Sweep
+from subfleet.rounds.members import forget_strangers, holds_lease, record_departure
+from subfleet.rounds.obstacles import forget_refusals, record_unfit
+from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
 from subfleet.rounds.phases import advance
-from subfleet.rounds.proposing import scored_client, scoring_wanted, unscored_client
-from subfleet.rounds.refusals import forgiven, with_unfit
-from subfleet.rounds.sizing import asking, lacking
+from subfleet.rounds.sizing import assign_best, assign_unscored, list_lacking, request_new, request_scoring
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
 
-__all__ = ["resume_actions", "round_info", "step"]
 
-Outcome = tuple[RunState, tuple[Action, ...]]
-
-
-def step(context: RunContext, state: RunState, event: Event, now_s: float) -> Outcome:
-    """Take in an event, then move on as far as the state allows."""
-    handled, actions = _handled(context, state, event, now_s)
+def step(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
+    """Apply an event, then move on as far as the state allows."""
+    handled, actions = _handle(context, state, event, now_s)
     if isinstance(event, Presence | Profile | Telemetry) and _moves_nothing(context, state, handled, event, now_s):
         return handled, actions
     after, more = advance(context, handled, now_s)
-    return after, (*actions, *more, *skip_notices(state, after))
+    return after, (*actions, *more, *list_skip_notices(state, after))
 
 
-def round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo | None:
-    """What everyone is told of the run now; None where there is nothing to tell, between rounds.
+def build_round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo | None:
+    """The announcement of the current phase to all devices; None between rounds.
 
-    Its message id follows from what it says, so that repetitions are recognised.
+    Its message id follows from its content, so that devices recognise repetitions.
     """
     phases: Mapping[str, tuple[Any, float]] = {
         "measure": ("measure", context.config.deadlines.measure_s),
@@ -86,49 +80,53 @@ def round_info(context: RunContext, state: RunState, now_s: float) -> RoundInfo 
     )
 
 
-def resume_actions(context: RunContext, state: RunState) -> tuple[Action, ...]:
-    """What is to be done again when a stored state is taken up: everything that was under way."""
+def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.Action, ...]:
+    """The actions that a server repeats when it continues a stored run: everything that was in progress."""
     ahead = (ProgramRequest(program=one, round=state.round) for one in state.queue)
-    actions: list[Action] = [*ahead]
+    actions: list[signals.Action] = [*ahead]
     if state.phase == "aggregate":
-        return (aggregation_action(context, state), *actions)
+        return (request_aggregation(context, state), *actions)
     if state.phase == "deploy":
-        return (*actions, *_deploying(state))
+        return (*actions, *_list_deployments(state))
     if state.phase == "evaluate":
-        return (*actions, *_sent(state), *evaluations_wanted(state, state.clients))
-    if state.phase not in ("measure", "train"):  # in a search the next step asks for its generation
+        return (*actions, *_list_sent_tasks(state), *request_evaluations(state, state.clients))
+    if state.phase not in ("measure", "train"):  # in a search, the next step requests its generation
         return tuple(actions)
     for client in state.clients.values():
         if client.stage in ("scoring", "out") and client.task is not None:
-            actions.append(SendTask(task=client.task))
+            actions.append(signals.SendTask(task=client.task))
         elif client.stage == "scoring":
-            actions.append(scoring_wanted(state, client))
-    # Tasks that are not out yet are asked for when a smaller size could be chosen, should one be too large.
-    return (*actions, *(lacking(context, state) or tasks_wanted(state)))
+            actions.append(request_scoring(state, client))
+    # Other tasks are requested once sizes can be chosen, in case one is too large.
+    return (*actions, *(list_lacking(context, state) or request_tasks(state)))
 
 
-def _sent(state: RunState) -> Iterator[SendTask]:
+def _list_sent_tasks(state: RunState) -> Iterator[signals.SendTask]:
     return (
-        SendTask(task=client.task)
+        signals.SendTask(task=client.task)
         for client in state.clients.values()
         if client.stage == "out" and client.task is not None
     )
 
 
-def _deploying(state: RunState) -> tuple[Action, ...]:
+def _list_deployments(state: RunState) -> tuple[signals.Action, ...]:
     waiting = (client.participant for client in state.clients.values() if client.stage == "preparing")
     requests = (ModelsRequest(participant=one, round=state.round) for one in waiting if one is not None)
-    return (*_sent(state), *requests)
+    return (*_list_sent_tasks(state), *requests)
 
 
-def _handled(context: RunContext, state: RunState, event: Event, now_s: float) -> Outcome:
-    return _told(context, state, event, now_s) if isinstance(event, FromDevice) else _done(context, state, event, now_s)
+def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
+    return (
+        _handle_message(context, state, event, now_s)
+        if isinstance(event, signals.FromDevice)
+        else _handle_result(context, state, event, now_s)
+    )
 
 
 def _moves_nothing(
     context: RunContext, before: RunState, after: RunState, event: Presence | Profile | Telemetry, now_s: float
 ) -> bool:
-    """Whether a client that is there has said no more than that: what else is due is seen in the next tick.
+    """Whether a message only confirms that a client is present. The next tick does what is due.
 
     So a heartbeat costs the same in a fleet of any size.
     """
@@ -142,78 +140,78 @@ def _moves_nothing(
     return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
 
 
-def _told(context: RunContext, state: RunState, event: FromDevice, now_s: float) -> Outcome:
+def _handle_message(context: RunContext, state: RunState, event: signals.FromDevice, now_s: float) -> signals.Outcome:
     match event:
         case Presence():
-            outcome = _heard(context, state, event, now_s)
+            outcome = _receive_presence(context, state, event, now_s)
         case Profile():
-            outcome = _profiled(context, state, event, now_s)
+            outcome = _receive_profile(context, state, event, now_s)
         case Telemetry():
-            outcome = _measured(context, state, event, now_s)
+            outcome = _receive_telemetry(context, state, event, now_s)
         case Update():
-            outcome = _update_offered(context, state, event)
+            outcome = _receive_update(context, state, event)
         case Scores() | Refusal() | Evaluated() | Deployed():
-            outcome = _answered(context, state, event, now_s)
+            outcome = _receive_answer(context, state, event, now_s)
         case _:
             never(event)
     return outcome
 
 
-def _done(context: RunContext, state: RunState, event: FromServer, now_s: float) -> Outcome:
+def _handle_result(context: RunContext, state: RunState, event: signals.FromServer, now_s: float) -> signals.Outcome:
     match event:
-        case Tick():
-            outcome: Outcome = without_strangers(context, state, now_s), ()
-        case Done():
-            outcome = with_result(context, state, event, now_s)
-        case Failed():
-            outcome = with_failure(context, state, event, now_s)
+        case signals.Tick():
+            outcome: signals.Outcome = forget_strangers(context, state, now_s), ()
+        case signals.RequestDone():
+            outcome = apply_result(context, state, event, now_s)
+        case signals.RequestFailed():
+            outcome = apply_failure(context, state, event, now_s)
         case _:
             never(event)
     return outcome
 
 
-def _heard(context: RunContext, state: RunState, presence: Presence, now_s: float) -> Outcome:
-    member = state.live.members.get(presence.client_id, Member())
+def _receive_presence(context: RunContext, state: RunState, presence: Presence, now_s: float) -> signals.Outcome:
+    member = state.live.members.get(presence.client_id, FleetMember())
     if not presence.online:
-        # A will is only a hint, and one of an earlier session says nothing of this one.
+        # A will is only a hint, and one of an earlier session does not count.
         if presence.client_id not in state.live.members or presence.session_id not in ("", member.session_id):
             return state, ()
-        member = parted(member, presence, now_s)
+        member = record_departure(member, presence, now_s)
         return _with_member(state, presence.client_id, member), ()
     started_anew = presence.session_id != member.session_id
-    member = _spoke(member, presence.session_id, now_s)
+    member = _mark_heard(member, presence.session_id, now_s)
     state = _with_member(state, presence.client_id, member)
     client = state.clients.get(presence.client_id)
     if started_anew and client is not None and client.stage in ("scoring", "out") and client.task is not None:
-        # The ack of this task may have come from the life before, which took the task with it.
-        return state, (SendTask(task=client.task),)
-    return state, skip_notice(client)
+        # The ack of this task may have come from the earlier session, which has lost the task.
+        return state, (signals.SendTask(task=client.task),)
+    return state, build_skip_notice(client)
 
 
-def _spoke(member: Member, session_id: str, now_s: float) -> Member:
+def _mark_heard(member: FleetMember, session_id: str, now_s: float) -> FleetMember:
     return replace(member, session_id=session_id, heard_s=now_s, gone="", farewell="", silent_since=0, noted_s=now_s)
 
 
-def _profiled(context: RunContext, state: RunState, profile: Profile, now_s: float) -> Outcome:
-    member = state.live.members.get(profile.client_id, Member())
-    # It comes with every heartbeat, and so does the answer to what it declares, which may have been lost.
-    answer = declaration_reply(context, profile, state.brought.get(profile.client_id, ()))
+def _receive_profile(context: RunContext, state: RunState, profile: Profile, now_s: float) -> signals.Outcome:
+    member = state.live.members.get(profile.client_id, FleetMember())
+    # It comes with every heartbeat, and is answered each time, as answers may be lost.
+    answer = reply_to_declaration(context, profile, state.brought.get(profile.client_id, ()))
     if state.profiles.get(profile.client_id) == profile:
         return state, answer
-    state = _with_member(forgiven(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
-    swept = replace(state.live, swept=Swept())  # there may be too many members now
+    state = _with_member(forget_refusals(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
+    swept = replace(state.live, swept=Sweep())  # there may be too many members now
     return replace(state, profiles=state.profiles.updated({profile.client_id: profile}), live=swept), answer
 
 
-def _with_member(state: RunState, client_id: str, member: Member) -> RunState:
+def _with_member(state: RunState, client_id: str, member: FleetMember) -> RunState:
     live = state.live
-    swept = live.swept if client_id in live.members else Swept()  # there may be too many of them now
+    swept = live.swept if client_id in live.members else Sweep()  # there may be too many of them now
     return replace(state, live=replace(live, members=live.members.updated({client_id: member}), swept=swept))
 
 
-def _measured(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> Outcome:
+def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> signals.Outcome:
     client_id, message_id = telemetry.client_id, telemetry.message_id
-    member = _spoke(state.live.members.get(client_id, Member()), telemetry.session_id, now_s)
+    member = _mark_heard(state.live.members.get(client_id, FleetMember()), telemetry.session_id, now_s)
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()
@@ -224,56 +222,58 @@ def _measured(context: RunContext, state: RunState, telemetry: Telemetry, now_s:
     if state.phase != "measure":
         return state, (reply(client_id, message_id, "refused", f"round {state.round} has begun without this client"),)
     if (profile := state.profiles.get(client_id)) is None:
-        # Its profile is still on its way; the client sends the telemetry again until it has an ack.
+        # Its profile has not arrived yet; the client repeats the telemetry until it is acknowledged.
         return state, ()
-    state = with_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
-    client = with_exclusion(state, measured_client(context, state, profile, telemetry))
-    state, requests = with_brought(state.with_clients(client), client), tuple[Action, ...]()
+    state = record_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
+    client = apply_exclusion(state, build_client(context, state, profile, telemetry))
+    state, requests = remember_network(state.with_clients(client), client), tuple[signals.Action, ...]()
     if client.stage == "answered":
-        state, requests = asking(state, estimates_wanted(context, state, client.offer.runtime))
+        state, requests = request_new(state, request_estimates(context, state, client.offer.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _answered(
+def _receive_answer(
     context: RunContext, state: RunState, answer: Scores | Refusal | Evaluated | Deployed, now_s: float
-) -> Outcome:
-    """Take in an answer that counts; each is repeated until its ack arrives."""
+) -> signals.Outcome:
+    """Apply an answer that counts; a client repeats each until it is acknowledged."""
     verdict, reason = judge(context, state, answer)
     ack = reply(answer.client_id, answer.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (ack,)
-    if state.phase == "train" and lacking(context, state):
-        return state, ()  # no size can be chosen yet; without an ack the client sends it again
-    client, actions = state.clients[answer.client_id], tuple[Action, ...]()
+    if state.phase == "train" and list_lacking(context, state):
+        return state, ()  # no size can be chosen yet; without an ack the client repeats its answer
+    client, actions = state.clients[answer.client_id], tuple[signals.Action, ...]()
     match answer:
         case Scores():
-            state = with_answer(state, answer.client_id, "scores", now_s - sent_s(context, state, client, "scores"))
-            client, actions = scored_client(context, state, client, answer)
+            state = record_answer(
+                state, answer.client_id, "scores", now_s - find_sent_s(context, state, client, "scores")
+            )
+            client, actions = assign_best(context, state, client, answer)
         case Refusal():
-            state, client, actions = _refused(context, state, client, answer)
+            state, client, actions = _receive_refusal(context, state, client, answer)
         case Evaluated():
-            state, client = evaluated(context, state, client, answer, now_s)
+            state, client = record_evaluation(context, state, client, answer, now_s)
         case Deployed():
             client = replace(client, stage="done")
         case _:
             never(answer)
-    return state.with_clients(client), (ack, Withdraw(task_id=answer.task_id), *actions)
+    return state.with_clients(client), (ack, signals.Withdraw(task_id=answer.task_id), *actions)
 
 
-def _refused(
+def _receive_refusal(
     context: RunContext, state: RunState, client: ClientState, refusal: Refusal
-) -> tuple[RunState, ClientState, tuple[Action, ...]]:
-    why = reason_of(refusal)
+) -> tuple[RunState, ClientState, tuple[signals.Action, ...]]:
+    why = describe_refusal(refusal)
     client = replace(client, refusals=(*client.refusals, why))
-    state = with_room(state, refusal)
+    state = remember_disk(state, refusal)
     if state.phase == "train":  # of the programs that train and score
-        state = with_unfit(state, client, refusal, why)
+        state = record_unfit(state, client, refusal, why)
     if client.stage == "scoring":
-        return state, *unscored_client(context, state, with_less(client, refusal))
-    return state, *refused_client(context, state, client, refusal)
+        return state, *assign_unscored(context, state, lower_budget(client, refusal))
+    return state, *answer_refusal(context, state, client, refusal)
 
 
-def _update_offered(context: RunContext, state: RunState, update: Update) -> Outcome:
+def _receive_update(context: RunContext, state: RunState, update: Update) -> signals.Outcome:
     verdict, reason = judge(context, state, update)
     if verdict == "accepted":
         return state, (CheckRequest(update=update),)

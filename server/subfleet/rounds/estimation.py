@@ -1,4 +1,4 @@
-"""What submodels cost in a run: by its context, or by the cost estimates in its state. Pure."""
+"""The estimated costs of submodels: by the run context, or by the planner's estimates in the state. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,12 @@ from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import TargetEstimates
-from subfleet.rounds.networks import lineages_in_use
+from subfleet.rounds.networks import list_living_lineages
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest
 from subfleet.search.candidates import Candidate, ordered
 from subfleet.search.estimates import Estimates, estimate_by_plans
 from subfleet.search.query import CostEstimates
-
-__all__ = ["candidates_of", "estimates_of", "estimates_wanted", "has_estimates", "target_estimates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,59 +24,64 @@ class _OfEach:
     estimates: Mapping[str, Estimates]
 
     def __call__(self, architecture: Architecture) -> Candidate:
-        """What a submodel costs, by the cost estimates of its own network."""
+        """The cost of a submodel, by the estimates of its network."""
         return self.estimates[architecture.network](architecture)
 
 
-def estimates_wanted(context: RunContext, state: RunState, target: str) -> tuple[CostRequest, ...]:
-    """The cost estimates that are lacking before sizes can be chosen for a target: those of every network in use."""
+def request_estimates(context: RunContext, state: RunState, target: str) -> tuple[CostRequest, ...]:
+    """Request the cost estimates that sizes for a target are chosen by; nothing if all are known."""
     if not context.roles.assigner.planned_estimates:
         return ()
-    wanted = (_wanted(target, lineage) for lineage in lineages_in_use(context, state))
+    wanted = (_request(target, lineage) for lineage in list_living_lineages(context, state))
     return tuple(one for one in wanted if one.key not in state.live.estimates)
 
 
 def has_estimates(context: RunContext, state: RunState, target: str) -> bool:
-    """Whether cost estimates are there, for a target on which sizes are to be chosen."""
-    return not estimates_wanted(context, state, target)
+    """Whether the cost estimates of a target are known."""
+    return not request_estimates(context, state, target)
 
 
-def estimates_of(context: RunContext, state: RunState, target: str) -> CostEstimates:
-    """What any size costs on a target that has cost estimates."""
-    found = {one.id: _estimates(context, state, one, target) for one in lineages_in_use(context, state)}
+def get_estimates(context: RunContext, state: RunState, target: str) -> CostEstimates:
+    """The cost of any size on a target with known estimates."""
+    found = {one.id: _get_estimates(context, state, one, target) for one in list_living_lineages(context, state)}
     return next(iter(found.values())) if len(found) == 1 else _OfEach(estimates=MappingProxyType(found))
 
 
-def candidates_of(context: RunContext, state: RunState, target: str) -> Sequence[Candidate]:
-    """The method's space, from smallest to largest, with its costs on a target that has cost estimates."""
-    found = [_candidates(context, state, one, target) for one in lineages_in_use(context, state)]
+def list_candidates(context: RunContext, state: RunState, target: str) -> Sequence[Candidate]:
+    """The method's space, from smallest to largest, with its costs on a target with known estimates."""
+    found = [_list_candidates(context, state, one, target) for one in list_living_lineages(context, state)]
     return found[0] if len(found) == 1 else ordered([one for of_network in found for one in of_network])
 
 
-def target_estimates(
+def build_target_estimates(
     context: RunContext, wanted: CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> TargetEstimates:
-    """What cost estimates of a network on a target come to; without any, nothing can be trained there."""
-    estimate, space = _planned(context, wanted.lineage, wanted.target, memory), context.declared(wanted.lineage).space
+    """The estimates of a network on a target; without memory estimates, the target can train nothing."""
+    estimate, space = (
+        _plan_estimates(context, wanted.lineage, wanted.target, memory),
+        context.declared(wanted.lineage).space,
+    )
     return TargetEstimates(memory=memory, candidates=tuple(map(estimate, space)), problem=problem)
 
 
-def _wanted(target: str, lineage: Lineage) -> CostRequest:
+def _request(target: str, lineage: Lineage) -> CostRequest:
     return CostRequest(target=target, lineage=lineage if lineage.id else None)
 
 
-def _estimates(context: RunContext, state: RunState, lineage: Lineage, target: str) -> Estimates:
+def _get_estimates(context: RunContext, state: RunState, lineage: Lineage, target: str) -> Estimates:
     if not context.roles.assigner.planned_estimates:
         return context.declared(lineage).estimate
-    return _planned(context, lineage, target, state.live.estimates[_wanted(target, lineage).key].memory)
+    return _plan_estimates(context, lineage, target, state.live.estimates[_request(target, lineage).key].memory)
 
 
-def _candidates(context: RunContext, state: RunState, lineage: Lineage, target: str) -> tuple[Candidate, ...]:
+def _list_candidates(context: RunContext, state: RunState, lineage: Lineage, target: str) -> tuple[Candidate, ...]:
     if not context.roles.assigner.planned_estimates:
         return context.declared(lineage).candidates
-    return state.live.estimates[_wanted(target, lineage).key].candidates
+    return state.live.estimates[_request(target, lineage).key].candidates
 
 
-def _planned(context: RunContext, lineage: Lineage | None, target: str, memory: MemoryEstimates | None) -> Estimates:
+def _plan_estimates(
+    context: RunContext, lineage: Lineage | None, target: str, memory: MemoryEstimates | None
+) -> Estimates:
     declared = context.declared(lineage)
     return replace(declared.estimate, memory=estimate_by_plans(declared.network, target, memory))

@@ -1,11 +1,10 @@
-"""After a round: devices say how good the model is on data of their own that it was not trained on. Pure.
+"""The evaluation after a round, by devices on held-out data of their own. Pure.
 
-    aggregate --> evaluate   it is due, and somebody who is there has held-out data
-    evaluate  --> waiting    all that are waited for have answered, quorum, or deadline
+    aggregate --> evaluate   an evaluation is due, and a present client has held-out data
+    evaluate  --> waiting    all awaited clients have answered, quorum, or deadline
 
-A client state goes as in the deploy phase: preparing, out, done; or refused, skipped, missing. Each client evaluates
-the submodel that it would be given for good, so that what it says is what it would have of it. A few are asked in each
-step.
+Client states have the stages of the deploy phase: preparing, out, done; or refused, skipped, missing. Each client
+evaluates the submodel that it would be deployed. A few clients get their tasks in each step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,56 +15,52 @@ from types import MappingProxyType
 from subfleet.protocol.messages import Evaluated
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.actions import Action, CloseEvaluation, GoOn, SendTask
-from subfleet.rounds.awaiting import collected, limit_s, sent_s, with_answer, with_phase_closed, without_parted
+from subfleet.rounds.awaiting import close_phase, collect, drop_departed, find_sent_s, get_limit_s, record_answer
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import over
-from subfleet.rounds.fitting import beyond_disk, operators_of, plan_bytes
+from subfleet.rounds.continuing import is_over
 from subfleet.rounds.live import Duty
-from subfleet.rounds.members import expected
-from subfleet.rounds.networks import standing_for
+from subfleet.rounds.members import list_expected
+from subfleet.rounds.networks import find_standing
+from subfleet.rounds.obstacles import explain_disk, get_operators, plan_bytes
 from subfleet.rounds.progress import Evaluating, Waiting
+from subfleet.rounds.signals import CloseEvaluation, GoOn, Outcome, SendTask
 from subfleet.rounds.state import ClientState, LastEvaluation, RunState, Submodel
-from subfleet.rounds.tasks import evaluate_task
+from subfleet.rounds.tasks import build_evaluate_task
 from subfleet.rounds.work import EvaluationRequest, PreparedTask
 
-__all__ = ["begun", "evaluated", "evaluating", "evaluating_client", "evaluation_made", "evaluations_wanted"]
-
 AT_ONCE = 8
-"""Clients that are asked in one step."""
-
-Outcome = tuple[RunState, tuple[Action, ...]]
+"""Clients that evaluations are requested for in one step."""
 
 
-def begun(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """The state after a round was closed: in this phase, where it is due and there is anyone to ask."""
-    last_round = state.aggregated_round if over(context, state) else context.config.total_rounds
+def begin_evaluation(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """Begin an evaluation after a closed round, if it is due and a client can evaluate."""
+    last_round = state.aggregated_round if is_over(context, state) else context.config.total_rounds
     due = context.config.evaluation.due(state.aggregated_round, last_round)
-    if not due or next(_to_ask(context, state, now_s), None) is None:
+    if not due or next(_list_evaluators(context, state, now_s), None) is None:
         return state
-    return replace(state, clients=MappingProxyType({})).entered(Evaluating(), now_s)
+    return replace(state, clients=MappingProxyType({})).enter(Evaluating(), now_s)
 
 
-def evaluating(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Ask the next few, and end the phase where nothing more is to be waited for."""
-    late = now_s - state.live.entered_s >= limit_s(context, "evaluation")
-    names = [] if late else list(islice(_to_ask(context, state, now_s), AT_ONCE + 1))
+def advance_evaluation(context: RunContext, state: RunState, now_s: float) -> Outcome:
+    """Request the evaluations of the next few clients, and end the phase when it waits for no client."""
+    late = now_s - state.live.entered_s >= get_limit_s(context, "evaluation")
+    names = [] if late else list(islice(_list_evaluators(context, state, now_s), AT_ONCE + 1))
     if names:
-        new = {name: _client(context, state, name) for name in names[:AT_ONCE]}
+        new = {name: _build_client(context, state, name) for name in names[:AT_ONCE]}
         state = replace(state, clients=MappingProxyType({**state.clients, **new}))
         more = (GoOn(),) if len(names) > AT_ONCE else ()
-        return state, (*evaluations_wanted(state, new), *more)
-    state, parted = without_parted(context, state, now_s)
-    collection = collected(context, state, "evaluation", now_s)
+        return state, (*request_evaluations(state, new), *more)
+    state, parted = drop_departed(context, state, now_s)
+    collection = collect(context, state, "evaluation", now_s)
     if not collection.closes:
         return state, parted
-    state, withdrawn = with_phase_closed(context, state, "evaluation", collection, now_s)
-    state, close = _closed(state, now_s)
+    state, withdrawn = close_phase(context, state, "evaluation", collection, now_s)
+    state, close = _close_evaluation(state, now_s)
     return state, (*parted, close, *withdrawn)
 
 
-def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[EvaluationRequest, ...]:
-    """What the tasks of some clients are made of."""
+def request_evaluations(state: RunState, names: Iterable[str]) -> tuple[EvaluationRequest, ...]:
+    """Request the evaluate tasks of clients that wait for one."""
     clients = (state.clients[name] for name in sorted(names))
     return tuple(
         EvaluationRequest(participant=client.participant, round=state.round, target=client.offer.runtime)
@@ -74,10 +69,10 @@ def evaluations_wanted(state: RunState, names: Iterable[str]) -> tuple[Evaluatio
     )
 
 
-def evaluation_made(
+def send_evaluation(
     context: RunContext, state: RunState, request: EvaluationRequest, made: PreparedTask, now_s: float
 ) -> Outcome:
-    """Send a task, if what its program plans fits what the client had to give in its last round."""
+    """Send an evaluate task, if its program fits the client's budget of its last round."""
     client = state.clients.get(request.client_id)
     if state.phase not in ("evaluate", "search") or client is None or client.stage != "preparing":
         return state, ()
@@ -85,31 +80,31 @@ def evaluation_made(
         return state, ()
     budget = client.offer.budget or Budget(memory_bytes=0)
     planned_bytes = plan_bytes(
-        client, made.facts, operators_of(state, client.client_id), lambda room: room.evaluation_peak_bytes
+        client, made.facts, get_operators(state, client.client_id), lambda room: room.evaluation_peak_bytes
     )
     if planned_bytes is None:
-        reason = f"its runtime {client.offer.runtime!r} lacks an operator of what is to be evaluated"
+        reason = f"its runtime {client.offer.runtime!r} lacks an operator of its submodel"
         return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
     if planned_bytes > budget.memory_bytes:
-        reason = f"to evaluate takes {planned_bytes} bytes of memory, but the budget is {budget.memory_bytes}"
+        reason = f"the evaluation needs {planned_bytes} bytes of memory and the budget is {budget.memory_bytes}"
         return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
-    task = evaluate_task(context, state, client, made, planned_bytes, now_s)
-    if reason := beyond_disk(client, task):
+    task = build_evaluate_task(context, state, client, made, planned_bytes, now_s)
+    if reason := explain_disk(client, task):
         return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
     return state.with_clients(replace(client, stage="out", task=task)), (SendTask(task=task),)
 
 
-def evaluated(
+def record_evaluation(
     context: RunContext, state: RunState, client: ClientState, answer: Evaluated, now_s: float
 ) -> tuple[RunState, ClientState]:
-    """What a device found, in an evaluation or of paths."""
+    """Record the evaluation of a model or of paths by a device."""
     duty: Duty = "paths" if state.phase == "search" else "evaluation"
-    state = with_answer(state, answer.client_id, duty, now_s - sent_s(context, state, client, duty))
+    state = record_answer(state, answer.client_id, duty, now_s - find_sent_s(context, state, client, duty))
     return state, replace(client, stage="done", evaluated=answer)
 
 
-def _closed(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
-    """The state after the evaluation."""
+def _close_evaluation(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
+    """Close the evaluation."""
     clients = MappingProxyType(dict(sorted(state.clients.items())))
     done = [client for client in clients.values() if client.stage == "done"]
     last = {
@@ -129,42 +124,42 @@ def _closed(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
         evaluated=MappingProxyType({**state.evaluated, **last}),
         settled=state.settled.union(client.task.task_id for client in done if client.task is not None),
     )
-    return state.entered(Waiting(), now_s), close
+    return state.enter(Waiting(), now_s), close
 
 
-def _to_ask(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
-    """Those with a model and held-out data who are there, or are waited for, and have not been asked; by their ids."""
+def _list_evaluators(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
+    """The ids of the expected clients with a model and held-out data that have no task yet, sorted."""
     for name in sorted(
-        name for name in expected(context, state, now_s) if name in state.last and name not in state.clients
+        name for name in list_expected(context, state, now_s) if name in state.last and name not in state.clients
     ):
         profile = state.profiles.get(name)
         if (
             profile is not None
             and profile.held_out_count
-            and standing_for(context, state, state.last[name]) is not None
+            and find_standing(context, state, state.last[name]) is not None
         ):
             yield name
 
 
-def _client(context: RunContext, state: RunState, name: str) -> ClientState:
+def _build_client(context: RunContext, state: RunState, name: str) -> ClientState:
     last = state.last[name]
-    client = standing_for(context, state, last)
+    client = find_standing(context, state, last)
     if client is None:
         raise ValueError(f"client {name} has no model to evaluate")
-    return evaluating_client(state, name, client.size, client.architecture, class_counts=last.offer.class_counts)
+    return build_evaluator(state, name, client.size, client.architecture, class_counts=last.offer.class_counts)
 
 
-def evaluating_client(
+def build_evaluator(
     state: RunState, name: str, size: Architecture, architecture: Architecture, class_counts: tuple[int, ...] = ()
 ) -> ClientState:
-    """The state of a client that is to evaluate a submodel, within what it could give when it took part last.
+    """The state of a client that evaluates a submodel, with the budget of its last round.
 
     Raises:
-        ValueError: it has told no profile.
+        ValueError: the client has no profile.
     """
     last, profile = state.last[name], state.profiles.get(name)
     if profile is None:
-        raise ValueError(f"client {name} has told no profile")
+        raise ValueError(f"client {name} has no profile")
     held_out = profile.held_out_count
     return ClientState(
         client_id=name,

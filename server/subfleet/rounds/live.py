@@ -1,15 +1,15 @@
-"""What a server knows of a run that no journal has: who is there, times on its clock, what is requested. Plain data.
+"""The part of a run's state that is not in the journal: present clients, times, open requests. Plain data.
 
-A server that starts anew asks for all of it again. How long a client is waited for follows from its answers so far:
+A server that restarts collects all of it again. How long the run waits for a client follows from its earlier answers:
 
-A client that has missed nothing is waited for until the deadline. After a miss it is waited for once more, for a short
-time that follows from how long its answers took before. After the second in a row it is an extra: it still gets its
-tasks, and its answer counts when it comes before the others have all answered, but nobody waits for it. An answer that
-is accepted makes it a client like any other.
+The run waits for a punctual client until the deadline. After a miss it waits once more, for a short time that follows
+from the durations of the client's earlier answers. After two misses in a row the client is an extra: it still gets
+tasks, and its answer counts if it comes before all others have answered, but the run does not wait for it. An accepted
+answer makes it punctual again.
 
-An extra that is slower than the others would never get an answer in. Therefore it is waited for again, for the same
-short time, after 8 misses in a row, after 16, and so on: a client that never answers costs a run of n rounds the
-logarithm of n short waits.
+An extra that is slower than the others could never answer in time. So the run waits for it again, for the same short
+time, after 8 misses in a row, after 16, and so on: a client that never answers costs a run of n rounds log(n) short
+waits.
 """
 
 import math
@@ -25,48 +25,33 @@ from subfleet.rounds.work import CostRequest, GenerationRequest, NetworksRequest
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import Search
 
-__all__ = [
-    "DUTIES",
-    "EXTRA_FROM",
-    "PUNCTUAL",
-    "Duty",
-    "GenerationScores",
-    "LiveState",
-    "Member",
-    "Punctuality",
-    "Requested",
-    "RetryTimes",
-    "Swept",
-    "TargetEstimates",
-]
-
 Duty = Literal["telemetry", "training", "scores", "evaluation", "paths"]
-"""What a client is asked for: what it can give in a round, an update, scores of candidates, how good the model is, and
-scores of paths. Each is remembered by itself: a client that trains may hold no data that it could evaluate on."""
+"""What a client is asked for: telemetry, an update, scores of candidates, an evaluation of the model, scores of paths.
+Punctuality is tracked for each: a client that trains may have no data to evaluate on."""
 
 DUTIES: tuple[Duty, ...] = ("telemetry", "training", "scores", "evaluation", "paths")
 
 EXTRA_FROM = 2
-"""Misses in a row after which nobody waits."""
+"""Misses in a row after which the run does not wait for a client."""
 _AGAIN_FROM = 8
-"""Misses in a row after which it is waited for once more; then after twice as many, and so on."""
+"""Misses in a row after which the run waits once more; then after twice as many, and so on."""
 _UNKNOWN_FRACTION = 1 / 4
-"""Of a deadline, where it is not known how long an answer takes."""
+"""Of a deadline: the wait if no duration of an answer is known."""
 _LEAST_FRACTION = 1 / 16
-"""Of a deadline, however fast answers were: the next task may be a larger one."""
+"""Of a deadline: the shortest wait, since the next task may be larger."""
 _GENEROUS = 2.0
-"""In longest times: what an answer may take."""
+"""Factor of the longest known duration: the wait for an answer."""
 _REMEMBERED = 3
-"""Answers whose times are kept."""
+"""Number of answers with stored durations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Punctuality:
-    """How a client has answered one kind of task lately.
+    """How punctually a client has answered one kind of task.
 
     Attributes:
-        missed: tasks in a row that it has not answered.
-        took_s: seconds from the sending of a task until its answer was accepted, of the last few answers.
+        missed: number of unanswered tasks in a row.
+        took_s: seconds from sending a task until its answer was accepted, of the last few answers.
     """
 
     missed: int = 0
@@ -74,23 +59,20 @@ class Punctuality:
 
     @property
     def extra(self) -> bool:
-        """Whether the client is asked beside the others and not in the place of one."""
+        """Whether the client gets its tasks in addition to the others, not in place of one."""
         return self.missed >= EXTRA_FROM
 
     @property
     def awaited(self) -> bool:
-        """Whether the client's next answer is waited for: that of an extra now and then."""
+        """Whether the run waits for the client's next answer; for that of an extra now and then."""
         again = self.missed >= _AGAIN_FROM and not self.missed & (self.missed - 1)
         return again or not self.extra
 
     def patience_s(self, deadline_s: float) -> float:
-        """How long an answer is waited for, from the sending of the task.
+        """How many seconds the run waits for an answer after sending the task, above 0 and at most the deadline.
 
         Args:
             deadline_s: of all such tasks, above 0.
-
-        Returns:
-            seconds, above 0 and at most the deadline.
         """
         if not self.missed:
             return deadline_s
@@ -99,34 +81,34 @@ class Punctuality:
         return min(deadline_s, max(_GENEROUS * max(self.took_s), _LEAST_FRACTION * deadline_s))
 
     def after_answer(self, took_s: float) -> "Punctuality":
-        """The record after an accepted answer, which makes up for all misses."""
+        """The record after an accepted answer, which resets the misses."""
         return replace(self, missed=0, took_s=(*self.took_s, max(0.0, took_s))[-_REMEMBERED:])
 
     def after_miss(self) -> "Punctuality":
-        """The record after a task that was not answered."""
+        """The record after an unanswered task."""
         return replace(self, missed=self.missed + 1)
 
 
 PUNCTUAL = Punctuality()
-"""A client of whom nothing is known."""
+"""The record of an unknown client."""
 
 
 Requested = CostRequest | SearchRequest | NetworksRequest | GenerationRequest
-"""What is made once for all clients."""
+"""Requests that are made once for all clients."""
 _UNKNOWN: Mapping[Duty, Punctuality] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A client of the fleet as this server has heard it, whether it takes part or not.
+class FleetMember:
+    """A client of the fleet, whether it takes part or not, as far as this server has heard it.
 
     Attributes:
-        heard_s: monotonic time of its last sign of life; None where it is gone or was never heard.
-        gone: its last word was that it goes, or the broker said so in its place (its will); else empty.
-        farewell: why it goes, as its goodbye said; empty where it said none.
-        silent_since: the round at whose start it was missed first, where it has not been heard since; else 0.
-        noted_s: monotonic time of its last message or will, or of the start of the server that knew it from before.
-        punctuality: how it has answered lately, by what it was asked for.
+        heard_s: monotonic time of its last sign of life; None if it has gone or was never heard.
+        gone: whether it said goodbye, or the broker reported its loss (its will); else empty.
+        farewell: the reason in its goodbye; empty without one.
+        silent_since: the round that it did not answer first, if it has not been heard since; else 0.
+        noted_s: monotonic time of its last message or will, or of the server's start if it was known before.
+        punctuality: of its answers to each kind of task.
     """
 
     session_id: str = ""
@@ -139,12 +121,12 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
-    """When members were last looked through for those to forget.
+class Sweep:
+    """When members were last checked for clients to forget.
 
     Attributes:
-        until_s: the monotonic time up to which none of them has been silent for too long.
-        clients: attempt and phase at that time; a client with a client state is not forgotten.
+        until_s: the monotonic time until which none of them has been silent for too long.
+        clients: round attempt and phase at that time; a client with a client state is not forgotten.
     """
 
     until_s: float = -math.inf
@@ -153,12 +135,12 @@ class Swept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEstimates:
-    """What memory costs on a target, as the exporter's planner told.
+    """Memory estimates of a target from the exporter's planner.
 
     Attributes:
-        memory: of any size; None where nothing can be trained on the target.
-        candidates: the method's space with these costs, from smallest to largest.
-        problem: why there is none.
+        memory: for any size; None if the target can train nothing.
+        candidates: the method's space with these estimates, from smallest to largest.
+        problem: why the target can train nothing.
     """
 
     memory: MemoryEstimates | None
@@ -168,21 +150,21 @@ class TargetEstimates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationScores:
-    """What devices have told so far of a generation of paths; see `searching`.
+    """Scores by devices of a generation of paths so far; see `searching`.
 
     Attributes:
-        made: the generation, with the server's own scores where it has validation samples.
-        supernet: the smallest subspace that holds its paths; supernet_bytes: of its weights, as they are sent.
-        asked_s: monotonic time at which the generation was asked for.
-        sums: of each path, its scores times what each counts by: the labels that they were counted on, of which no
-            answer has more than `Run.max_client_fraction` in a round of scoring.
-        weight: by which they counted together.
-        labels: that were counted.
-        closed: rounds of scoring that are over.
-        answers: that came in them.
+        made: the generation, with the server's own scores if it has validation samples.
+        supernet: the smallest subspace that contains the paths; supernet_bytes: of its weights, as they are sent.
+        asked_s: monotonic time at which the generation was requested.
+        sums: of each path, its scores times their weights: the labels that they were counted on, of which no answer has
+            a larger fraction than `Run.max_client_fraction` in a scoring round.
+        weight: sum of these weights.
+        labels: number of labels that were counted.
+        closed: number of closed scoring rounds.
+        answers: number of answers in them.
         asked: clients that were sent a task.
-        ranks: after each closed round in which there were scores, Kendall's tau of the scores so far and the server's
-            own; None where nothing is ranked.
+        ranks: after each closed round with scores, Kendall's tau of the scores so far and the server's own; None if
+            nothing is ranked.
     """
 
     made: ProposedGeneration
@@ -200,12 +182,12 @@ class GenerationScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryTimes:
-    """When the open round left nothing to aggregate, as far as this server has seen it.
+    """Times of the open round's lost attempts, which aggregated nothing, as far as this server has seen them.
 
     Attributes:
-        since_s: monotonic time of its first lost attempt; None where there was none.
-        since_turn: the turn of that attempt.
-        pause_s: seconds from the last lost attempt to the next one.
+        since_s: monotonic time of the first one; None if there was none.
+        since_turn: the number of that attempt.
+        pause_s: seconds from the last one to the next attempt.
     """
 
     since_s: float | None = None
@@ -220,17 +202,16 @@ class LiveState:
     Attributes:
         entered_s: monotonic time at which the phase began.
         opened_s: monotonic time at which this attempt of the round was first announced.
-        estimates: by `CostRequest.key`, what memory costs there, where the method goes by `planned_estimates`.
-        searches: by target, the method's search, which has learned the pool.
-        written_estimates: by their keys, what programs that were written cost by cost estimates, where the method has a
-            search.
-        scores: of the generation that devices are scoring; None where they score none.
-        requested: which cost estimates, searches and generations are being made.
-        begun_turn: the turn in which the networks that the run begins with were chosen.
+        estimates: memory estimates by `CostRequest.key`, if the method uses `planned_estimates`.
+        searches: by target, the method's search, which knows the pool.
+        written_estimates: estimated costs of written programs by their keys, if the method has a search.
+        scores: of the generation that devices are scoring; None if they score none.
+        requested: the shared requests that are open.
+        begun_turn: the attempt in which the run's first networks were chosen.
     """
 
-    members: PersistentMap[Member] = field(default_factory=PersistentMap)
-    swept: Swept = field(default_factory=Swept)
+    members: PersistentMap[FleetMember] = field(default_factory=PersistentMap)
+    swept: Sweep = field(default_factory=Sweep)
     entered_s: float = 0.0
     opened_s: float = 0.0
     retries: RetryTimes = field(default_factory=RetryTimes)
@@ -243,6 +224,6 @@ class LiveState:
 
     @classmethod
     def of_clients(cls, client_ids: Iterable[str], now_s: float) -> "LiveState":
-        """The live state of a server that starts now and has heard none of these clients yet."""
-        members = {name: Member(noted_s=now_s) for name in client_ids}
+        """The live state of a server that starts now and has not heard these clients yet."""
+        members = {name: FleetMember(noted_s=now_s) for name in client_ids}
         return cls(members=PersistentMap(members), entered_s=now_s, opened_s=now_s)

@@ -1,6 +1,6 @@
-"""Whom the server remembers: who took part; and for a while, and up to a number, those it only heard of. Pure.
+"""The clients that the server remembers: participants; others for a limited time and up to a limited number. Pure.
 
-Who is away is told in words, with the reason; whether a round waits for it follows from the reason, too.
+A client is away for a reason, which also decides whether a round waits for it.
 """
 
 import math
@@ -10,63 +10,49 @@ from typing import Literal
 
 from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import Member, Swept
+from subfleet.rounds.live import FleetMember, Sweep
 from subfleet.rounds.state import RunState
 
-__all__ = [
-    "MOST_STRANGERS",
-    "SILENT_SINCE",
-    "Absence",
-    "absences",
-    "expected",
-    "has_left",
-    "holds_lease",
-    "parted",
-    "reason_away",
-    "silent_members",
-    "without_strangers",
-]
-
 MOST_STRANGERS = 16_384
-"""Clients that never took part; beyond them those go first that were silent for the longest."""
+"""Clients that never took part; if there are more, the ones with the longest silence are forgotten first."""
 MOST_VALUES = 4_000_000
-"""In the profiles of all of them together."""
+"""Values in the profiles of all of them together."""
 MOST_OF_ARCHITECTURE = 1000
-"""What a declared architecture counts for."""
+"""Values that a declared architecture counts as."""
 SILENT_SINCE = "it has been silent since round"
-"""Why a client is missing that a round has not waited for; the round follows."""
+"""Why a client is missing that the round has not waited for; a round number follows."""
 
 
-def holds_lease(context: RunContext, member: Member, now_s: float) -> bool:
-    """Whether a client has given a sign of life not long ago."""
+def holds_lease(context: RunContext, member: FleetMember, now_s: float) -> bool:
+    """Whether the last sign of life of a client is recent."""
     return member.heard_s is not None and now_s - member.heard_s <= context.config.deadlines.lease_s
 
 
-def parted(member: Member, presence: Presence, now_s: float) -> Member:
-    """The client after its goodbye or its will; a will that follows a goodbye says nothing more."""
+def record_departure(member: FleetMember, presence: Presence, now_s: float) -> FleetMember:
+    """The member after its goodbye or its will; a will after a goodbye changes nothing."""
     farewell = presence.reason or member.farewell
     gone: Literal["goodbye", "will"] = "goodbye" if farewell else "will"
     return replace(member, heard_s=None, gone=gone, farewell=farewell, noted_s=now_s)
 
 
-def has_left(context: RunContext, member: Member, now_s: float) -> bool:
-    """Whether a client has said goodbye and is waited for no more.
+def has_left(context: RunContext, member: FleetMember, now_s: float) -> bool:
+    """Whether a client has said goodbye, and the run does not wait for it.
 
-    That is so at once where a round closes at a quorum. In a strict run it has as long as a lease lasts to come back: a
-    client that is started anew takes part as if nothing had happened. A will is only a hint, and ends nothing.
+    In a strict run it has the time of a lease to come back: a client that restarts takes part as before. A will is only
+    a hint and ends nothing.
     """
-    if member.gone != "goodbye":  # as of nearly all, after each event
+    if member.gone != "goodbye":
         return False
     grace_s = context.config.deadlines.lease_s if context.config.strict else 0.0
     return now_s - member.noted_s >= grace_s
 
 
-def reason_away(context: RunContext, member: Member, now_s: float) -> str:
-    """Why a client is away, in words; empty where it is there."""
+def explain_away(context: RunContext, member: FleetMember, now_s: float) -> str:
+    """Why a client is away; empty if it is present."""
     if member.gone == "goodbye":
         return f"it said goodbye ({member.farewell})"
     if member.gone == "will":
-        return "its connection broke, says the broker (its will)"
+        return "the broker reported a broken connection (its will)"
     if member.heard_s is None:
         return "it has not been heard since the server started"
     if holds_lease(context, member, now_s):
@@ -76,12 +62,12 @@ def reason_away(context: RunContext, member: Member, now_s: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """A client that the run cannot count on now.
+    """A client that is away, or has refused its task.
 
     Attributes:
-        kind: of the reason, which does not change while time goes by.
+        kind: of the reason.
         reason: in words.
-        seen_s: monotonic time of its last sign of life; None where this server has not heard it.
+        seen_s: monotonic time of its last sign of life; None if this server has not heard it.
     """
 
     client_id: str
@@ -90,20 +76,20 @@ class Absence:
     reason: str
     seen_s: float | None
 
-    def told(self, now_s: float) -> str:
-        """The reason, and how long ago it was heard last, where the reason does not say so."""
+    def describe(self, now_s: float) -> str:
+        """The reason, and how long ago the client was heard last unless the reason says so."""
         if self.kind not in ("goodbye", "will") or self.seen_s is None:
             return self.reason
         return f"{self.reason}, last seen {now_s - self.seen_s:.0f} s ago"
 
 
-def absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Absence]:
-    """The clients of the run that are away, or refused their task in the open round; by their names."""
+def list_absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Absence]:
+    """The clients of the run that are away, or have refused their task in the open round, sorted."""
     for name, member in sorted(state.live.members.items()):
         profile = state.profiles.get(name)
         if profile is None or not (member.session_id or name in state.last):
             continue
-        client, reason = state.clients.get(name), reason_away(context, member, now_s)
+        client, reason = state.clients.get(name), explain_away(context, member, now_s)
         kind: Literal["goodbye", "will", "unheard", "silent", "refused"] = "silent"
         seen_s = member.heard_s
         if member.gone:
@@ -116,13 +102,12 @@ def absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Abs
             yield Absence(client_id=name, device=profile.device, kind=kind, reason=reason, seen_s=seen_s)
 
 
-def expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
-    """The clients that are waited for, in no order.
+def list_expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
+    """The clients that the run waits for, in no order.
 
-    Whoever holds its lease; in a strict run everyone who ever spoke in this run: a client that was killed and comes
-    back takes part as if nothing had happened. Who has said goodbye is not waited for, see `has_left`. Who let a
-    deadline pass without a word is not waited for until it is heard again; the rounds that it misses count against
-    participation all the same.
+    These are the clients with a lease; in a strict run all that were ever heard, since a client that was killed and
+    restarts takes part as before. The run does not wait for clients that have left, see `has_left`, nor for those that
+    were silent until a deadline, until they are heard again; the rounds that they miss count against participation.
     """
     strict = context.config.strict
     for name, member in state.live.members.items():
@@ -132,10 +117,10 @@ def expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str
             yield name
 
 
-def silent_members(state: RunState) -> tuple[str, ...]:
-    """The clients that belong to the run, have not said that they go, and have no client state in the open round.
+def list_silent_members(state: RunState) -> tuple[str, ...]:
+    """The clients of the run that have not left and have no client state in the open round.
 
-    Whoever spoke to this server belongs to it, and whoever took part before; a profile alone makes nobody one of them.
+    A client belongs to the run if it was heard by this server or took part before; a profile alone is not enough.
     """
     return tuple(
         name
@@ -147,11 +132,11 @@ def silent_members(state: RunState) -> tuple[str, ...]:
     )
 
 
-def without_strangers(context: RunContext, state: RunState, now_s: float) -> RunState:
-    """The state without those that never took part and are silent, or are too many.
+def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """Forget clients that never took part, if they are silent for too long or too many.
 
-    A client that is forgotten and comes back is as new as it was the first time. Members are looked through where one
-    may have to go: some are new, or who has a client state has changed, or one may have been silent for too long.
+    A forgotten client that comes back is new. Members are checked only when one may have to be forgotten: if members
+    are new, client states have changed, or one may have been silent for too long.
     """
     live, profiles = state.live, state.profiles
     if now_s <= live.swept.until_s and live.swept.clients == (state.turn, state.phase):
@@ -161,28 +146,28 @@ def without_strangers(context: RunContext, state: RunState, now_s: float) -> Run
     def expires_s(name: str) -> float:
         return live.members[name].noted_s + (deadlines.forget_s if name in profiles else deadlines.lease_s)
 
-    # That a client is missing is no part in the round.
+    # A client that is missing has no part in the round.
     assigned = {name for name, client in state.clients.items() if client.stage != "missing"}
     strangers = {
         name: member for name, member in live.members.items() if name not in state.last and name not in assigned
     }
     gone = {name for name in strangers if now_s > expires_s(name)}
     count = len(strangers) - len(gone)
-    values = sum(_values(profiles.get(name)) for name in strangers if name not in gone)
+    values = sum(_count_values(profiles.get(name)) for name in strangers if name not in gone)
     if count > MOST_STRANGERS or values > MOST_VALUES:
         for name in sorted(strangers, key=lambda name: (strangers[name].noted_s, name)):
             if count <= MOST_STRANGERS and values <= MOST_VALUES:
                 break
             if name not in gone:
                 gone.add(name)
-                count, values = count - 1, values - _values(profiles.get(name))
+                count, values = count - 1, values - _count_values(profiles.get(name))
     members = live.members.without(gone)
     until_s = min((expires_s(name) for name in members if name not in state.last), default=math.inf)
-    swept = Swept(until_s=until_s, clients=(state.turn, state.phase))
+    swept = Sweep(until_s=until_s, clients=(state.turn, state.phase))
     return replace(state, profiles=profiles.without(gone), live=replace(live, members=members, swept=swept))
 
 
-def _values(profile: Profile | None) -> int:
+def _count_values(profile: Profile | None) -> int:
     if profile is None:
         return 0
     values = len(profile.class_counts) + len(profile.operators) + len(profile.software)

@@ -1,11 +1,11 @@
-"""The networks of a run: with which it begins, which are in use, what they cost, and when their programs count. Pure.
+"""The networks of a run: the first ones, those in use, their costs, and when their programs can be given. Pure.
 
-As long as a method changes none, there is the one that the configuration describes, and no lineage is written down.
+Unless a method changes networks, the run has the configured one only, and no lineage is stored.
 
-A program that is written in a turn counts from the next one on. How long that takes is a matter of speed. A strict run
-waits for the programs that its devices requested program for, so that speed takes no part in it, unless its method has
-rounds go on. The turns are in the journal and in what a run leaves behind, and a run with the same ones plays the same
-rounds again.
+A program that is written in one attempt of a round can be given from the next attempt on. Which attempt that is depends
+on the speed of the exporter, unless the run is strict: then a round waits for the programs that its clients requested,
+if the method asks for that. The attempts are in the journal and in the summary of the run; a run that is given them
+plays the same rounds again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,78 +19,54 @@ from subfleet.methods.aggregator import Participant
 from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import Declared, RunContext
-from subfleet.rounds.state import ClientState, RunState, remembered
+from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import CostRequest, NetworksRequest
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import fits
 from subfleet.search.queue import SizedProgram, WrittenProgram
 
-__all__ = [
-    "NEVER",
-    "NOT_YET",
-    "all_lineages",
-    "beginning_of",
-    "begun_with",
-    "brought_anew",
-    "carried_by",
-    "counting_turns",
-    "counts",
-    "counts_from",
-    "declared_of",
-    "estimate_of",
-    "in_use",
-    "lineages_in_use",
-    "networks_told",
-    "own_size",
-    "readiness_told",
-    "standing_for",
-    "to_begin",
-    "waits_for_programs",
-    "with_lineages",
-]
-
-NOT_YET = "the network that it brings is in no union; one has it from the next round on, unless it is too large"
-"""Why a client is skipped in the round in which it comes."""
+NOT_YET = "its network is not in the union model yet; it will be added next round if it fits"
+"""Why a client is skipped in its first round."""
 
 
-def all_lineages(context: RunContext, lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
-    """Of all networks that the run has had, the one that it begins with first."""
+def list_lineages(context: RunContext, lineages: tuple[Lineage, ...]) -> tuple[Lineage, ...]:
+    """The lineages of all networks of the run, beginning with the first."""
     return lineages or (Lineage(id="", config=context.config.model),)
 
 
-def lineages_in_use(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
-    """Of the networks that sizes may be chosen of, in the order in which they appeared."""
-    return tuple(one for one in all_lineages(context, state.lineages) if one.living)
+def list_living_lineages(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
+    """The lineages of the networks in use, in the order in which they appeared."""
+    return tuple(one for one in list_lineages(context, state.lineages) if one.living)
 
 
-def in_use(context: RunContext, state: RunState) -> tuple[Declared, ...]:
-    """The networks that sizes may be chosen of."""
-    return tuple(context.declared(one) for one in lineages_in_use(context, state))
+def list_networks(context: RunContext, state: RunState) -> tuple[Declared, ...]:
+    """The networks in use: sizes may be chosen from them."""
+    return tuple(context.declared(one) for one in list_living_lineages(context, state))
 
 
-def declared_of(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Declared:
-    """The network of a submodel, whether it is in use or has retired.
+def get_network(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Declared:
+    """The network of a submodel, in use or retired.
 
     Raises:
-        ValueError: the run never had it.
+        ValueError: the run never had the network.
     """
     if not architecture.network:
         return context.first
     found = next((one for one in lineages if one.id == architecture.network), None)
     if found is None:
         raise ValueError(
-            f"submodel {architecture.name!r} is of network {architecture.network!r}, which the run never had"
+            f"submodel {architecture.name!r} belongs to network {architecture.network!r}, which the run never had"
         )
     return context.declared(found)
 
 
-def estimate_of(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Candidate:
-    """What a submodel of any of the run's networks costs; memory is estimated from shapes."""
-    return declared_of(context, lineages, architecture).estimate(architecture)
+def estimate_size(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Candidate:
+    """The estimated cost of a submodel of any network of the run; memory is estimated from shapes."""
+    return get_network(context, lineages, architecture).estimate(architecture)
 
 
-def carried_by(context: RunContext, clients: Iterable[ClientState], lineage: Lineage) -> tuple[str, ...]:
-    """The clients whose budget has room for the largest size of a network, as shapes tell what that takes."""
+def list_carriers(context: RunContext, clients: Iterable[ClientState], lineage: Lineage) -> tuple[str, ...]:
+    """The clients with a budget for the largest size of a network, estimated from shapes."""
     largest = context.declared(lineage).candidates[-1]
     return tuple(
         client.client_id
@@ -99,58 +75,58 @@ def carried_by(context: RunContext, clients: Iterable[ClientState], lineage: Lin
     )
 
 
-def own_size(context: RunContext, lineages: tuple[Lineage, ...], client: ClientState) -> Architecture | None:
-    """The size that a client has declared, of a network in use; None where it is of none, or nothing is declared."""
-    living = [one for one in all_lineages(context, lineages) if one.living]
+def find_own_size(context: RunContext, lineages: tuple[Lineage, ...], client: ClientState) -> Architecture | None:
+    """The size of a network in use that a client has declared; None if it has declared none."""
+    living = [one for one in list_lineages(context, lineages) if one.living]
     if client.offer.brought is None:
         return client.offer.architecture if any(not one.id for one in living) else None
     found = (one for one in living if client.offer.brought in one.members)
     return next((context.declared(one).members[client.offer.brought] for one in found), None)
 
 
-def brought_anew(context: RunContext, state: RunState) -> tuple[AnyFamily, ...]:
-    """The networks that clients of the round bring and that are in no union yet, in the order of the clients' ids."""
+def list_new_networks(context: RunContext, state: RunState) -> tuple[AnyFamily, ...]:
+    """The networks that clients of the round bring and that no union contains yet, by the clients' ids."""
     clients = [client for _, client in sorted(state.clients.items()) if client.offer.brought is not None]
-    new = (client.offer.brought for client in clients if own_size(context, state.lineages, client) is None)
+    new = (client.offer.brought for client in clients if find_own_size(context, state.lineages, client) is None)
     return tuple(dict.fromkeys(one for one in new if one is not None))
 
 
-def standing_for(context: RunContext, state: RunState, client: ClientState) -> Participant | None:
-    """The client of an earlier client state with the submodel that is its own while it trains nothing.
+def find_standing(context: RunContext, state: RunState, client: ClientState) -> Participant | None:
+    """A client with its own submodel between trainings, from an earlier client state.
 
-    None where it had none, or the network of that has retired and the method names no other.
+    None if it had none, or if its network has retired and the method gives no other.
     """
     known = client.participant
     if known is None or not state.lineages:  # most runs have one network
         return known if known is None or context.network.is_path(known.architecture) else None
     if context.roles.networks.standing is None:
         return known if any(one.id == known.architecture.network and one.living for one in state.lineages) else None
-    networks = MappingProxyType({one.id: context.declared(one).network for one in lineages_in_use(context, state)})
+    networks = MappingProxyType({one.id: context.declared(one).network for one in list_living_lineages(context, state)})
     architecture = context.roles.networks.standing(
         StandingContext(
             seed=context.config.seed,
             client=known,
             networks=networks,
-            ready=partial(_ready, context, state, client),
-            declared=own_size(context, state.lineages, client),
-            memory=remembered(context, state),
+            ready=partial(_is_ready, context, state, client),
+            declared=find_own_size(context, state.lineages, client),
+            memory=get_memory(context, state),
         )
     )
     if architecture == known.architecture:
         return known
-    declared = declared_of(context, state.lineages, architecture)
+    declared = get_network(context, state.lineages, architecture)
     size = declared.network.size_of(architecture)
-    # By the name under which tables have it.
+    # With the name that tables show.
     size = next((one for one in declared.space if one.architecture_id == size.architecture_id), size)
     return replace(known, architecture=architecture, size=size)
 
 
-def _ready(context: RunContext, state: RunState, client: ClientState, size: Architecture) -> bool:
-    """See `Standing.ready`."""
-    if client.size is not None and size.architecture_id == client.size.architecture_id:  # whatever both are called
+def _is_ready(context: RunContext, state: RunState, client: ClientState, size: Architecture) -> bool:
+    """See `StandingContext.ready`."""
+    if client.size is not None and size.architecture_id == client.size.architecture_id:
         return any(one.id == size.network and one.living for one in state.lineages)
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
-    if written is None or not counts(context, state, written) or client.offer.budget is None:
+    if written is None or not is_available(context, state, written) or client.offer.budget is None:
         return False
     planned_bytes, budget = (
         written.facts.planned_for(client.offer.packing_width).planned_peak_bytes,
@@ -158,15 +134,15 @@ def _ready(context: RunContext, state: RunState, client: ClientState, size: Arch
     )
     if planned_bytes is None or planned_bytes > budget.memory_bytes:
         return False
-    return fits(estimate_of(context, state.lineages, size), client.offer.runtime, budget)
+    return fits(estimate_size(context, state.lineages, size), client.offer.runtime, budget)
 
 
-def with_lineages(context: RunContext, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
-    """The state with the networks that a round has left, without what is known of those that have retired."""
+def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
+    """The state with the networks after a round, without programs and estimates of retired ones."""
     if lineages == state.lineages:
         return state
     state = replace(state, lineages=lineages)
-    living = {one.id for one in lineages_in_use(context, state)}
+    living = {one.id for one in list_living_lineages(context, state)}
     gone = [one for one in lineages if not one.living]
     keys = {CostRequest(target=target, lineage=one).key for one in gone for target in context.config.targets}
     written = {key: one for key, one in state.written.items() if one.program.size.network in living}
@@ -185,106 +161,106 @@ def with_lineages(context: RunContext, state: RunState, lineages: tuple[Lineage,
         queue=tuple(one for one in state.queue if one.size.network in living),
         written=MappingProxyType(written),
         live=live,
-        unfit=MappingProxyType({key: why for key, why in state.unfit.items() if _program_of(key) not in sizes}),
+        unfit=MappingProxyType({key: why for key, why in state.unfit.items() if _parse_program_key(key) not in sizes}),
     )
 
 
-def networks_told(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[str, ...]:
-    """What people are told of networks that have appeared or retired, a sentence each."""
+def describe_networks(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[str, ...]:
+    """A sentence for each network that has appeared or retired."""
     known = {one.id: one.living for one in before}
     told = list[str]()
     for one in after:
         if one.id and one.id not in known:
             why = f": {one.reason}" if one.reason else ""
-            told.append(f"network {one.id} has appeared, {_grown(one)}{why}")
+            told.append(f"network {one.id} has appeared, {_describe_growth(one)}{why}")
         if not one.living and known.get(one.id, True):
-            told.append(f"{_called(one.id)} has retired")
+            told.append(f"{_name_network(one.id)} has retired")
     return tuple(told)
 
 
-def readiness_told(context: RunContext, before: RunState, after: RunState) -> tuple[str, ...]:
-    """What people are told of networks whose first program counts from the next turn on, a sentence each."""
+def describe_readiness(context: RunContext, before: RunState, after: RunState) -> tuple[str, ...]:
+    """A sentence for each network that can be trained from the next attempt on, as its first program is written."""
     if (after.written is before.written and after.turn == before.turn) or not after.lineages:
         return ()
-    known = _trainable(context, before)
+    known = _list_trainable(context, before)
     born = [one.id for one in after.lineages if one.born_round and one.living]
-    ready = _trainable(context, after) - known
+    ready = _list_trainable(context, after) - known
     return tuple(f"network {name} may be trained from the next round on" for name in born if name in ready)
 
 
-def _trainable(context: RunContext, state: RunState) -> set[str]:
-    """The networks that a program trains which counts in the next turn."""
+def _list_trainable(context: RunContext, state: RunState) -> set[str]:
+    """The networks with a program that can be given in the next attempt."""
     return {
         one.program.size.network
         for one in state.written.values()
-        if one.facts.planned_peak_bytes is not None and NEVER < counts_from(context, one) <= state.turn + 1
+        if one.facts.planned_peak_bytes is not None and NEVER < find_first_turn(context, one) <= state.turn + 1
     }
 
 
-def _grown(lineage: Lineage) -> str:
-    return "drawn anew" if lineage.parent is None else f"{lineage.map.TYPE} from {_called(lineage.parent)}"
+def _describe_growth(lineage: Lineage) -> str:
+    return "drawn anew" if lineage.parent is None else f"{lineage.map.TYPE} from {_name_network(lineage.parent)}"
 
 
-def _called(network_id: str) -> str:
-    return f"network {network_id}" if network_id else "the network that the run began with"
+def _name_network(network_id: str) -> str:
+    return f"network {network_id}" if network_id else "the first network"
 
 
-def _program_of(refusal: str) -> str:
-    """The key of the program that a refusal is of, see `refusals`."""
+def _parse_program_key(refusal: str) -> str:
+    """The key of the program in a key of `RunState.unfit`."""
     *_, target, architecture_id = refusal.split("/")
     return f"{target}/{architecture_id}"
 
 
 NEVER = 0
-"""In place of a turn: the program was not written in time for any."""
+"""In place of an attempt: the program was not written in time for any."""
 
 
-def counts_from(context: RunContext, written: WrittenProgram) -> int:
-    """The turn from which a program counts; 0 for never."""
+def find_first_turn(context: RunContext, written: WrittenProgram) -> int:
+    """The first attempt in which a program can be given; 0 for never."""
     return context.config.programs_from.get(written.program.key, written.turn + 1)
 
 
-def counts(context: RunContext, state: RunState, written: WrittenProgram) -> bool:
-    """Whether a program may be given in this turn, as far as it is a matter of when it was written."""
-    return NEVER < counts_from(context, written) <= state.turn
+def is_available(context: RunContext, state: RunState, written: WrittenProgram) -> bool:
+    """Whether a program was written early enough to be given in this attempt."""
+    return NEVER < find_first_turn(context, written) <= state.turn
 
 
-def waits_for_programs(context: RunContext, state: RunState) -> bool:
-    """Whether a round all of whose clients have answered stays open for programs that are being written."""
+def has_awaited_programs(context: RunContext, state: RunState) -> bool:
+    """Whether a round with all answers stays open for programs that are being written."""
     told = context.config.programs_from
     if told:
         return any(NEVER < told.get(one.key, NEVER) <= state.turn + 1 for one in state.queue)
     return bool(state.queue) and context.config.strict and context.roles.assigner.awaits_programs
 
 
-def counting_turns(context: RunContext, state: RunState) -> Mapping[str, int]:
-    """The turns from which programs count, by their keys, as `Run.programs_from` takes them."""
-    found = {key: counts_from(context, one) for key, one in state.written.items()}
+def list_first_turns(context: RunContext, state: RunState) -> Mapping[str, int]:
+    """The first attempt of each program, by its key, as `Run.programs_from` takes them."""
+    found = {key: find_first_turn(context, one) for key, one in state.written.items()}
     return dict(sorted({**{one.key: NEVER for one in state.queue}, **found}.items()))
 
 
-def to_begin(context: RunContext, state: RunState) -> tuple[NetworksRequest, ...]:
-    """What is to be made before the first round's clients are chosen; nothing where all is there."""
+def request_networks(context: RunContext, state: RunState) -> tuple[NetworksRequest, ...]:
+    """Request the first networks before the clients of the first round are chosen; nothing if they are known."""
     begun = state.aggregated_round or state.lineages or state.live.begun_turn == state.turn
-    if context.roles.networks.begin is None or begun or not _answered(state):
+    if context.roles.networks.begin is None or begun or not _list_answered(state):
         return ()
     return (NetworksRequest(turn=state.turn),)
 
 
-def beginning_of(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
-    """The networks that the method begins with; the configured one retires before the first round.
+def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
+    """The networks that the method begins with; the configured one then retires before the first round.
 
     Args:
         context: of the run.
         state: with the answers of the first round's clients.
 
     Returns:
-        The lineages of the networks; none where the run begins with the configured one.
+        The lineages of the networks; empty if the run begins with the configured one.
 
     Raises:
-        ValueError: the method gives some that may not begin a run.
+        ValueError: the method gives a network that cannot begin a run.
     """
-    clients = _answered(state)
+    clients = _list_answered(state)
     found: tuple[Lineage, ...] = ()
     if context.roles.networks.begin is not None:
         found = context.roles.networks.begin(
@@ -296,7 +272,7 @@ def beginning_of(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
                     {client.client_id: client.offer.brought for client in clients if client.offer.brought is not None}
                 ),
                 carried_by=partial(
-                    carried_by,
+                    list_carriers,
                     context,
                     [
                         replace(client, offer=replace(client.offer, budget=client.offer.lasting or client.offer.budget))
@@ -307,34 +283,34 @@ def beginning_of(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
         )
     for lineage in found:
         _check(context, lineage)
-        context.declared(lineage)  # which takes its time here, and none later
-    (first,) = all_lineages(context, ())
+        context.declared(lineage)  # slow, and cached
+    (first,) = list_lineages(context, ())
     return (replace(first, retired_round=0), *found) if found else ()
 
 
-def begun_with(
+def begin_with(
     context: RunContext, state: RunState, request: NetworksRequest, lineages: tuple[Lineage, ...]
 ) -> RunState:
-    """The state in which the run begins so; one that has begun stays as it is.
+    """The state in which the run begins with these networks; unchanged if it has begun.
 
-    The configured network may have been given out before, in a turn that came to nothing; it leaves nothing behind.
+    The configured network may have been given to clients in an earlier attempt; nothing of it remains.
     """
     if state.aggregated_round or state.lineages or request.turn != state.turn:
         return state
-    state = with_lineages(context, state, lineages)
+    state = replace_lineages(context, state, lineages)
     return replace(state, live=replace(state.live, begun_turn=state.turn))
 
 
-def _answered(state: RunState) -> list[ClientState]:
+def _list_answered(state: RunState) -> list[ClientState]:
     return [client for _, client in sorted(state.clients.items()) if client.stage == "answered"]
 
 
 def _check(context: RunContext, lineage: Lineage) -> None:
     if not lineage.id or lineage.born_round or not lineage.living or not isinstance(lineage.map, Drawn):
         raise ValueError(
-            f"a run is to begin with network {lineage.id!r}, but that must have an id, appear before the first round, "
+            f"a run cannot begin with network {lineage.id!r}: it must have an id, appear before the first round, "
             "be in use and have drawn weights"
         )
     config, first = lineage.config, context.config.model
     if (config.input_shape, config.class_count) != (first.input_shape, first.class_count):
-        raise ValueError(f"network {lineage.id!r} takes or tells something else than what the configuration describes")
+        raise ValueError(f"network {lineage.id!r} has other inputs or classes than the configuration")

@@ -1,4 +1,4 @@
-"""What clients declare and offer: their profiles and telemetry, judged by the run and its method. Pure."""
+"""The offers and declarations of clients, from their profiles and telemetry. Pure."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,44 +15,30 @@ from subfleet.protocol.messages import ArchitectureProblem, Profile, Telemetry
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Explicit, Full, IndexSet, Roll
-from subfleet.rounds.actions import Reply
-from subfleet.rounds.answers import Verdict, reply
 from subfleet.rounds.context import RunContext
+from subfleet.rounds.judging import Verdict, reply
+from subfleet.rounds.signals import Reply
 from subfleet.rounds.state import ClientState, Offer, RunState
 from subfleet.search.candidates import budget_of, forward_macs_of
 from subfleet.settings.named_networks import parse_client_network
 from subfleet.settings.run import Run
 from subfleet.tasks import shape_problem
 
-__all__ = [
-    "MOST_CHARACTERS",
-    "MOST_NETWORKS",
-    "Declaration",
-    "class_counts_of",
-    "declaration_of",
-    "declaration_reply",
-    "measured_client",
-    "peers_told",
-    "samples_problem",
-    "scale_warning",
-    "with_brought",
-]
-
-MOST_CHARACTERS = 400  # of a reason, as it stands in tables
+MOST_CHARACTERS = 400  # of a reason in tables and logs
 
 
-def measured_client(context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry) -> ClientState:
-    """The state of a client that has told what it can give; skipped where it can take no part at all.
+def build_client(context: RunContext, state: RunState, profile: Profile, telemetry: Telemetry) -> ClientState:
+    """The state of a client that has sent its telemetry; skipped if it cannot take part.
 
     Args:
         context: of the run.
-        state: of the run. What a refusal has told of a disk counts where the telemetry tells nothing.
+        state: of the run. Free disk bytes from an earlier refusal count if the telemetry has none.
         profile: of the client.
-        telemetry: what it told.
+        telemetry: of the client.
     """
     if telemetry.disk_budget_bytes is None:
         telemetry = replace(telemetry, disk_budget_bytes=state.disks.get(profile.client_id))
-    class_counts, odd_classes = class_counts_of(context.config, profile)
+    class_counts, odd_classes = count_classes(context.config, profile)
     client = ClientState(
         client_id=profile.client_id,
         device=profile.device,
@@ -61,88 +47,89 @@ def measured_client(context: RunContext, state: RunState, profile: Profile, tele
             runtime=next((name for name in profile.runtimes if name in context.config.targets), ""),
             packing_width=profile.packing_width,
             macs_per_s=profile.macs_per_s,
-            budget=_budget(context, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
-            lasting=_lasting(context, profile, telemetry),
+            budget=_build_budget(context, profile, telemetry, telemetry.reading, telemetry.memory_budget_bytes),
+            lasting=_build_lasting_budget(context, profile, telemetry),
             memory_free_bytes=telemetry.reading.memory_free_bytes,
-            memory_budget_bytes=_memory_bytes(context, profile, telemetry.memory_budget_bytes),
+            memory_budget_bytes=_limit_memory_bytes(context, profile, telemetry.memory_budget_bytes),
             sample_count=profile.sample_count,
             telemetry_id=telemetry.message_id,
             class_counts=class_counts,
-            data_warning=scale_warning(context, profile),
+            data_warning=find_scale_warning(context, profile),
         ),
     )
-    reason = _why_not(context, profile, client.offer.runtime) or odd_classes
+    reason = _explain_exclusion(context, profile, client.offer.runtime) or odd_classes
     if context.config.data.check == "refuse":
         reason = reason or client.offer.data_warning
     if context.roles.assigner.declarations:
-        declared = declaration_of(context, profile, state.brought.get(profile.client_id, ()))
+        declared = judge_declaration(context, profile, state.brought.get(profile.client_id, ()))
         client = replace(
             client,
             offer=replace(client.offer, architecture=declared.size, brought=declared.network),
         )
         reason = reason or declared.reason
-    if reason:  # as long as its profile stays what it is
+    if reason:  # as long as its profile does not change
         return replace(client, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
     if not telemetry.reading.available:
         return replace(client, stage="skipped", reason="the device is not available now")
     return client
 
 
-def _budget(
+def _build_budget(
     context: RunContext, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int
 ) -> Budget:
     return budget_of(
         link,
-        _memory_bytes(context, profile, offered_bytes),
+        _limit_memory_bytes(context, profile, offered_bytes),
         communication_s=context.config.communication_s,
-        forward_macs=_forward_macs(context, profile, telemetry.round or 1),
+        forward_macs=_limit_forward_macs(context, profile, telemetry.round or 1),
         disk_bytes=telemetry.disk_budget_bytes,
     )
 
 
-def _forward_macs(context: RunContext, profile: Profile, round_number: int) -> int | None:
-    """What it may take for a sample, by the seconds of a round and by those of a batch; None is no limit."""
+def _limit_forward_macs(context: RunContext, profile: Profile, round_number: int) -> int | None:
+    """Multiply-accumulates that a sample may take, by the seconds of a round and of a batch; None is no limit."""
     training, config = context.training(round_number), context.config
     limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
     found = [forward_macs_of(profile.macs_per_s, seconds, count) for seconds, count in limits]
     return min((most for most in found if most is not None), default=None)
 
 
-def _lasting(context: RunContext, profile: Profile, telemetry: Telemetry) -> Budget | None:
-    """What it says of its log; believed as its budget is: what it claims beyond that, no task is held against."""
+def _build_lasting_budget(context: RunContext, profile: Profile, telemetry: Telemetry) -> Budget | None:
+    """The budget that its log has for most of its time, as it reports it."""
     low = telemetry.log_low
     if low is None or context.log_quantile is None:
         return None
-    return _budget(context, profile, telemetry, low, low.memory_budget_bytes)
+    return _build_budget(context, profile, telemetry, low, low.memory_budget_bytes)
 
 
-def _memory_bytes(context: RunContext, profile: Profile, offered_bytes: int) -> int:
+def _limit_memory_bytes(context: RunContext, profile: Profile, offered_bytes: int) -> int:
     limits = context.config.memory_limits
     return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
 
 
-def _why_not(context: RunContext, profile: Profile, runtime: str) -> str:
-    if unfit := samples_problem(context.config, profile):
+def _explain_exclusion(context: RunContext, profile: Profile, runtime: str) -> str:
+    if unfit := find_samples_problem(context.config, profile):
         return unfit
     if not runtime:
-        return f"it runs {', '.join(profile.runtimes)}, but programs are made for {', '.join(context.config.targets)}"
+        runtimes, targets = ", ".join(profile.runtimes), ", ".join(context.config.targets)
+        return f"it runs {runtimes}, but the run has programs for {targets}"
     return ""
 
 
 MOST_NETWORKS = 4
-"""Of its own that one member may declare in a run: each may be one more union, which the server keeps."""
+"""Networks of its own that a client may declare in a run: each may need another union model."""
 _OTHERWISE: ArchitectureProblem = "not_in_space"
-_MOST_CHARACTERS = 400  # of a reason, as it stands in tables and logs
+_MOST_CHARACTERS = 400  # of a reason in tables and logs and logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a declared architecture is in a run.
+    """A judged declaration.
 
     Attributes:
-        size: of the method's space; None where there is none.
-        network: of the device's own; None where it declares none that can take part.
-        problem: why there is none; None where the device declares nothing.
+        size: the declared size of the method's space; None if it is none.
+        network: the device's own network; None if it declares none that can take part.
+        problem: what is wrong; None if nothing is, or nothing is declared.
         reason: the same in words.
     """
 
@@ -152,97 +139,97 @@ class Declaration:
     reason: str = ""
 
 
-def declaration_of(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
-    """Judge what a device declares. Wherever on an axis a submodel lies, it is the size that counts.
+def judge_declaration(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> Declaration:
+    """Judge the declaration of a device. Only the size of a submodel counts, wherever it lies on its axes.
 
     Args:
         context: of the run.
         profile: of the device.
-        before: digests of the networks of its own that it has declared before, see `with_brought`.
+        before: digests of its own networks that it has declared before, see `remember_network`.
     """
     architecture = profile.architecture
     if architecture is None and not profile.network:
         return Declaration(
-            reason="the method goes by declared architectures, but the device declares none; name it with "
+            reason="the method needs declared architectures, but the device declares none; declare one with "
             "--architecture, or in its profile"
         )
     if not context.roles.assigner.declarations:
         return Declaration(
             problem="not_used",
-            reason=f"the run's method {context.config.method.TYPE!r} goes by no declarations, and gives what fits",
+            reason=f"the run's method {context.config.method.TYPE!r} uses no declarations and assigns what fits",
         )
     if architecture is None:
-        return _network_of(context, profile.network, before)
+        return _judge_network(context, profile.network, before)
     try:
         size = context.network.size_of(architecture)
     except ConfigError as error:
-        problems = (*_problems(context.network, architecture), _OTHERWISE)
-        return Declaration(problem=problems[0], reason=_told(str(error)))
+        problems = (*_list_problems(context.network, architecture), _OTHERWISE)
+        return Declaration(problem=problems[0], reason=_clean(str(error)))
     known = next((one for one in context.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
     if known is None:
         smallest, largest = context.space[0].name, context.space[-1].name
         return Declaration(
             problem="not_in_space",
-            reason=_told(
-                f"the declared architecture is none of the {len(context.space)} sizes of the run, from {smallest!r} to "
-                f"{largest!r}; declare one of those that `subfleet preflight --json` lists, or change its rates"
+            reason=_clean(
+                f"the declared architecture is not one of the {len(context.space)} sizes of the run, from {smallest!r} "
+                f"to {largest!r}; declare a size that `subfleet preflight --json` lists, or change the run's rates"
             ),
         )
     return Declaration(size=known)
 
 
-def declaration_reply(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> tuple[Reply, ...]:
-    """The answer to a profile that declares an architecture; none to others. The arguments are `declaration_of`'s."""
+def reply_to_declaration(context: RunContext, profile: Profile, before: tuple[str, ...] = ()) -> tuple[Reply, ...]:
+    """The answer to a profile that declares an architecture; see `judge_declaration` for the arguments."""
     if profile.architecture is None and not profile.network:
         return ()
-    found = declaration_of(context, profile, before)
+    found = judge_declaration(context, profile, before)
     status: Verdict = "refused" if found.size is None and found.network is None else "accepted"
     return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
 
 
-def with_brought(state: RunState, client: ClientState) -> RunState:
-    """The state that remembers the network that a client brings."""
+def remember_network(state: RunState, client: ClientState) -> RunState:
+    """The state that remembers a client's own network."""
     known = state.brought.get(client.client_id, ())
-    if client.offer.brought is None or (digest := _digest(client.offer.brought)) in known:
+    if client.offer.brought is None or (digest := _compute_digest(client.offer.brought)) in known:
         return state
     return replace(state, brought=MappingProxyType({**state.brought, client.client_id: (*known, digest)}))
 
 
-def _network_of(context: RunContext, text: str, before: tuple[str, ...]) -> Declaration:
+def _judge_network(context: RunContext, text: str, before: tuple[str, ...]) -> Declaration:
     try:
         network = parse_client_network(text, context.config.model)
     except ConfigError as error:
-        return Declaration(problem="no_network", reason=_told(f"the network that it declares is none: {error}"))
-    if len(before) >= MOST_NETWORKS and _digest(network) not in before:
+        return Declaration(problem="no_network", reason=_clean(f"its declared network is invalid: {error}"))
+    if len(before) >= MOST_NETWORKS and _compute_digest(network) not in before:
         return Declaration(
             problem="too_many",
-            reason=f"it has declared {len(before)} networks in this run and declares another, but may declare "
-            f"{MOST_NETWORKS}; declare one of those again",
+            reason=f"it has declared {len(before)} networks in this run and declares another, but may declare only "
+            f"{MOST_NETWORKS}; declare an earlier one again",
         )
     return Declaration(network=network)
 
 
-@lru_cache(maxsize=2**12)  # each heartbeat of a client says it again
-def _digest(network: AnyFamily) -> str:
+@lru_cache(maxsize=2**12)  # each heartbeat of a client repeats it
+def _compute_digest(network: AnyFamily) -> str:
     return hashlib.sha256(canonical_json(network)).hexdigest()[:16]
 
 
-def _problems(network: Network, architecture: Architecture) -> Iterator[ArchitectureProblem]:
-    """What is wrong with an architecture that is no submodel, the most telling first; nothing of groups and orders."""
+def _list_problems(network: Network, architecture: Architecture) -> Iterator[ArchitectureProblem]:
+    """What is wrong with an invalid architecture, the most specific first; groups and orders are not checked."""
     if any(name not in network.axes for name, _ in architecture.axes):
         yield "unknown_axis"
     if architecture.choices or not set(architecture.blocks) <= {block.name for block in network.blocks}:
         yield "unknown_block"
     if any(
-        _needed_size(index_set) > network.axes[name].size
+        _compute_needed_size(index_set) > network.axes[name].size
         for name, index_set in architecture.axes
         if name in network.axes
     ):
         yield "too_large"
 
 
-def _needed_size(index_set: IndexSet) -> int:
-    """How long an axis must be to have these indices."""
+def _compute_needed_size(index_set: IndexSet) -> int:
+    """The length that an axis needs for these indices."""
     if isinstance(index_set, Full):
         return 0
     if isinstance(index_set, Explicit):
@@ -250,15 +237,15 @@ def _needed_size(index_set: IndexSet) -> int:
     return max(index_set.size, index_set.start + 1) if isinstance(index_set, Roll) else index_set.size
 
 
-def _told(text: str) -> str:
-    """What stands in a message and in tables: neither long nor with characters that act."""
-    return "".join(character if character.isprintable() else " " for character in text)[:_MOST_CHARACTERS]
+def _clean(text: str) -> str:
+    """A short text for messages and tables, without control characters."""
+    return "".join(character if character.isprintable() else " " for character in text)[:MOST_CHARACTERS]
 
 
-def class_counts_of(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
-    """How many labels of each of the run's classes a client tells that it has; and why it cannot take part.
+def count_classes(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
+    """The number of a client's labels of each of the run's classes; and why it cannot take part, else an empty text.
 
-    The reason is empty where it can. Then it maps its data by the same names and the same rule.
+    The client maps its data by the same names and the same rule.
     """
     class_count, counts = config.model.class_count, profile.class_counts
     if not config.training.objective.over_classes:
@@ -282,30 +269,30 @@ _REMEDY = "scale them alike, or set check in [data] of the run's file"
 _SHOWN = 5
 
 
-def samples_problem(config: Run, profile: Profile) -> str:
-    """Why a client's samples cannot be fed to the run's model; empty where they can, as far as it tells."""
+def find_samples_problem(config: Run, profile: Profile) -> str:
+    """Why a client's samples cannot be fed to the run's model; empty if they can, as far as is known."""
     transform = config.data.transform
     if profile.sizes_differ and (transform is None or not transform.fixes_size):
-        return "its pictures have several sizes, but the run brings them to none; set resize in [data.transform]"
+        return "its pictures have several sizes, and the run does not resize them; set resize in [data.transform]"
     shapes = (profile.input_shape, *profile.other_input_shapes)
-    problems = [_shape_problem(config, shape) for shape in shapes]
+    problems = [_find_shape_problem(config, shape) for shape in shapes]
     if all(problems):
         return f"its samples {problems[0]}"
-    return "" if profile.inputs is None else _kind_problem(config, profile.inputs)
+    return "" if profile.inputs is None else _find_kind_problem(config, profile.inputs)
 
 
-def _shape_problem(config: Run, shape: tuple[int, ...]) -> str:
+def _find_shape_problem(config: Run, shape: tuple[int, ...]) -> str:
     transform = config.data.transform
     if transform is None:
         return shape_problem(shape, config.model.input_shape)
     try:
         return shape_problem(transform.shape_of(shape), config.model.input_shape)
     except ValueError as error:
-        return f"cannot be brought to the run's data.transform: {error}"
+        return f"cannot be transformed by the run's data.transform: {error}"
 
 
-def _kind_problem(config: Run, inputs: InputStatistics) -> str:
-    """Indices for a model of numbers, numbers for one of indices, or indices beyond its vocabulary."""
+def _find_kind_problem(config: Run, inputs: InputStatistics) -> str:
+    """Whether the samples are indices or numbers unlike the model's inputs, or beyond its vocabulary."""
     vocabulary: int = getattr(config.model, "vocabulary", 0)
     wanted = "indices" if vocabulary else "numbers"
     if inputs.kind != wanted:
@@ -315,8 +302,8 @@ def _kind_problem(config: Run, inputs: InputStatistics) -> str:
     return ""
 
 
-def scale_warning(context: RunContext, profile: Profile) -> str:
-    """Why a client's inputs and those of the evaluation data are not on one scale; empty where nothing says so."""
+def find_scale_warning(context: RunContext, profile: Profile) -> str:
+    """Why a client's inputs and the evaluation data differ in scale; empty if they do not, as far as is known."""
     evaluation = context.evaluation_inputs
     if context.config.data.check == "off" or evaluation is None or profile.inputs is None:
         return ""
@@ -328,15 +315,15 @@ def scale_warning(context: RunContext, profile: Profile) -> str:
     )
 
 
-def peers_told(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator[str]:
-    """What clients say against each other: who is not on the scale of most, or that the evaluation data are not.
+def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator[str]:
+    """Sentences about clients with another scale than most, or about evaluation data with another scale.
 
     Args:
         context: of the run.
-        profiles: of those who take part in a round, by client id.
+        profiles: of the clients of a round, by client id.
     """
     told = {name: one.inputs for name, one in sorted(profiles.items()) if one.inputs is not None}
-    usual = _usual(told.values())
+    usual = _find_usual(told.values())
     if context.config.data.check == "off" or usual is None:
         return
     evaluation = context.evaluation_inputs
@@ -358,7 +345,7 @@ def peers_told(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator
         )
 
 
-def _usual(told: Iterable[InputStatistics]) -> InputStatistics | None:
-    """The client in the middle: with more than half of the others it is on one scale, if anybody is."""
+def _find_usual(told: Iterable[InputStatistics]) -> InputStatistics | None:
+    """The client in the middle, which shares its scale with more than half of the others if any client does."""
     ordered = sorted((one for one in told if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum))
     return ordered[len(ordered) // 2] if len(ordered) > 2 else None

@@ -1,17 +1,15 @@
-"""A mapping that nothing changes, and of which another with one entry changed costs the same at any size.
+"""An immutable mapping; a copy with one changed entry costs the same at any size.
 
-A hash trie of two levels with 64 branches each: a change copies the way to one leaf, and shares all else. So two states
-of a run hold a fleet once, and what differs between them is found without a look at what they share.
+It is a hash trie of two levels with 64 branches each: a change copies the path to one leaf and shares the rest. So two
+states of a run store a fleet once, and their differences are found without visiting what they share.
 
-Leaves hold a few entries up to some ten thousand, as a fleet has; far beyond, or where somebody chose names that share
-a leaf, they grow, and changes cost what a copy of a leaf costs.
+Leaves have a few entries up to some ten thousand clients. With many more, or with chosen names that share a leaf, they
+grow, and a change costs the copy of a leaf.
 """
 
 import zlib
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
-
-__all__ = ["PersistentMap"]
 
 V = TypeVar("V")
 _BITS = 6
@@ -22,7 +20,7 @@ Branch = tuple[Leaf[V], ...]
 
 
 class PersistentMap(Mapping[str, V], Generic[V]):
-    """Strings to values. Entries come in an order that follows from the keys alone.
+    """A mapping from strings. The order of entries depends only on the keys.
 
     Args:
         items: to begin with.
@@ -63,14 +61,14 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         return self._count
 
     def items(self) -> ItemsView[str, V]:
-        """The entries, read leaf by leaf: a look at everybody looks nobody up."""
+        """The entries, read leaf by leaf without look-ups."""
         return _Entries(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
 
     def updated(self, items: Mapping[str, V]) -> "PersistentMap[V]":
-        """With these entries, in place of those of the same keys."""
+        """A copy with these entries added or replaced."""
         after = self
         for key, value in items.items():
             high, low = _place(key)
@@ -81,18 +79,18 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         return after
 
     def without(self, keys: Iterable[str]) -> "PersistentMap[V]":
-        """Without the entries of these keys."""
+        """A copy without the entries of these keys."""
         after = self
         for key in keys:
             high, low = _place(key)
             old = after.root[high][low] if after.root[high] else ()
-            kept = tuple(entry for entry in old if entry[0] != key)
-            if len(kept) < len(old):
-                after = after._with_leaf(high, low, kept, after._count - 1)
+            others = tuple(entry for entry in old if entry[0] != key)
+            if len(others) < len(old):
+                after = after._with_leaf(high, low, others, after._count - 1)
         return after
 
     def changed(self, before: "PersistentMap[V]") -> Iterator[str]:
-        """The keys here whose values are not the very same there; what both share is not looked at."""
+        """The keys with values that are not identical in another map; shared parts are not visited."""
         for branch, old_branch in zip(self.root, before.root, strict=True):
             if branch is old_branch or not branch:
                 continue
@@ -110,7 +108,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
 
 
 class _Entries(ItemsView[str, V]):
-    """The entries of a map; what a view is beside that, such as a set of pairs, it has from `ItemsView`."""
+    """The entries of a map, iterated leaf by leaf."""
 
     def __init__(self, entries: PersistentMap[V]) -> None:
         super().__init__(entries)
@@ -125,5 +123,5 @@ def _key(entry: tuple[str, object]) -> str:
 
 
 def _place(key: str) -> tuple[int, int]:
-    told = zlib.crc32(key.encode())
-    return told & (_WIDTH - 1), (told >> _BITS) & (_WIDTH - 1)
+    digest = zlib.crc32(key.encode())
+    return digest & (_WIDTH - 1), (digest >> _BITS) & (_WIDTH - 1)

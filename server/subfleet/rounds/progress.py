@@ -1,39 +1,23 @@
-"""Where a run stands: its phase, and the attempts of its open round that left nothing to aggregate. Plain data."""
+"""The progress of a run: its phase, and the attempts of its open round that aggregated nothing. Plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-__all__ = [
-    "Aggregating",
-    "Deploying",
-    "Evaluating",
-    "Failed",
-    "Failing",
-    "Finished",
-    "Measuring",
-    "Phase",
-    "PhaseName",
-    "Searching",
-    "Training",
-    "Tries",
-    "Waiting",
-]
-
 PhaseName = Literal["waiting", "measure", "train", "aggregate", "evaluate", "search", "deploy", "finished", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Between rounds: for clients, for the pause after a lost attempt to be over, or for what comes next."""
+    """Between rounds: the run waits for clients, for the end of a pause, or for the next phase."""
 
     TYPE: ClassVar[Literal["waiting"]] = "waiting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """A round was announced, and clients say what they can give."""
+    """A round was announced, and clients send their telemetry."""
 
     TYPE: ClassVar[Literal["measure"]] = "measure"
 
@@ -54,7 +38,7 @@ class Aggregating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluating:
-    """Clients say how good the new model is on data that it was not trained on."""
+    """Clients evaluate the new model on held-out data."""
 
     TYPE: ClassVar[Literal["evaluate"]] = "evaluate"
 
@@ -64,7 +48,7 @@ class Searching:
     """Paths of a supernet are proposed and scored, a generation at a time.
 
     Attributes:
-        generations: that have been scored.
+        generations: number of scored generations.
     """
 
     TYPE: ClassVar[Literal["search"]] = "search"
@@ -90,7 +74,7 @@ class Failed:
     """The run has ended before its last round.
 
     Attributes:
-        why: in words, with what to do.
+        why: the reason, and what to do.
     """
 
     TYPE: ClassVar[Literal["failed"]] = "failed"
@@ -102,12 +86,12 @@ Phase = Waiting | Measuring | Training | Aggregating | Evaluating | Searching | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
-    """A client that fails in every attempt of the open round, for what another attempt does not change.
+    """A client that fails in every attempt of the open round, for a reason that another attempt does not change.
 
     Attributes:
-        times: in how many attempts, one after the other.
-        first: why in the first of them, as tables have it.
-        last: the same of the last.
+        times: number of consecutive attempts.
+        first: the reason in the first of them.
+        last: the reason in the last of them.
     """
 
     times: int
@@ -117,13 +101,13 @@ class Failing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """The tries that left nothing to aggregate; when that was is in `LiveState.retries`.
+    """The attempts that aggregated nothing; their times are in `LiveState.retries`.
 
     Attributes:
-        retry: of the open round, or of the last one.
-        lost: of the whole run.
-        waits_for: who did not take part in the last one and why; empty where the round was aggregated.
-        failing: the clients whose attempts come to nothing again and again, see `continuing`.
+        retry: number of such attempts of the open or last round.
+        lost: the same of the whole run.
+        waits_for: which clients did not take part in the last one, and why; empty once the round is aggregated.
+        failing: the clients that fail in every attempt, see `continuing`.
     """
 
     retry: int = 0

@@ -1,20 +1,20 @@
-"""A search between two rounds for paths of a supernet, a generation at a time. Pure.
+"""A search between two rounds for paths of a supernet, one generation at a time. Pure.
 
-    waiting --> search     a round was aggregated, and the method has something to search for
-    search  --> search     a generation was proposed and scored, and is remembered
-    search  --> waiting    nothing is left to propose: what was found are the networks of the run from now on
-    search  --> failed     a generation cannot be scored, or none of any tier could
+    waiting --> search     a round was aggregated, and the method has a search to do
+    search  --> search     a generation was proposed and scored
+    search  --> waiting    nothing is left to propose: the best paths are the networks of the run from now on
+    search  --> failed     a generation cannot be scored, or none of any tier could be
 
-A tier whose paths no device can compute is passed over where devices score.
+If devices score, a tier with paths that no device can compute is skipped.
 
-Generations are proposed beside the loop, and scored there or by devices, as below. Each is in the
-journal before the next is asked for: a run that was killed goes on behind the last one.
+Generations are proposed beside the loop, and scored there or by devices. Each is in the journal before the next is
+requested: a run that was killed continues after the last one.
 
-A device receives the smallest supernet that holds the generation's paths, and tells how good each of them is there
-(FedorAS, section 3.2). A path's score in a round is the mean over all labels that were counted, of which no device has
-more than a share, without the best and the worst quarter of the devices, from three on at least one; and over all
-rounds the mean of these. A server that starts anew has the generation scored anew, by tasks with other names,
-since devices do not answer a task twice.
+A device receives the smallest supernet that contains the generation's paths, and evaluates each path (FedorAS, section
+3.2). The score of a path in a scoring round is a mean over all counted labels, with a limited fraction for each device
+and without the best and the worst quarter of the devices (of three or more, at least one each); its score is the mean
+over all scoring rounds. A server that restarts has the generation scored again, by tasks with new ids, since devices do
+not answer a task twice.
 """
 
 import math
@@ -30,163 +30,151 @@ from subfleet.methods.selector import trimmed_mean
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
-from subfleet.rounds.actions import Action, CloseGeneration
-from subfleet.rounds.awaiting import collected, punctuality_of, with_phase_closed, without_parted
+from subfleet.rounds.awaiting import close_phase, collect, drop_departed, get_punctuality
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.evaluating import evaluating_client, evaluations_wanted
+from subfleet.rounds.evaluating import build_evaluator, request_evaluations
 from subfleet.rounds.live import GenerationScores
-from subfleet.rounds.members import expected
-from subfleet.rounds.networks import all_lineages, lineages_in_use, with_lineages
+from subfleet.rounds.members import list_expected
+from subfleet.rounds.networks import list_lineages, list_living_lineages, replace_lineages
 from subfleet.rounds.progress import Searching, Waiting
-from subfleet.rounds.sizing import asking
-from subfleet.rounds.state import RunState, remembered
-from subfleet.rounds.weights import client_fraction, fraction_limit
+from subfleet.rounds.signals import Action, CloseGeneration, Outcome
+from subfleet.rounds.sizing import request_new
+from subfleet.rounds.state import RunState, get_memory
+from subfleet.rounds.weights import find_fraction_limit, limit_client_fraction
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
 from subfleet.search.path_evolution import kendall_tau
 
-__all__ = [
-    "begun_scoring",
-    "generation_failed",
-    "generation_made",
-    "generation_wanted",
-    "mean_scores",
-    "scored_by_devices",
-    "search_due",
-    "searched_round",
-    "searching",
-    "smallest_supernet",
-]
-
-Outcome = tuple[RunState, tuple[Action, ...]]
-_NOBODY = "no device that can compute its paths has scored them; see that some hold samples out"
+_NOBODY = "no device that can compute its paths has scored them; let some devices hold out samples"
 
 
-def search_due(context: RunContext, state: RunState) -> bool:
-    """Whether a search comes before anything else: after it the supernet has retired, and there is none to search."""
+def is_search_due(context: RunContext, state: RunState) -> bool:
+    """Whether a search is due; after it the supernet has retired, so there is nothing to search."""
     search = context.roles.networks.path_search
-    if search is None or not state.aggregated_round or _supernet(context, state) is None:
+    if search is None or not state.aggregated_round or _find_supernet(context, state) is None:
         return False
-    return search.is_due(remembered(context, state), state.aggregated_round)
+    return search.is_due(get_memory(context, state), state.aggregated_round)
 
 
-def searching(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Ask for the next generation, unless it is being made, or devices are scoring it."""
-    state, actions = _with_scores(context, state, now_s)
-    wanted = generation_wanted(state)
+def advance_search(context: RunContext, state: RunState, now_s: float) -> Outcome:
+    """Request the next generation, unless that is open or devices are scoring one."""
+    state, actions = _collect_scores(context, state, now_s)
+    wanted = request_generation(state)
     if state.phase != "search" or state.live.scores is not None:
         return state, actions
-    state, more = asking(state, (wanted,))
+    state, more = request_new(state, (wanted,))
     return state, (*actions, *more)
 
 
-def generation_wanted(state: RunState) -> GenerationRequest:
-    """The next generation, by its number."""
+def request_generation(state: RunState) -> GenerationRequest:
+    """The request for the next generation."""
     return GenerationRequest(round=state.aggregated_round, number=state.generations + 1)
 
 
-def generation_made(
+def receive_generation(
     context: RunContext, state: RunState, request: GenerationRequest, made: ProposedGeneration, now_s: float
 ) -> Outcome:
-    """Remember a generation's scores; or end the search, where there was nothing left to propose."""
+    """Record a generation's scores, let devices score it, or end the search if nothing is left to propose."""
     state = state.without_request(request)
     search = context.roles.networks.path_search
-    if state.phase != "search" or request != generation_wanted(state) or search is None:
+    if state.phase != "search" or request != request_generation(state) or search is None:
         return state, ()
-    supernet = _supernet(context, state)
+    supernet = _find_supernet(context, state)
     if made.generation is None:
-        found = _with_found(context, state, search, supernet)
+        found = _conclude(context, state, search, supernet)
         if found is None:
-            return generation_failed(state, request, _NOBODY, now_s), ()
-        return found.entered(Waiting(), now_s), ()
+            return fail_generation(state, request, _NOBODY, now_s), ()
+        return found.enter(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
-        return begun_scoring(state, context.declared(supernet).network, made, now_s), ()
+        return begin_scoring(state, context.declared(supernet).network, made, now_s), ()
     close = CloseGeneration(
         round=state.aggregated_round,
         generation=made.generation,
         scores=made.scores,
         seconds=now_s - state.live.entered_s,
     )
-    return _scored(context, state, search, close, now_s)
+    return _record_generation(context, state, search, close, now_s)
 
 
-def generation_failed(state: RunState, wanted: GenerationRequest, reason: str, now_s: float) -> RunState:
-    """A search that cannot go on ends the run: its networks would be chosen by nothing."""
+def fail_generation(state: RunState, wanted: GenerationRequest, reason: str, now_s: float) -> RunState:
+    """Fail the run: a search that cannot go on has no networks for it."""
     state = state.without_request(wanted)
-    if state.phase != "search" or wanted != generation_wanted(state):
+    if state.phase != "search" or wanted != request_generation(state):
         return state
     failure = f"generation {wanted.number} of the search after round {wanted.round} cannot be scored: {reason}"
-    return state.failed(failure, now_s)
+    return state.fail(failure, now_s)
 
 
-def searched_round(context: RunContext, state: RunState) -> int:
-    """The round after which a supernet was searched and retired: its checkpoint alone has all paths; 0 for none."""
+def find_searched_round(context: RunContext, state: RunState) -> int:
+    """The round after which a supernet was searched and retired; 0 if none was. Only its checkpoint has all paths."""
     retired = (one for one in state.lineages if one.retired_round)
     return max((one.retired_round or 0 for one in retired if context.declared(one).network.choices), default=0)
 
 
-def _with_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """The state with what devices have told of a generation; it is remembered when all rounds of scoring are over."""
-    search, supernet = context.roles.networks.path_search, _supernet(context, state)
+def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
+    """Collect the scores of devices, and record the generation when all scoring rounds are over."""
+    search, supernet = context.roles.networks.path_search, _find_supernet(context, state)
     if search is None or search.federated is None or supernet is None:
         return state, ()
-    state, actions = scored_by_devices(context, state, context.declared(supernet).network, search.federated, now_s)
+    state, actions = score_by_devices(context, state, context.declared(supernet).network, search.federated, now_s)
     told = state.live.scores
     if told is None or told.closed < search.federated.rounds:
         return state, actions
     state, generation = replace(state, live=replace(state.live, scores=None)), told.made.generation
-    scores = mean_scores(told) or told.made.scores  # the server's own, where it has any
-    if generation is not None and not scores and not told.asked:  # a tier for which there is no device
-        memory = search.skip(remembered(context, state), generation)
-        return replace(state, memory=memory).entered(state.at, now_s), actions
+    scores = average_scores(told) or told.made.scores  # the server's own, if it has any
+    if generation is not None and not scores and not told.asked:  # no device can compute this tier
+        memory = search.skip(get_memory(context, state), generation)
+        return replace(state, memory=memory).enter(state.at, now_s), actions
     if generation is None or not scores:
-        return generation_failed(state, generation_wanted(state), _NOBODY, now_s), actions
+        return fail_generation(state, request_generation(state), _NOBODY, now_s), actions
     close = CloseGeneration(
         round=state.aggregated_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
     )
-    state, more = _scored(context, state, search, close, now_s)
+    state, more = _record_generation(context, state, search, close, now_s)
     return state, (*actions, *more)
 
 
-def _scored(context: RunContext, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float) -> Outcome:
-    memory = search.record(remembered(context, state), close.generation, close.scores)
+def _record_generation(
+    context: RunContext, state: RunState, search: PathSearch, close: CloseGeneration, now_s: float
+) -> Outcome:
+    memory = search.record(get_memory(context, state), close.generation, close.scores)
     at = Searching(generations=close.generation.number)
-    return replace(state, memory=memory).entered(at, now_s), (close,)
+    return replace(state, memory=memory).enter(at, now_s), (close,)
 
 
-def _supernet(context: RunContext, state: RunState) -> Lineage | None:
-    """The lineage of the network in use that has choices of operators; None where there is none."""
-    living = lineages_in_use(context, state)
+def _find_supernet(context: RunContext, state: RunState) -> Lineage | None:
+    """The lineage of the supernet in use; None if there is none."""
+    living = list_living_lineages(context, state)
     return next((one for one in living if context.declared(one).network.choices), None)
 
 
-def _with_found(context: RunContext, state: RunState, search: PathSearch, supernet: Lineage | None) -> RunState | None:
-    """The state in which the supernet has retired, and the networks that were found are in use; None without any.
+def _conclude(context: RunContext, state: RunState, search: PathSearch, supernet: Lineage | None) -> RunState | None:
+    """Retire the supernet and use the networks that were found; None if none was found.
 
     Raises:
-        ValueError: there is no supernet, or the method has found networks that do not come from it: a mistake of ours.
+        ValueError: there is no supernet, or the method has found networks that do not descend from it.
     """
     if supernet is None:
-        raise ValueError("a search has ended of a run that has no supernet")
+        raise ValueError("a search has ended, but the run has no supernet")
     network = context.declared(supernet).network
-    found = tuple(search.conclude(remembered(context, state), network, state.aggregated_round))
+    found = tuple(search.conclude(get_memory(context, state), network, state.aggregated_round))
     odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.aggregated_round)]
     if odd:
-        raise ValueError(f"a search has found the networks {odd}, but must find some of network {network.id!r}")
+        raise ValueError(f"a search has found networks {odd}, which do not descend from network {network.id!r}")
     if not found:
         return None
     before = (
         replace(one, retired_round=state.aggregated_round) if one.id == network.id else one
-        for one in all_lineages(context, state.lineages)
+        for one in list_lineages(context, state.lineages)
     )
-    return with_lineages(context, state, (*before, *found))
+    return replace_lineages(context, state, (*before, *found))
 
 
 _MOST_GUESSES = 2.0
-"""The most that a loss counts, in those of guessing: worse paths are alike."""
+"""The most that a loss counts, in losses of guessing: worse paths are equal."""
 
 
-def smallest_supernet(network: Network, generation: Generation) -> Architecture:
-    """The subspace that holds the paths of a generation, and no other operator.
+def build_smallest_supernet(network: Network, generation: Generation) -> Architecture:
+    """The subspace with the operators of a generation's paths, and no others.
 
     Args:
         network: the supernet.
@@ -201,17 +189,17 @@ def smallest_supernet(network: Network, generation: Generation) -> Architecture:
     return replace(network.full_architecture(), choices=named, name=f"supernet of {len(generation.paths)} paths")
 
 
-def begun_scoring(state: RunState, network: Network, made: ProposedGeneration, now_s: float) -> RunState:
-    """The state in which devices are to score a generation.
+def begin_scoring(state: RunState, network: Network, made: ProposedGeneration, now_s: float) -> RunState:
+    """Let devices score a generation.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no generation.
     """
     if made.generation is None:
         raise ValueError("there is no generation to score")
     scores = GenerationScores(
         made=made,
-        supernet=smallest_supernet(network, made.generation),
+        supernet=build_smallest_supernet(network, made.generation),
         asked_s=state.live.entered_s,
         sums=(0.0,) * len(made.generation.paths),
     )
@@ -219,55 +207,52 @@ def begun_scoring(state: RunState, network: Network, made: ProposedGeneration, n
     return replace(state, live=live, clients=MappingProxyType({}))
 
 
-def scored_by_devices(
+def score_by_devices(
     context: RunContext, state: RunState, network: Network, federated: FederatedScoring, now_s: float
 ) -> Outcome:
-    """Ask for scores, and close a round of scoring where nothing more is to be waited for.
-
-    All rounds are over where the state's scores say that more were closed than there are.
-    """
+    """Send score tasks, and close scoring rounds that wait for no client; `GenerationScores.closed` counts them."""
     actions: tuple[Action, ...] = ()
     while (scores := state.live.scores) is not None and scores.closed < federated.rounds:
         if not state.clients:
-            names = _drawn(context, state, scores, federated, now_s)
+            names = _draw_clients(context, state, scores, federated, now_s)
             clients = {
-                name: evaluating_client(state, name, network.full_architecture(), scores.supernet) for name in names
+                name: build_evaluator(state, name, network.full_architecture(), scores.supernet) for name in names
             }
             state = replace(state, clients=MappingProxyType(clients))
-            actions += evaluations_wanted(state, clients)
-        state, parted = without_parted(context, state, now_s)
+            actions += request_evaluations(state, clients)
+        state, parted = drop_departed(context, state, now_s)
         actions += parted
-        collection = collected(context, state, "paths", now_s)
-        asked = state.clients or collection.late  # where nobody can be asked, nobody has answered
+        collection = collect(context, state, "paths", now_s)
+        asked = state.clients or collection.late  # a round without clients lasts until its deadline
         if not (asked and collection.closes):
             break
-        state, withdrawn = with_phase_closed(context, state, "paths", collection, now_s)
-        state = _closed(context, state, scores, now_s)
+        state, withdrawn = close_phase(context, state, "paths", collection, now_s)
+        state = _close_scoring(context, state, scores, now_s)
         actions += withdrawn
     return state, actions
 
 
-def mean_scores(scores: GenerationScores) -> tuple[float, ...]:
-    """Of each path, over all labels that were counted; none where no device has told any."""
+def average_scores(scores: GenerationScores) -> tuple[float, ...]:
+    """The mean score of each path over all counted labels; empty without any."""
     return tuple(one / scores.weight for one in scores.sums) if scores.weight else ()
 
 
-def _drawn(
+def _draw_clients(
     context: RunContext, state: RunState, scores: GenerationScores, federated: FederatedScoring, now_s: float
 ) -> Sequence[str]:
-    """Those that score in the open round, and extras beside them: other ones in each, the same again after a crash."""
-    able = sorted(_able(context, state, scores, now_s))
+    """Draw the clients and extras of a scoring round: others in each round, the same again after a crash."""
+    able = sorted(_list_able(context, state, scores, now_s))
     name = f"{context.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
-    extras = [one for one in able if punctuality_of(state, one, "paths").extra]
+    extras = [one for one in able if get_punctuality(state, one, "paths").extra]
     others = sorted(set(able) - set(extras))
     drawn = open_stream(name).sample(others, min(federated.clients, len(others)))
     return sorted((*drawn, *open_stream(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
 
 
-def _able(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
-    """Those that are there, have held-out data, and can compute what the generation's tier takes at least."""
+def _list_able(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
+    """The present clients that have held-out data and can compute the generation's tier."""
     least_macs = scores.made.generation.least_macs if scores.made.generation is not None else 0
-    for name in expected(context, state, now_s):
+    for name in list_expected(context, state, now_s):
         last, profile = state.last.get(name), state.profiles.get(name)
         if last is None or profile is None or not profile.held_out_count:
             continue
@@ -276,15 +261,15 @@ def _able(context: RunContext, state: RunState, scores: GenerationScores, now_s:
             yield name
 
 
-def _closed(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> RunState:
-    """Count what was told, and go on to the next round of scoring."""
+def _close_scoring(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> RunState:
+    """Add the scores of a scoring round, and begin the next one."""
     found = [one.evaluated for _, one in sorted(state.clients.items()) if one.stage == "done" and one.evaluated]
     labels = [one.label_count for one in found]
-    # How many labels a device has is no more than a claim.
-    limit = fraction_limit(labels, client_fraction(context.config.max_client_fraction, len(labels)))
+    # The number of labels is only a claim of the device.
+    limit = find_fraction_limit(labels, limit_client_fraction(context.config.max_client_fraction, len(labels)))
     weights = [float(own if limit is None or own <= limit else limit) for own in labels]
     together = math.fsum(weights)
-    told = [_told(context, one) for one in found]
+    told = [_read_scores(context, one) for one in found]
     sums = scores.sums
     if told:
         means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
@@ -303,7 +288,7 @@ def _closed(context: RunContext, state: RunState, scores: GenerationScores, now_
     )
     central = scores.made.scores
     if central and scores.weight:
-        scores = replace(scores, ranks=(*scores.ranks, kendall_tau(mean_scores(scores), central)))
+        scores = replace(scores, ranks=(*scores.ranks, kendall_tau(average_scores(scores), central)))
     settled = state.settled.union(
         client.task.task_id for client in asked if client.stage == "done" and client.task is not None
     )
@@ -311,11 +296,11 @@ def _closed(context: RunContext, state: RunState, scores: GenerationScores, now_
     return replace(state, live=live, clients=MappingProxyType({}), settled=settled)
 
 
-def _told(context: RunContext, answer: Evaluated) -> list[float]:
-    """Of each path, its score."""
+def _read_scores(context: RunContext, answer: Evaluated) -> list[float]:
+    """The score of each path."""
     kind = context.config.training.objective.kind
     if kind.by_accuracy:
         return [one.accuracy for one in answer.scores]
-    # One device's word for a loss without bounds would decide by itself.
+    # An unbounded loss of one device would decide alone.
     most = _MOST_GUESSES * kind.guess_loss(context.config.model.class_count, Totals(label_count=0, loss=0.0))
     return [-min(one.loss, most) for one in answer.scores]

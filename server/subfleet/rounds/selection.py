@@ -1,4 +1,4 @@
-"""Which clients take part in a round, what methods are told of them, and how long they are expected to take. Pure."""
+"""Selects the clients of a round, describes them to methods, and estimates their times. Pure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,43 +19,41 @@ from subfleet.methods.selector import (
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.awaiting import punctuality_of
+from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import estimate_of, in_use
-from subfleet.rounds.state import ClientState, LastEvaluation, RunState, remembered
+from subfleet.rounds.networks import estimate_size, list_networks
+from subfleet.rounds.state import ClientState, LastEvaluation, RunState, get_memory
 from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
-__all__ = ["NOT_DRAWN", "ExpectedTime", "expected_time", "selected", "with_memory"]
-
 NOT_DRAWN = "it was not drawn for this round"
-"""Why a client that could take part is skipped."""
+"""Why a client that could take part was skipped."""
 
 Estimate = Callable[[Architecture], Candidate]
 
 
-def selected(context: RunContext, state: RunState) -> tuple[RunState, frozenset[str]]:
-    """The clients that the method chooses of those that can take part, and the state with what it then remembers.
+def select_clients(context: RunContext, state: RunState) -> tuple[RunState, frozenset[str]]:
+    """The clients that the method selects from those that can take part, and the state with its new memory.
 
-    In a round that measures norms all take part: statistics are those of everybody's data. Extras, for which the round
-    does not wait, are drawn beside the chosen ones and not in their place, as many as those at most; the method
-    chooses among them only where nobody else is there.
+    All clients take part in a calibration, since statistics are those of all data. Extras, which the round does not
+    wait for, are drawn in addition to the selected clients, at most as many; the method selects among them only if no
+    other client can take part.
     """
     able = tuple(client for _, client in sorted(state.clients.items()) if client.stage == "answered")
-    extras = frozenset(one.client_id for one in able if punctuality_of(state, one.client_id, "training").extra)
+    extras = frozenset(one.client_id for one in able if get_punctuality(state, one.client_id, "training").extra)
     if not extras or len(extras) == len(able) or context.config.calibrates(state.round):
-        return _chosen(context, state, able)
-    state, names = _chosen(context, state, tuple(one for one in able if one.client_id not in extras))
-    return state, names | _at_random(context, state, extras)
+        return _choose(context, state, able)
+    state, names = _choose(context, state, tuple(one for one in able if one.client_id not in extras))
+    return state, names | _draw_at_random(context, state, extras)
 
 
-def _at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
+def _draw_at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
     config = context.config
     count, retry = config.clients_per_round, state.retry
     return frozenset(draw_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
 
 
-def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
+def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
     names, config, select = (
         frozenset(client.client_id for client in able),
         context.config,
@@ -63,19 +61,19 @@ def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...])
     )
     if not able or config.calibrates(state.round):
         return state, names
-    if select is select_at_random:  # which needs to know nothing of the clients
-        return state, _at_random(context, state, names)
-    estimate = _estimated(context, state.lineages)
-    known = _Known(context=context, state=state, training=context.training(state.round), estimate=estimate)
+    if select is select_at_random:  # it needs no facts about the clients
+        return state, _draw_at_random(context, state, names)
+    estimate = _cache_estimates(context, state.lineages)
+    training = context.training(state.round)
     found = select(
         SelectionContext(
-            clients=tuple(known.available(client) for client in able),
+            clients=tuple(_build_available(context, state, client, training, estimate) for client in able),
             count=config.clients_per_round,
             round=state.round,
             retry=state.retry,
             seed=config.seed,
-            memory=remembered(context, state),
-            networks=MappingProxyType({one.network.id: one.network for one in in_use(context, state)}),
+            memory=get_memory(context, state),
+            networks=MappingProxyType({one.network.id: one.network for one in list_networks(context, state)}),
         )
     )
     chosen = names & set(found.clients)
@@ -84,14 +82,18 @@ def _chosen(context: RunContext, state: RunState, able: tuple[ClientState, ...])
     return replace(state, memory=found.memory), chosen
 
 
-def with_memory(
+def remember_round(
     context: RunContext, state: RunState, event: AggregatedRound, clients: Mapping[str, ClientState]
 ) -> RunState:
-    """The state with what the method remembers of a round in which these clients' updates were aggregated."""
+    """The state with the method's memory of a round that aggregated the updates of these clients."""
     if context.roles.memory.remember is None:
         return state
-    estimate = _estimated(context, state.lineages)
-    past = {name: one for name, client in sorted(clients.items()) if (one := _past(client, estimate)) is not None}
+    estimate = _cache_estimates(context, state.lineages)
+    past = {
+        name: one
+        for name, client in sorted(clients.items())
+        if (one := _build_last_update(client, estimate)) is not None
+    }
     closed = ClosedRound(
         round=state.aggregated_round,
         clients=MappingProxyType(past),
@@ -99,74 +101,62 @@ def with_memory(
         accuracy=event.accuracy or 0.0,
         observation=event.observation,
     )
-    return replace(state, memory=context.roles.memory.remember(remembered(context, state), closed))
+    return replace(state, memory=context.roles.memory.remember(get_memory(context, state), closed))
 
 
-def _estimated(context: RunContext, lineages: tuple[Lineage, ...]) -> Estimate:
-    """The cost of each size, told once; most clients share theirs with others, and an object is found fastest."""
-    of_sizes = lru_cache(maxsize=None)(partial(estimate_of, context, lineages))
+def _cache_estimates(context: RunContext, lineages: tuple[Lineage, ...]) -> Estimate:
+    """Cached cost estimates, first by the identity of the object: most clients share the same size."""
+    of_sizes = lru_cache(maxsize=None)(partial(estimate_size, context, lineages))
     of_objects = dict[int, tuple[Architecture, Candidate]]()
 
     def estimate(size: Architecture) -> Candidate:
         known = of_objects.get(id(size))
         if known is None:
-            known = of_objects[id(size)] = size, of_sizes(size)  # kept with it, so that no other takes its place
+            known = of_objects[id(size)] = size, of_sizes(size)  # holding the size keeps its id from being reused
         return known[1]
 
     return estimate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What clients are judged by.
-
-    Attributes:
-        training: the round's local training.
-        estimate: of any size.
-    """
-
-    context: RunContext
-    state: RunState
-    training: TrainingSettings
-    estimate: Estimate
-
-    def available(self, client: ClientState) -> AvailableClient:
-        """A client that has answered, as methods are told of it."""
-        if client.offer.budget is None:
-            raise ValueError(f"client {client.client_id} has answered, but told no budget")
-        last = self.state.last.get(client.client_id)
-        past = None if last is None else _past(last, self.estimate)
-        size = self.estimate(in_use(self.context, self.state)[0].space[0] if past is None else past.size)
-        expected = expected_time(
-            self.context,
-            client,
-            forward_macs=size.forward_macs,
-            training=self.training,
-            weight_bytes=size.weight_bytes,
-            update_bytes=size.update_bytes,
-        )
-        return AvailableClient(
-            client_id=client.client_id,
-            sample_count=client.offer.sample_count,
-            class_counts=client.offer.class_counts,
-            budget=client.offer.budget,
-            expected_training_s=expected.training_s,
-            expected_downlink_s=expected.downlink_s,
-            expected_uplink_s=expected.uplink_s,
-            past=past,
-            evaluation=_evaluation(self.state.evaluated.get(client.client_id)),
-        )
+def _build_available(
+    context: RunContext, state: RunState, client: ClientState, training: TrainingSettings, estimate: Estimate
+) -> AvailableClient:
+    """A client that has answered, as methods see it."""
+    if client.offer.budget is None:
+        raise ValueError(f"client {client.client_id} has answered, but reported no budget")
+    last = state.last.get(client.client_id)
+    past = None if last is None else _build_last_update(last, estimate)
+    size = estimate(list_networks(context, state)[0].space[0] if past is None else past.size)
+    expected = estimate_time(
+        context,
+        client,
+        forward_macs=size.forward_macs,
+        training=training,
+        weight_bytes=size.weight_bytes,
+        update_bytes=size.update_bytes,
+    )
+    return AvailableClient(
+        client_id=client.client_id,
+        sample_count=client.offer.sample_count,
+        class_counts=client.offer.class_counts,
+        budget=client.offer.budget,
+        expected_training_s=expected.training_s,
+        expected_downlink_s=expected.downlink_s,
+        expected_uplink_s=expected.uplink_s,
+        past=past,
+        evaluation=_build_evaluation(state.evaluated.get(client.client_id)),
+    )
 
 
-def _evaluation(last: LastEvaluation | None) -> ClientEvaluation | None:
+def _build_evaluation(last: LastEvaluation | None) -> ClientEvaluation | None:
     if last is None:
         return None
-    told = last.evaluated
-    return ClientEvaluation(round=last.round, loss=told.loss, accuracy=told.accuracy, label_count=told.label_count)
+    found = last.evaluated
+    return ClientEvaluation(round=last.round, loss=found.loss, accuracy=found.accuracy, label_count=found.label_count)
 
 
-def _past(client: ClientState, estimate: Estimate) -> LastUpdate | None:
-    """What is known of an update; None of one that trained nothing."""
+def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | None:
+    """A client's last update; None if it trained nothing."""
     if client.trained is None or client.given is None or client.task is None or not isinstance(client.task.work, Train):
         return None
     update, size = client.trained.update, client.given.size
@@ -186,17 +176,17 @@ def _past(client: ClientState, estimate: Estimate) -> LastUpdate | None:
 
 
 _MOST_S = 1e9
-"""Thirty years: whatever a device claims, what is expected of it is a number."""
+"""Thirty years, the longest estimate, so that no claim of a device makes it infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTime:
-    """Seconds of a client's part of a round, each 0 where the client does not tell what it follows from.
+    """Estimated seconds of a client's part of a round, each 0 if the client reports no pace or link.
 
     Attributes:
-        training_s: of its training, by the pace that it has told.
-        downlink_s: of the weights on their way to it, by the link that it has told for this round.
-        uplink_s: of the update on its way back.
+        training_s: of its training, by its reported pace.
+        downlink_s: of the weights to the client, by its reported link in this round.
+        uplink_s: of the update from the client.
     """
 
     training_s: float = 0.0
@@ -204,7 +194,7 @@ class ExpectedTime:
     uplink_s: float = 0.0
 
 
-def expected_time(
+def estimate_time(
     context: RunContext,
     client: ClientState,
     *,
@@ -213,15 +203,15 @@ def expected_time(
     weight_bytes: int,
     update_bytes: int,
 ) -> ExpectedTime:
-    """What a client that has answered a round's announcement takes for a training.
+    """The estimated time of a training.
 
     Args:
         context: of the run.
         client: of the client.
         forward_macs: multiply-accumulates of one sample's forward pass.
         training: the client's local training.
-        weight_bytes: that travel to it; programs, which it keeps, are not counted.
-        update_bytes: that travel back.
+        weight_bytes: of the weights to the client; programs, which devices cache, are not counted.
+        update_bytes: of the update from the client.
     """
     training_s = 0.0
     if client.offer.macs_per_s is not None:
@@ -230,13 +220,13 @@ def expected_time(
     budget = client.offer.budget
     return ExpectedTime(
         training_s=training_s,
-        downlink_s=_link_s(context, weight_bytes, None if budget is None else budget.downlink_bytes),
-        uplink_s=_link_s(context, update_bytes, None if budget is None else budget.uplink_bytes),
+        downlink_s=_estimate_link_s(context, weight_bytes, None if budget is None else budget.downlink_bytes),
+        uplink_s=_estimate_link_s(context, update_bytes, None if budget is None else budget.uplink_bytes),
     )
 
 
-def _link_s(context: RunContext, moved_bytes: int, link_bytes: int | None) -> float:
-    """Seconds on a link, by what it moves in `communication_s` seconds."""
+def _estimate_link_s(context: RunContext, moved_bytes: int, link_bytes: int | None) -> float:
+    """Seconds on a link that moves `link_bytes` in `communication_s` seconds."""
     if link_bytes is None:
         return 0.0
     return min(context.config.communication_s * moved_bytes / max(link_bytes, 1), _MOST_S)

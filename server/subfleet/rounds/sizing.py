@@ -1,76 +1,85 @@
-"""A round's clients get their sizes: a few in each step, once what is needed to choose was made. Pure.
+"""A round's clients are given sizes, a few in each step, once everything that is needed to choose is there. Pure.
 
-All have the same to choose from, whoever comes first: the search looks for all before any is given anything (seconds of
-arithmetic, made beside the loop from a state), and a program that is written meanwhile counts from the next round on.
+All clients choose from the same sizes, whoever comes first: the search looks for all of them before any is given a size
+(seconds of arithmetic, beside the loop, on a snapshot of the state), and a program that is written meanwhile counts
+from the next attempt on.
+
+A method may propose candidates that a device scores on its own data before one of them is chosen for it: its client is
+then in stage "scoring". FedFA (Park and Joe-Wong 2024, algorithm 1, lines 1 and 2) proposes architectures, of which
+each device is given the one that suits its data best by ZiCo (section 5.1).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import nsmallest
+from itertools import accumulate
 from types import MappingProxyType
 
-from subfleet.methods.assigner import SizeSearch
-from subfleet.rounds.actions import Action, GoOn
-from subfleet.rounds.assigning import ask_of
+from subfleet.methods.assigner import Assignment, SizeSearch
+from subfleet.protocol.memory_plan import planned_for
+from subfleet.protocol.messages import Scores
+from subfleet.protocol.readings import Budget
+from subfleet.protocol.submodel import Architecture
+from subfleet.protocol.task import Score
+from subfleet.rounds.assigning import assign_client, build_question, give_size
+from subfleet.rounds.awaiting import get_limit_s, has_scores, list_awaited_scores, record_missing
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import estimates_of, estimates_wanted
+from subfleet.rounds.estimation import get_estimates, request_estimates
 from subfleet.rounds.live import Requested
-from subfleet.rounds.proposing import proposed_client
-from subfleet.rounds.state import RunState
-from subfleet.rounds.work import CostRequest, ProgramRequest, SearchRequest, SearchResult
+from subfleet.rounds.obstacles import list_unscorable_sizes
+from subfleet.rounds.signals import Action, ClientOutcome, GoOn, Outcome, SendTask, Withdraw
+from subfleet.rounds.state import ClientState, RunState
+from subfleet.rounds.tasks import build_score_task
+from subfleet.rounds.work import CostRequest, ProgramRequest, Scorable, ScoringRequest, SearchRequest, SearchResult
 from subfleet.search.query import CostEstimates, FoundSize, Search
 from subfleet.search.queue import rank_requested
 
-__all__ = ["AT_ONCE", "asking", "explored", "lacking", "sized"]
-
 AT_ONCE = 4
-"""Clients that are given a size in one step: each takes milliseconds where hundreds of programs are written."""
-
-Outcome = tuple[RunState, tuple[Action, ...]]
+"""Clients that are given a size in one step: each takes milliseconds with hundreds of written programs."""
 
 
-def lacking(context: RunContext, state: RunState) -> tuple[CostRequest | SearchRequest, ...]:
-    """What is to be made next before sizes can be chosen for the round's clients; nothing where all is there."""
+def list_lacking(context: RunContext, state: RunState) -> tuple[CostRequest | SearchRequest, ...]:
+    """The requests that must end before sizes can be chosen for the round's clients; empty if none is left."""
     search = context.roles.assigner.search
     if search is None:
         return ()
     targets = {client.offer.runtime for client in state.clients.values() if client.stage not in ("skipped", "missing")}
-    unpriced = [wanted for target in sorted(targets) for wanted in estimates_wanted(context, state, target)]
+    unpriced = [wanted for target in sorted(targets) for wanted in request_estimates(context, state, target)]
     if unpriced or not targets:
         return tuple(unpriced)
     found = state.explored_turn == state.turn and targets <= state.live.searches.keys()
     return () if found else (SearchRequest(turn=state.turn),)
 
 
-def asking(state: RunState, wanted: Iterable[Requested]) -> Outcome:
-    """Ask for what is not being made already."""
+def request_new(state: RunState, wanted: Iterable[Requested]) -> Outcome:
+    """Make those requests that are not open yet."""
     new = tuple(one for one in wanted if one not in state.live.requested)
     if not new:
         return state, ()
     return replace(state, live=replace(state.live, requested=state.live.requested.union(new))), new
 
 
-def sized(context: RunContext, state: RunState) -> Outcome:
-    """Give sizes to the next of those that have answered, or have candidates proposed to them."""
+def give_sizes(context: RunContext, state: RunState) -> Outcome:
+    """Give sizes, or propose candidates, to the next few clients that have answered."""
     count = sum(client.stage == "answered" for client in state.clients.values())
     if not count:
-        return _with_requested_programs(context, state)
-    if wanted := lacking(context, state):
-        return asking(state, wanted)
+        return _request_programs(context, state)
+    if wanted := list_lacking(context, state):
+        return request_new(state, wanted)
     clients, actions = dict(state.clients), list[Action]()
     for name in nsmallest(AT_ONCE, (name for name, client in clients.items() if client.stage == "answered")):
-        clients[name], more = proposed_client(context, state, clients[name])
+        clients[name], more = propose_sizes(context, state, clients[name])
         actions += more
     state = replace(state, clients=MappingProxyType(clients))
     if count > AT_ONCE:
         return state, (*actions, GoOn())
-    state, last = _with_requested_programs(context, state)
+    state, last = _request_programs(context, state)
     return state, (*actions, *last)
 
 
-def _with_requested_programs(context: RunContext, state: RunState) -> Outcome:
-    """Begin the programs for later rounds that this one's clients would rather have had, once all have been asked."""
+def _request_programs(context: RunContext, state: RunState) -> Outcome:
+    """Request the programs that the round's clients lacked, for later rounds, once all clients have a size."""
     if state.requested_turn == state.turn:
         return state, ()
     state = replace(state, requested_turn=state.turn)
@@ -87,27 +96,27 @@ def _with_requested_programs(context: RunContext, state: RunState) -> Outcome:
 
 
 _KEPT = 2**15
-"""Cost estimates that are kept for one look: a search asks for the neighbours of what it knows again and again."""
+"""Size of the cache of cost estimates: a search asks for the neighbours of known sizes again and again."""
 
 
-def explored(context: RunContext, state: RunState) -> SearchResult:
-    """Look for sizes for all clients that are to be given one; or, where that was done, know again what was found.
+def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
+    """Search sizes for all clients that wait for one; if that was done in this attempt, only restore the searches.
 
     Args:
         context: of the run.
-        state: with the cost estimates of all their targets.
+        state: with the cost estimates of all targets.
     """
-    explore = _search_of_method(context).explore
+    explore = _get_method_search(context).explore
     clients = [client for _, client in sorted(state.clients.items()) if client.stage not in ("skipped", "missing")]
     estimates = {
-        target: estimates_of(context, state, target) for target in sorted({client.offer.runtime for client in clients})
+        target: get_estimates(context, state, target) for target in sorted({client.offer.runtime for client in clients})
     }
-    # Remembered while this look lasts: a search that is handed back keeps nothing of it.
+    # The caches end with this function: the returned searches do not hold them.
     recalled: dict[str, CostEstimates] = {
         target: lru_cache(maxsize=_KEPT)(estimate) for target, estimate in estimates.items()
     }
     searches = {
-        target: _search_of(context, state, target).with_estimates(estimate) for target, estimate in recalled.items()
+        target: _get_search(context, state, target).with_estimates(estimate) for target, estimate in recalled.items()
     }
     new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
@@ -115,7 +124,7 @@ def explored(context: RunContext, state: RunState) -> SearchResult:
         if client.stage != "answered" or client.offer.budget is None or state.explored_turn == state.turn:
             continue
         target = client.offer.runtime
-        ask = replace(ask_of(context, state, client, search=searches[target]), estimate=recalled[target])
+        ask = replace(build_question(context, state, client, search=searches[target]), estimate=recalled[target])
         found = [one for one in dict.fromkeys(explore(ask)) if one not in pool]
         pool |= dict.fromkeys(found)
         new += found
@@ -130,16 +139,109 @@ def explored(context: RunContext, state: RunState) -> SearchResult:
     )
 
 
-def _search_of(context: RunContext, state: RunState, target: str) -> Search:
-    """The search of a target, with all that was found so far."""
-    known = state.live.searches.get(target)  # it has learned the whole pool, which grows here alone
+def _get_search(context: RunContext, state: RunState, target: str) -> Search:
+    """The search of a target, which knows the pool."""
+    known = state.live.searches.get(target)  # it knows the whole pool, which grows only here
     if known is not None:
         return known
-    start = _search_of_method(context).start
-    return start(context.network, estimates_of(context, state, target), target).learn(state.pool)
+    start = _get_method_search(context).start
+    return start(context.network, get_estimates(context, state, target), target).learn(state.pool)
 
 
-def _search_of_method(context: RunContext) -> SizeSearch:
+def _get_method_search(context: RunContext) -> SizeSearch:
     if context.roles.assigner.search is None:
         raise ValueError("a search was requested, but the method has none")
     return context.roles.assigner.search
+
+
+_LEAST = 2
+"""Candidates; a single one needs no score."""
+
+
+def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
+    """Propose candidates to a client that has answered, if the method has some; else choose a size at once."""
+    propose = context.roles.assigner.propose
+    if propose is None or client.offer.budget is None or context.config.calibrates(state.round):
+        return assign_client(context, state, client)
+    unscorable = list_unscorable_sizes(state, client.client_id, client.offer.runtime)
+    proposals = [
+        one
+        for one in propose(build_question(context, state, client))
+        if one.architecture.architecture_id not in unscorable
+    ]
+    if len(proposals) < _LEAST:
+        return assign_client(context, state, client)
+    waiting = replace(client, stage="scoring", proposals=tuple(one.architecture for one in proposals))
+    return waiting, (request_scoring(state, waiting),)
+
+
+def request_scoring(state: RunState, client: ClientState) -> ScoringRequest:
+    """Request a client's score task."""
+    return ScoringRequest(
+        client_id=client.client_id, round=state.round, target=client.offer.runtime, sizes=client.proposals
+    )
+
+
+def send_scoring(
+    context: RunContext, state: RunState, client: ClientState, candidates: Sequence[Scorable], now_s: float
+) -> ClientOutcome:
+    """Send the candidates with programs that fit the budget; with fewer than two no score is needed."""
+    budget, width = client.offer.budget, client.offer.packing_width
+    planned = {one: planned_for(one.planned_peak_bytes, one.packings, width) for one in candidates}
+    fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
+    fitting = _limit_to_disk(budget, fitting)
+    if budget is None or len(fitting) < _LEAST:
+        return assign_unscored(context, state, client)
+    task = build_score_task(context, state, client, {one: planned[one] for one in fitting}, now_s)
+    return replace(client, task=task), (SendTask(task=task),)
+
+
+def _limit_to_disk(budget: Budget | None, candidates: list[Scorable]) -> list[Scorable]:
+    """The smallest candidates, as many as fit together on a device's disk."""
+    left_bytes = None if budget is None else budget.disk_bytes
+    if left_bytes is None:
+        return candidates
+    taken = accumulate(one.program.blob.size_bytes + one.weights.size_bytes for one in candidates)
+    return candidates[: sum(taken_bytes <= left_bytes for taken_bytes in taken)]
+
+
+def assign_best(context: RunContext, state: RunState, client: ClientState, scores: Scores) -> ClientOutcome:
+    """Give the client its candidate with the best score, the largest of equals; without any score, what fits."""
+    best = _find_best(client, scores)
+    if best is None:
+        return assign_unscored(context, state, client)
+    ask = build_question(context, state, client)
+    return give_size(context, state, client, ask, Assignment(candidate=ask.estimate(best)))
+
+
+def _find_best(client: ClientState, scores: Scores) -> Architecture | None:
+    if client.task is None or not isinstance(client.task.work, Score):
+        return None
+    # Candidates are ordered from smallest to largest.
+    known = [(one.score, place) for place, one in enumerate(scores.scores) if one.score is not None]
+    return client.task.submodels[max(known)[1]].architecture if known else None
+
+
+def assign_unscored(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
+    """Give the client the size that the method chooses without scores."""
+    given, actions = assign_client(context, state, replace(client, task=None))
+    return given, actions
+
+
+def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
+    """Give sizes to clients without scores after half of the round's time, or when the round stops waiting for them."""
+    waiting = [client for _, client in sorted(state.clients.items()) if client.stage == "scoring"]
+    if not waiting:
+        return state, ()
+    over = now_s - state.live.entered_s >= get_limit_s(context, "scores")
+    awaited = frozenset[str]() if over else list_awaited_scores(context, state, now_s)
+    late = [client for client in waiting if client.client_id not in awaited]
+    if not late:
+        return state, ()
+    asked = [client.client_id for client in late if client.task is not None]
+    state = record_missing(state, asked, "scores", most=None if has_scores(state) else 1)
+    clients, actions = dict(state.clients), list[Action]()
+    for client in late:
+        clients[client.client_id], more = assign_unscored(context, state, replace(client, proposals=()))
+        actions += more if client.task is None else (Withdraw(task_id=client.task.task_id), *more)
+    return replace(state, clients=MappingProxyType(clients)), tuple(actions)

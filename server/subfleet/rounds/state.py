@@ -1,31 +1,31 @@
-"""The state of a run: plain data for `coordinator`. What can happen is in `events`, what is then done in `actions`.
+"""The state of a run: plain data for `coordinator`. Its events and actions are in `signals`.
 
-    waiting   --> measure    enough clients are there        (failed: not within the join deadline)
-    measure   --> train      all have answered, or deadline  (waiting: nobody has; failed: for the join deadline)
+    waiting   --> measure    enough clients are present      (failed: not within the join deadline)
+    measure   --> train      all have answered, or deadline  (waiting: none has; failed: none within the join deadline)
     train     --> aggregate  all have answered, quorum, or deadline
-    train     --> waiting    nobody has an update: the same round again, after a pause (failed: late, or certain)
+    train     --> waiting    no client has an update: the round is attempted again after a pause, see `continuing`
     aggregate --> waiting    the new model is on disk        (aggregate: it has diverged, see `closing`)
-    aggregate --> evaluate   the same, and devices are to say how good it is; then waiting, see `evaluating`
+    aggregate --> evaluate   the same, if devices evaluate it; then waiting, see `evaluating`
     waiting   --> search     the method searches for paths of a supernet; then waiting, see `searching`
     waiting   --> deploy     no round is left
     deploy    --> finished   all have their models, or deadline
 
-Who has let tasks go unanswered is not among "all", see `live`.
+Clients that have not answered their last tasks do not count among "all", see `live`.
 
-A round in which norms are measured (`config.calibrates`) goes the same way, with tasks that train nothing.
+A round that calibrates norms (`config.calibrates`) has the same phases; its tasks train nothing.
 
-A client's state in a round:
+The state of a client in a round:
 
     answered  --> preparing  a submodel was chosen            (skipped: none fits, not available, ...)
-    answered  --> scoring    candidates were proposed, for the client to score on its own data
-    scoring   --> preparing  the best one, or without scores what fits
+    answered  --> scoring    the client scores proposed candidates on its own data
+    scoring   --> preparing  the best candidate, or without scores the largest that fits
     preparing --> out        its program fits and is sent     (preparing: a smaller one; skipped: none is left)
     out       --> done       its update is stored             (refused; missing at the deadline)
     done      --> refused    its update is left out (suspect: the model has diverged, see `closing`)
-    out       --> preparing  refused for what a smaller task may do without, see `refusals`
+    out       --> preparing  the client refused its task, and a smaller one may do, see `obstacles`
 
-When a round's tasks are assigned, what sizes cost and what the method's search finds may be made beside the loop: until
-it is there, client states stay answered. Then a few of them are given sizes in each step.
+Cost estimates and the method's search may be computed beside the loop before sizes are chosen. Until their results are
+there, client states stay answered; then a few clients are given sizes in each step.
 """
 
 from collections.abc import Mapping
@@ -51,45 +51,30 @@ from subfleet.search.fitting import Obstacle
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
 
-__all__ = [
-    "ClientState",
-    "Exclusion",
-    "LastEvaluation",
-    "Lasts",
-    "Offer",
-    "OutlierDetection",
-    "RunState",
-    "Stage",
-    "Submodel",
-    "Trained",
-    "remembered",
-]
-
 Stage = Literal["answered", "scoring", "preparing", "out", "done", "suspect", "refused", "skipped", "missing"]
 Lasts = Literal["passing", "unclear", "lasting"]
-"""Whether another attempt comes to the same: "passing" may not, as what there is of a budget changes; "lasting" does,
-as nothing that decides it changes between attempts; "unclear" does where the device says it again in the same words."""
+"""Whether another attempt has the same outcome: "lasting" has, since nothing that decides it changes between attempts;
+"passing" may not, since budgets change; "unclear" has if the device gives the same reason again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a client has and can give in a round, from its profile and its telemetry.
+    """What a client offers in a round, from its profile and its telemetry.
 
     Attributes:
         runtime: the program target that it runs.
         packing_width: of its kernels.
-        macs_per_s: multiply-accumulates that it trains with in a second; None is unknown.
-        budget: what a task may cost it now; None where it takes no part.
-        lasting: the same as its replayed log has it but for a fraction of the time; None where it told nothing of a
-            log.
-        memory_free_bytes: as it has read.
-        memory_budget_bytes: what it gives to training, within the limits of the run.
-        sample_count: of its data: its update counts no more.
+        macs_per_s: multiply-accumulates per second in training; None is unknown.
+        budget: the most that a task may cost it now; None if it does not take part.
+        lasting: the budget that its replayed log has for most of its time; None if it reported none.
+        memory_free_bytes: free memory as the device reported it.
+        memory_budget_bytes: memory for training, within the limits of the run.
+        sample_count: of its data; its update counts no more samples.
         class_counts: samples of each of the run's classes in its data.
-        data_warning: why its inputs and the evaluation data do not go together; empty where nothing says so.
-        telemetry_id: of the message in which it told what it can give.
-        architecture: the size that it has declared, where the method goes by that; else None.
-        brought: in place of that the network of its own that it has declared.
+        data_warning: how its inputs differ from the evaluation data; empty if they do not, as far as is known.
+        telemetry_id: id of the message with its telemetry.
+        architecture: the size that it declares, if the method uses declarations; else None.
+        brought: the network of its own that it declares instead.
     """
 
     runtime: str = ""
@@ -112,11 +97,12 @@ class Submodel:
     """The submodel that a client was given.
 
     Attributes:
-        size: kept at the front of every axis.
-        architecture: the same, as placed in the model.
-        student: the nested submodel of self-distillation; None where there is none.
-        paths: how the client draws paths of it, where it is a subspace.
-        wanted: what the method would rather have given, had its program been written; None where it was given that.
+        size: the submodel with its indices at the front of every axis.
+        architecture: the same submodel, as placed in the model.
+        student: the nested submodel of self-distillation; None without self-distillation.
+        paths: how the client draws paths, if the submodel is a subspace of a supernet.
+        wanted: the program of the size that the method preferred, but that is not written yet; None if it had its
+            choice.
     """
 
     size: Architecture
@@ -127,14 +113,13 @@ class Submodel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """What came back from a training task.
+class AcceptedUpdate:
+    """The accepted update of a training task.
 
     Attributes:
-        update: that was accepted.
-        change: how far it moves what was trained.
-        scale: what the update and its weight are multiplied by when it is aggregated, above 0 and at most 1.
-        took_s: seconds from the sending of the task until the update was stored, by this server's clock.
+        change: how far the update moves the tensors that were trained.
+        scale: factor of the update and its weight in aggregation, above 0 and at most 1.
+        took_s: seconds from sending the task until the update was stored, by this server's clock.
     """
 
     update: Update
@@ -145,21 +130,21 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientState:
-    """One client's place in a round: what it offers, what it was given, and what came back of each kind of task.
+    """The state of a client in a round: its offer, its submodel, and its answers to each kind of task.
 
     Attributes:
         reason: why it was refused, skipped or is missing.
-        lasts: whether another attempt comes to the same, where it was refused or skipped.
+        lasts: whether another attempt has the same outcome, if it was refused or skipped.
         refusals: why it refused tasks of this round, in order.
-        attempt: how many tasks it was given before in this round.
-        proposals: sizes that it was to score in this round; empty where there was nothing to score.
-        given: None before a submodel is chosen, and where none fits.
-        first_wanted: what the method would rather have given in place of the first submodel of the round, which tells
-            what is written ahead.
-        limit: what kept it from a larger size, see `assigning.deciding_limit`.
-        task: what was sent to it, kept so that it is sent again unchanged.
-        trained: what came of a training task; evaluated: of an evaluation task.
-        outlier: in what its update is unlike the others, or why it is left out; empty where it is like them.
+        attempt: number of tasks that it was given before in this round.
+        proposals: sizes that it was to score in this round; empty if there was nothing to score.
+        given: its submodel; None before one is chosen, and if none fits.
+        first_wanted: the program that the method would have preferred for the first submodel of the round; such
+            programs are written ahead.
+        limit: the limits that kept it from a larger size, see `assigning.find_deciding_limit`.
+        task: its task, stored so that it can be sent again unchanged.
+        trained: the result of a training task; evaluated: of an evaluation task.
+        outlier: how its update differs from the others, or why it is left out; empty if it does not differ.
         models: its inference models, in the deploy phase.
     """
 
@@ -176,39 +161,39 @@ class ClientState:
     first_wanted: RequestedProgram | None = None
     limit: str = ""
     task: Task | None = None
-    trained: Trained | None = None
+    trained: AcceptedUpdate | None = None
     outlier: str = ""
     evaluated: Evaluated | None = None
     models: tuple[ModelFile, ...] = ()
 
     @property
     def open(self) -> bool:
-        """Whether this client is still to be given something, or an answer of it is awaited."""
+        """Whether the round is not over for this client: it waits for a task, or its answer is outstanding."""
         return self.stage in ("answered", "scoring", "preparing", "out")
 
     @property
     def size(self) -> Architecture | None:
-        """Of the submodel that it was given; None where it was given none."""
+        """The size of its submodel; None if it has none."""
         return None if self.given is None else self.given.size
 
     @property
     def architecture(self) -> Architecture | None:
-        """The same submodel as placed in the model."""
+        """Its submodel as placed in the model; None if it has none."""
         return None if self.given is None else self.given.architecture
 
     @property
     def update(self) -> Update | None:
-        """Its accepted update; None before it has trained."""
+        """Its accepted update; None before there is one."""
         return None if self.trained is None else self.trained.update
 
     @property
     def scale(self) -> float:
-        """What its update counts by, see `Trained.scale`."""
+        """The factor of its update, see `AcceptedUpdate.scale`."""
         return 1.0 if self.trained is None else self.trained.scale
 
     @property
     def participant(self) -> Participant | None:
-        """The client with its submodel; None before one is chosen."""
+        """The client with its submodel, as methods see it; None before one is chosen."""
         if self.given is None:
             return None
         return Participant(
@@ -222,7 +207,7 @@ class ClientState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastEvaluation:
-    """What a client found when it last evaluated a model, and after which round."""
+    """The last evaluation by a client, and the round after which it was."""
 
     round: int
     evaluated: Evaluated
@@ -230,7 +215,7 @@ class LastEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
-    """A client takes no part up to and with a round, and why."""
+    """A client is excluded up to and including a round, and why."""
 
     until_round: int
     reason: str
@@ -238,13 +223,13 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierDetection:
-    """What rounds tell about the updates of the next ones.
+    """What the outlier detection knows from earlier rounds.
 
     Attributes:
-        loss: of the last closed round's evaluation; None before there is one.
+        loss: of the model of the last closed round; None before there is one.
         changes: the usual change of each of the last closed rounds.
-        spoiled: tries of the open round that could not be aggregated, whoever was left out.
-        excluded: the clients that take no part for now.
+        spoiled: attempts of the open round that diverged, whichever updates were left out.
+        excluded: the clients that are excluded for now.
     """
 
     loss: float | None = None
@@ -253,40 +238,40 @@ class OutlierDetection:
     excluded: Mapping[str, Exclusion] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def remembered(context: RunContext, state: "RunState") -> Any:
-    """What the method remembers: at first what it begins with."""
+def get_memory(context: RunContext, state: "RunState") -> Any:
+    """The method's memory: its initial one until something was added."""
     return context.roles.memory.initial if state.memory is None else state.memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands: what survives a crash, each field in the journal, and in `live` what does not.
+    """The state of a run: every field survives a crash, in the journal, except `live`.
 
     Attributes:
         round: the open or last round; 0 before the first.
-        aggregated_round: the round whose model is the current one; 0 is the initial model.
+        aggregated_round: the round of the current model; 0 is the initial model.
         at: the phase.
-        profiles: what each client of the fleet has declared.
-        clients: of the open round, or of the deploy phase, by client; while the round waits, of its last try.
-        tries: those that left nothing to aggregate.
-        last: each client's state in the last round that aggregated it: from it follows the model it is given.
+        profiles: the profile of each client of the fleet.
+        clients: client states of the open round, or of the deploy phase; while the run waits, of the last attempt.
+        tries: the attempts that aggregated nothing.
+        last: each client's state in the last round that aggregated its update; its own model follows from it.
         pool: sizes that the method's search has found so far, in the order in which they were found.
         written: the programs written so far, by their keys.
-        explored_turn: the last turn for whose clients the search has looked; its finds are in the pool.
-        requested_turn: the last turn whose clients had all been given a first size, so that their requested programs
-            were weighed.
+        explored_turn: the last attempt that the search has explored sizes for; they are in the pool.
+        requested_turn: the last attempt in which all clients have a first size, so that programs were requested.
         queue: programs that are being written for later rounds.
-        unfit: by "client/target/size's id", why a device said that its runtime cannot run the program that trains it;
-            by "client/score/target/size's id", the one that scores it. It is not given it again until it starts anew.
-        disks: by client, what its last refusal for the disk said that may be written, until it starts anew.
-        brought: by client, digests of the networks of its own that it has ever declared.
-        outliers: what rounds tell about the updates of the next ones.
-        memory: what the method remembers; None as long as nothing was added to what it begins with, see `remembered`.
-        lineages: of all networks that the run has had, in the order in which they appeared; empty as long as there was
-            none but the one that it begins with, see `networks`.
-        settled: tasks of the last closed round whose updates were accepted, and those of its evaluation, to answer
-            their repetitions.
-        evaluated: what each client found last, see `evaluating`.
+        unfit: by "client/target/size's id", why the device's runtime cannot run the program that trains the size; by
+            "client/score/target/size's id", the program that scores it. The device is not given the program again until
+            it restarts.
+        disks: by client, the bytes that it reported as free when it last refused a task for its disk, until it
+            restarts.
+        brought: by client, digests of all networks of its own that it has declared.
+        outliers: what the outlier detection knows from earlier rounds.
+        memory: the method's memory; None until something was added to its initial one, see `get_memory`.
+        lineages: of all networks of the run, in the order in which they appeared; empty if there was only the first,
+            see `networks`.
+        settled: ids of the accepted tasks of the last closed round and of its evaluation, to answer repeated messages.
+        evaluated: the last evaluation by each client, see `evaluating`.
     """
 
     round: int = 0
@@ -318,42 +303,42 @@ class RunState:
 
     @property
     def failure(self) -> str:
-        """Why the run has failed; empty where it has not."""
+        """Why the run has failed; empty if it has not."""
         return self.at.why if isinstance(self.at, Failed) else ""
 
     @property
     def generations(self) -> int:
-        """Generations of the open search that have been scored."""
+        """Number of scored generations of the open search."""
         return self.at.generations if isinstance(self.at, Searching) else 0
 
     @property
     def turn(self) -> int:
-        """Number of the try of a round, counted over the whole run: at its time logs are read that are replayed."""
+        """Number of the round attempt, counted over the whole run; replayed logs are read at its time."""
         return self.round + self.tries.lost
 
     @property
     def retry(self) -> int:
-        """How often the open round was tried before without anything to aggregate."""
+        """Number of earlier attempts of the open round, which aggregated nothing."""
         return self.tries.retry
 
     def with_clients(self, *clients: ClientState) -> "RunState":
-        """The state with these client states in place of those of the same clients."""
+        """The state with these client states added or replaced."""
         return replace(
             self, clients=MappingProxyType({**self.clients, **{client.client_id: client for client in clients}})
         )
 
-    def entered(self, phase: Phase, now_s: float) -> "RunState":
-        """The state as it enters a phase, or begins the same one anew."""
+    def enter(self, phase: Phase, now_s: float) -> "RunState":
+        """The state at the beginning of a phase."""
         return replace(self, at=phase, live=replace(self.live, entered_s=now_s))
 
-    def failed(self, why: str, now_s: float) -> "RunState":
-        """The state of a run that cannot go on, and why."""
-        return self.entered(Failed(why=why), now_s)
+    def fail(self, why: str, now_s: float) -> "RunState":
+        """The state of a failed run."""
+        return self.enter(Failed(why=why), now_s)
 
     def without_request(self, made: Requested) -> "RunState":
-        """The state in which nobody waits for something that was requested: it was made, or cannot be."""
+        """The state without a shared request, which has ended."""
         return replace(self, live=replace(self.live, requested=self.live.requested - {made}))
 
-    def restarted(self, now_s: float) -> "RunState":
-        """The state as a server finds it that starts now: nobody was heard yet, and deadlines start anew."""
+    def restart(self, now_s: float) -> "RunState":
+        """The state for a server that starts now: it has heard no client, and deadlines start anew."""
         return replace(self, live=LiveState.of_clients(self.profiles, now_s))

@@ -1,4 +1,4 @@
-"""Builds the tasks of a run, one function for each kind of work. Pure: the same task has the same id after a crash."""
+"""Builds the tasks of a run, one function for each kind of work. Pure: a task has the same id after a crash."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,36 +12,25 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train, Work
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
-from subfleet.rounds.awaiting import limit_s
+from subfleet.rounds.awaiting import get_limit_s
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import declared_of
-from subfleet.rounds.state import ClientState, RunState, remembered
+from subfleet.rounds.networks import get_network
+from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import PreparedTask, Scorable
-
-__all__ = [
-    "BATCHES",
-    "deploy_task",
-    "draw_of",
-    "evaluate_task",
-    "score_task",
-    "score_task_id",
-    "score_training",
-    "train_task",
-]
 
 BATCHES = 2
 """Number of batches whose gradients a score compares (Li et al., ICLR 2023, section 4)."""
 
 
-def train_task(
+def build_train_task(
     context: RunContext, state: RunState, client: ClientState, made: PreparedTask, planned_bytes: int, now_s: float
 ) -> Task:
     """The task that trains a client's submodel, or calibrates its norms in a round that calibrates."""
     if client.given is None:
         raise ValueError(f"client {client.client_id} has no submodel to train")
     size, architecture = client.given.size, client.given.architecture
-    network = declared_of(context, state.lineages, architecture).network
-    trainee = Trainee(draw=draw_of(context, state, client), size=size, tensors=tuple(network.shapes(architecture)))
+    network = get_network(context, state.lineages, architecture).network
+    trainee = Trainee(draw=build_draw(context, state, client), size=size, tensors=tuple(network.shapes(architecture)))
     settings = context.local_training(state.round, trainee, student=client.given.student)
     work: Work
     if context.config.calibrates(state.round):
@@ -50,28 +39,28 @@ def train_task(
     else:
         work = Train(
             settings=settings,
-            update_codec=context.update_codec(network, architecture, _budget(client)),
-            sends=_sent(context, trainee),
+            update_codec=context.update_codec(network, architecture, _get_budget(client)),
+            sends=_list_sent(context, trainee),
             paths=client.given.paths,
         )
-    return _task(context, state, client, work, (_submodel(context, client, made),), planned_bytes, now_s)
+    return _build_task(context, state, client, work, (_submodel(context, client, made),), planned_bytes, now_s)
 
 
-def draw_of(context: RunContext, state: RunState, client: ClientState) -> Draw:
+def build_draw(context: RunContext, state: RunState, client: ClientState) -> Draw:
     """The random numbers of a client in the open round."""
-    memory = remembered(context, state)
+    memory = get_memory(context, state)
     return Draw(seed=context.config.seed, round=state.round, client_id=client.client_id, memory=memory)
 
 
-def _sent(context: RunContext, trainee: Trainee) -> tuple[str, ...]:
-    """Names of the tensors whose change the client sends, in order; empty where it sends all."""
+def _list_sent(context: RunContext, trainee: Trainee) -> tuple[str, ...]:
+    """Names of the tensors with changes that the client sends, in order; empty if it sends all."""
     if context.roles.training.sends is None:
         return ()
     sent = context.roles.training.sends(trainee)
     return () if sent >= set(trainee.tensors) else tuple(name for name in trainee.tensors if name in sent)
 
 
-def score_task(
+def build_score_task(
     context: RunContext, state: RunState, client: ClientState, planned_bytes: Mapping[Scorable, int], now_s: float
 ) -> Task:
     """The task that scores candidates.
@@ -86,19 +75,19 @@ def score_task(
     candidates = tuple(
         TaskSubmodel(architecture=one.size, program=one.program, weights=one.weights) for one in planned_bytes
     )
-    work = Score(settings=score_training(context.training(state.round)), batches=BATCHES)
-    return _task(context, state, client, work, candidates, max(planned_bytes.values()), now_s)
+    work = Score(settings=derive_score_training(context.training(state.round)), batches=BATCHES)
+    return _build_task(context, state, client, work, candidates, max(planned_bytes.values()), now_s)
 
 
-def score_task_id(context: RunContext, state: RunState, client_id: str) -> str:
+def name_score_task(context: RunContext, state: RunState, client_id: str) -> str:
     """The id of a client's only score task in this attempt of the open round."""
-    return f"{_attempt_id(context, state)}/{client_id}/score"
+    return f"{_name_attempt(context, state)}/{client_id}/score"
 
 
-def score_training(training: TrainingSettings) -> TrainingSettings:
-    """The batches of a round's local training, with the plain objective and an optimiser without state.
+def derive_score_training(training: TrainingSettings) -> TrainingSettings:
+    """The settings of scoring: batches as in local training, the plain objective, and no updates.
 
-    Nothing is updated. Gradients are summed, which is how a device gets to see them.
+    Gradients are summed, so that a device can read them.
     """
     objective = replace(training.objective, label_smoothing=0.0, class_mask=False, proximal=False)
     return TrainingSettings(
@@ -112,7 +101,7 @@ def score_training(training: TrainingSettings) -> TrainingSettings:
     )
 
 
-def evaluate_task(
+def build_evaluate_task(
     context: RunContext, state: RunState, client: ClientState, made: PreparedTask, planned_bytes: int, now_s: float
 ) -> Task:
     """The task that evaluates a client's submodel after a round, or the paths of a generation."""
@@ -125,16 +114,16 @@ def evaluate_task(
         per_class = context.config.evaluation.per_class or objective.kind.by_class
         settings = EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
     submodels = (_submodel(context, client, made),)
-    return _task(context, state, client, Evaluate(settings=settings), submodels, planned_bytes, now_s)
+    return _build_task(context, state, client, Evaluate(settings=settings), submodels, planned_bytes, now_s)
 
 
-def deploy_task(
+def build_deploy_task(
     context: RunContext, state: RunState, client: ClientState, models: Sequence[ProgramRef], now_s: float
 ) -> Task:
-    """The task that brings a client its own models."""
+    """The task that sends a client its own models."""
     architecture = client.architecture or context.space[0]
     submodels = tuple(TaskSubmodel(architecture=architecture, program=model) for model in models)
-    return _task(context, state, client, Deploy(), submodels, 0, now_s)
+    return _build_task(context, state, client, Deploy(), submodels, 0, now_s)
 
 
 def _submodel(context: RunContext, client: ClientState, made: PreparedTask) -> TaskSubmodel:
@@ -142,7 +131,7 @@ def _submodel(context: RunContext, client: ClientState, made: PreparedTask) -> T
     return TaskSubmodel(architecture=architecture, program=made.program, weights=made.weights)
 
 
-def _task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds of work
+def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds of work
     context: RunContext,
     state: RunState,
     client: ClientState,
@@ -151,7 +140,7 @@ def _task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds of wo
     planned_bytes: int,
     now_s: float,
 ) -> Task:
-    task_id, limit = _id_and_limit_s(context, state, client, work)
+    task_id, limit = _choose_id_and_limit_s(context, state, client, work)
     return Task(
         task_id=task_id,
         run_id=context.run_id,
@@ -160,7 +149,7 @@ def _task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds of wo
         submodels=tuple(submodels),
         work=work,
         planned_peak_bytes=planned_bytes,
-        budget=_budget(client),
+        budget=_get_budget(client),
         deadline_s=max(0.0, limit - (now_s - state.live.entered_s)),
         message_id=task_id,
         retry=state.retry,
@@ -169,36 +158,36 @@ def _task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds of wo
     )
 
 
-def _id_and_limit_s(context: RunContext, state: RunState, client: ClientState, work: Work) -> tuple[str, float]:
-    """The id of a client's task, and its deadline in seconds from the beginning of the phase."""
+def _choose_id_and_limit_s(context: RunContext, state: RunState, client: ClientState, work: Work) -> tuple[str, float]:
+    """The id of a client's task, and its deadline in seconds after the beginning of the phase."""
     client_id, deadlines = client.client_id, context.config.deadlines
     match work:
         case Train() | Calibrate():
-            task_id = f"{_attempt_id(context, state)}/{client_id}/{client.attempt}"
-            limit = limit_s(context, "training")
+            task_id = f"{_name_attempt(context, state)}/{client_id}/{client.attempt}"
+            limit = get_limit_s(context, "training")
         case Score():
-            task_id, limit = score_task_id(context, state, client_id), limit_s(context, "scores")
+            task_id, limit = name_score_task(context, state, client_id), get_limit_s(context, "scores")
         case Evaluate():
-            task_id = f"{context.run_id}/r{state.round}/{client_id}/{_evaluation_name(state)}"
+            task_id = f"{context.run_id}/r{state.round}/{client_id}/{_name_evaluation(state)}"
             limit = deadlines.evaluate_s
-        case Deploy():  # a run that is given more rounds has another one after them
+        case Deploy():  # a run that is extended deploys again
             task_id, limit = f"{context.run_id}/deploy/{client_id}/{state.round}", deadlines.deploy_s
         case _:
             never(work)
     return task_id, limit
 
 
-def _evaluation_name(state: RunState) -> str:
-    """Tells the evaluation after a round from those of the generations that are scored in it."""
+def _name_evaluation(state: RunState) -> str:
+    """A name for the evaluation after a round, or for a scoring round of a generation."""
     scores = state.live.scores
     if scores is None:
         return "evaluate"
     return f"generation{state.generations + 1}.{scores.closed}.{scores.made.ticket}"
 
 
-def _budget(client: ClientState) -> Budget:
+def _get_budget(client: ClientState) -> Budget:
     return client.offer.budget or Budget(memory_bytes=0)
 
 
-def _attempt_id(context: RunContext, state: RunState) -> str:
+def _name_attempt(context: RunContext, state: RunState) -> str:
     return f"{context.run_id}/r{state.round}.{state.retry}" if state.retry else f"{context.run_id}/r{state.round}"

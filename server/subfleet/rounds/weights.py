@@ -1,4 +1,4 @@
-"""How much each update counts: bounded by what is known of its client, and by a fraction of the round. Pure."""
+"""The weights of updates: bounded by the client's profile, and by a fraction of the round. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,13 +9,11 @@ from subfleet.protocol.messages import Update
 from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.state import ClientState
 
-__all__ = ["Weight", "client_fraction", "counted_samples", "fraction_limit", "round_weights"]
-
 _TIMES, _MOST = 3.0, 0.5
-"""How many times an equal fraction of a round one client may have, and at most."""
+"""A client's largest fraction of a round: times an equal fraction, and at most."""
 
 Weigh = Callable[[Update], float]
-"""How much an update counts by itself, above 0."""
+"""The weight that a method gives an update, above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,7 @@ class Weight:
     Attributes:
         counted: its weight in the mean.
         share: of the weights of all updates of the round, 0 to 1.
-        lowered: why it counts less than it claims; empty where it counts in full.
+        lowered: why it counts less than it claims; empty if it counts in full.
     """
 
     counted: float
@@ -33,34 +31,34 @@ class Weight:
     lowered: str = ""
 
 
-def client_fraction(configured: float | None, count: int) -> float:
-    """The fraction of a round that one client may have, above 0 and at most 1.
+def limit_client_fraction(configured: float | None, count: int) -> float:
+    """The largest fraction of a round that one client may have, above 0 and at most 1.
 
     Args:
-        configured: `Run.max_client_fraction`; None is three times an equal share, and half of the round at most.
+        configured: `Run.max_client_fraction`; None is three times an equal fraction, and half of the round at most.
         count: updates of the round.
     """
     return min(_MOST, _TIMES / max(count, 1)) if configured is None else configured
 
 
-def round_weights(
+def weigh_round(
     weigh: Weigh, clients: Sequence[ClientState], max_client_fraction: float | None
 ) -> Mapping[str, Weight]:
-    """What the updates of a round count, by client.
+    """The weights of the updates of a round, by client.
 
-    A client is no authority on its own weight: an update counts no more samples than the client's profile has told
-    before the round, and as that is a claim too, no update has more than a fraction of the round. Before that a
-    weight is multiplied by the client state's scale, as the change is.
+    A client cannot choose its own weight: an update counts no more samples than the client's profile had before the
+    round, and since that is a claim too, no update has more than a fraction of the round. Before that, a weight is
+    multiplied by the client state's scale, as the change is.
 
     Args:
-        weigh: what the method gives an update by itself.
-        clients: whose updates are aggregated, with their results.
-        max_client_fraction: see `client_fraction`, and for what it does `fraction_limit`.
+        weigh: the method's weight of an update.
+        clients: with the updates that are aggregated.
+        max_client_fraction: see `limit_client_fraction`; `find_fraction_limit` describes its effect.
     """
-    share = client_fraction(max_client_fraction, len(clients))
-    known = {client.client_id: _bounded(client) for client in clients}
+    share = limit_client_fraction(max_client_fraction, len(clients))
+    known = {client.client_id: _bound(client) for client in clients}
     weights = {client.client_id: client.scale * weigh(known[client.client_id][0]) for client in clients}
-    limit = fraction_limit(weights.values(), share)
+    limit = find_fraction_limit(weights.values(), share)
     most = math.inf if limit is None else float(limit)
     total = math.fsum(min(weight, most) for weight in weights.values())
     found = {}
@@ -76,20 +74,20 @@ def round_weights(
     return found
 
 
-def fraction_limit(weights: Iterable[float], max_fraction: float) -> Fraction | None:
-    """The value to which the heaviest weights of a round are lowered, so that none exceeds a fraction of them all.
+def find_fraction_limit(weights: Iterable[float], max_fraction: float) -> Fraction | None:
+    """The limit that the heaviest weights of a round are lowered to, so that none exceeds a fraction of their sum.
 
-    With the k heaviest at the limit c, and the others adding up to R, they are k c + R together, and c is its share of
-    that where c = max_fraction R / (1 - k max_fraction). Of the k for which no other weight exceeds c, the smallest is
-    the one. The arithmetic is exact and goes by the weights' order of size alone.
+    With the k heaviest at the limit c and the others adding up to R, the sum is k c + R, and c has its fraction of that
+    if c = max_fraction R / (1 - k max_fraction). The smallest k counts for which no other weight exceeds c. The
+    arithmetic is exact and independent of the order of the weights.
 
     Args:
-        weights: of all updates of the round, finite; those of 0 count for nothing.
-        max_fraction: above 0 and at most 1, taken for the decimal number that it is written as. Where even equal
-            weights exceed it, all are lowered to the smallest.
+        weights: of all updates of the round, finite; weights of 0 do not count.
+        max_fraction: above 0 and at most 1, read as the decimal number that it is written as. If even equal weights
+            exceed it, all are lowered to the smallest.
 
     Returns:
-        None where no weight exceeds the share.
+        None if no weight exceeds the fraction.
     """
     share = Fraction(str(max_fraction))
     ordered = sorted((Fraction(weight) for weight in weights if weight > 0), reverse=True)
@@ -101,18 +99,18 @@ def fraction_limit(weights: Iterable[float], max_fraction: float) -> Fraction | 
         if heaviest <= limit:
             return limit if lowered else None
         rest -= heaviest
-    raise AssertionError("one of several weights is below its share")
+    raise AssertionError("one of several weights is below its fraction")
 
 
-def counted_samples(client: ClientState) -> int:
-    """Samples that an update counts as trained on; 0 where there is none."""
-    return 0 if client.update is None else _bounded(client)[0].sample_count
+def count_samples(client: ClientState) -> int:
+    """The samples that an update counts as trained on; 0 without an update."""
+    return 0 if client.update is None else _bound(client)[0].sample_count
 
 
-def _bounded(client: ClientState) -> tuple[Update, str]:
-    """A client's update with no more samples than a round of its profile's has, and what was wrong with it."""
+def _bound(client: ClientState) -> tuple[Update, str]:
+    """A client's update with no more samples than its profile allows in a round, and what was wrong with it."""
     if client.update is None:
-        raise ValueError(f"the client state of client {client.client_id} has no update")
+        raise ValueError(f"client {client.client_id} has no update")
     claimed, known = client.update.sample_count, client.offer.sample_count
     if client.task is not None and isinstance(client.task.work, Train | Calibrate):
         known = client.task.work.settings.round_count(client.offer.sample_count)

@@ -1,10 +1,10 @@
-"""Work beside the loop: what a run asks for, and what each request results in. Plain data, one way for all.
+"""Requests for work beside the loop, and their results: plain data, the same way for all.
 
-    a request --> Done(request, result)     the result is the record that the request's docstring names
-              --> Failed(request, reason)   there is none
+    a request --> RequestDone(request, result)     the result is the record that the request's docstring names
+              --> RequestFailed(request, reason)
 
-Whatever takes longer than a step of the loop is asked for in this way. Each may be asked for and answered twice.
-`actions` has the one request that carries client states, `AggregationRequest`.
+Everything that takes longer than a step of the loop is requested. Each request may be made and answered twice. The one
+request that carries client states, `AggregationRequest`, is in `signals`.
 """
 
 from collections.abc import Mapping
@@ -23,26 +23,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.query import FoundSize, Search
 from subfleet.search.queue import ProgramFacts, SizedProgram
-
-__all__ = [
-    "AggregatedRound",
-    "CheckRequest",
-    "CostRequest",
-    "EvaluationRequest",
-    "ExportedModels",
-    "GenerationRequest",
-    "ModelFile",
-    "ModelsRequest",
-    "NetworksRequest",
-    "PreparedTask",
-    "ProgramRequest",
-    "ProposedGeneration",
-    "Scorable",
-    "ScoringRequest",
-    "SearchRequest",
-    "SearchResult",
-    "TaskRequest",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +43,9 @@ class TaskRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringRequest:
-    """Prepare a client's score task: programs that score these sizes, and the weights that they begin with.
+    """Prepare a client's score task: the programs that score these sizes, and their initial weights.
 
-    Results in a tuple of `Scorable`, from the smallest to the largest; those without a program are left out.
+    Results in a tuple of `Scorable`, from the smallest to the largest; sizes without a program are left out.
     """
 
     client_id: str
@@ -76,7 +56,7 @@ class ScoringRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """Prepare a client's evaluate task: its program, and its weights as they are used. Results in `PreparedTask`."""
+    """Prepare a client's evaluate task: its program, and its weights for inference. Results in `PreparedTask`."""
 
     participant: Participant
     round: int
@@ -111,10 +91,10 @@ class ProgramRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRequest:
-    """Let the exporter's planner estimate what all sizes of a network take on a target. Results in `MemoryEstimates`.
+    """Estimate the memory of all sizes of a network on a target. Results in `MemoryEstimates`, from the planner.
 
     Attributes:
-        lineage: of the network; None for the one that the run begins with.
+        lineage: of the network; None for the run's first network.
     """
 
     target: str
@@ -122,15 +102,15 @@ class CostRequest:
 
     @property
     def key(self) -> str:
-        """Unique in a run: the target, after the network's id where that is not the first network."""
+        """Unique in a run: the target, after the network's id unless that is the first network."""
         return self.target if self.lineage is None or not self.lineage.id else f"{self.lineage.id}/{self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworksRequest:
-    """Choose the networks that the run begins with, by what the clients of a turn have and can give.
+    """Choose the networks that the run begins with, by the offers of the clients of an attempt.
 
-    Results in a tuple of lineages; it is empty where the run begins with the configured network.
+    Results in a tuple of lineages; it is empty if the run begins with the configured network.
     """
 
     turn: int
@@ -138,7 +118,7 @@ class NetworksRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """Let the method search sizes for the clients of a turn. Results in `SearchResult`."""
+    """Search sizes for the clients of an attempt, by the method. Results in `SearchResult`."""
 
     turn: int
 
@@ -153,9 +133,9 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """Pull the blob of an update and check it. Results in `ChangeSize`: how far it moves what it trained.
+    """Pull the blob of an update and check it. Results in `ChangeSize`.
 
-    It fails where the update cannot be aggregated.
+    It fails if the update cannot be aggregated.
     """
 
     update: Update
@@ -172,7 +152,7 @@ class PreparedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorable:
-    """A candidate with the program and the weights that it is scored with, and the memory that both are planned for."""
+    """A candidate with its scoring program, initial weights, and planned memory."""
 
     size: Architecture
     program: ProgramRef
@@ -209,12 +189,12 @@ class ExportedModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The sizes that a method's search found in a turn.
+    """The sizes that a method's search found in an attempt.
 
     Attributes:
         found: new sizes, in the order in which they were found.
-        searches: by target, the search that knows them and all that was found before.
-        written_estimates: by their keys, estimated costs of written programs that had none yet.
+        searches: by target, the search that knows these sizes and all earlier ones.
+        written_estimates: by their keys, the estimated costs of written programs that had none yet.
     """
 
     found: tuple[FoundSize, ...]
@@ -227,9 +207,9 @@ class ProposedGeneration:
     """A generation of paths, and their scores.
 
     Attributes:
-        generation: None where nothing is left to propose.
-        scores: of its paths, by the server; none where devices score, and the server has no validation samples.
-        ticket: distinguishes the tasks of devices that score it from those of an earlier server.
+        generation: None if nothing is left to propose.
+        scores: of its paths, by the server; empty if devices score and the server has no validation samples.
+        ticket: distinguishes its scoring tasks from those of an earlier server process.
     """
 
     generation: Generation | None
@@ -239,17 +219,17 @@ class ProposedGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatedRound:
-    """The next model is on disk; it counts once the round is closed.
+    """The next model, which is on disk; it counts once the round is closed.
 
     Attributes:
-        accuracy: of the new model on the evaluation data, as are loss and metrics; None where that means nothing.
-        model: the one that they describe.
-        refused: clients whose updates could not be aggregated after all, and why.
-        observation: what the method observed in the updates, see `Memory.observe`.
-        lineages: of the networks that the run has had, with what became of them after the round.
-        model_bytes: of all tensors that the server has to keep for the next round.
+        accuracy: of the new model on the evaluation data, as are loss and metrics; None if the task has no accuracy.
+        model: the model that these describe.
+        refused: clients whose updates could not be aggregated, and why.
+        observation: the method's observation of the updates, see `Memory.observe`.
+        lineages: of the networks of the run, after the round.
+        model_bytes: of all tensors that the server keeps for the next round.
         metrics: of its kind of task, by name, without accuracy.
-        guess_loss: that of knowing nothing of the inputs; None where the number of classes says it.
+        guess_loss: the loss of guessing without the inputs; None if it follows from the number of classes.
     """
 
     accuracy: float | None

@@ -11,16 +11,16 @@ from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.journal.journal import Journal
-from subfleet.journal.lineages import network_records
-from subfleet.journal.outliers import counted_outliers
+from subfleet.journal.lineages import build_network_records
+from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import RunResult
-from subfleet.journal.rows import deployed_models
+from subfleet.journal.rows import list_deployed_models
 from subfleet.methods.describing import describe_status
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import why_early
-from subfleet.rounds.networks import all_lineages, counting_turns
-from subfleet.rounds.searching import searched_round
+from subfleet.rounds.continuing import explain_early_end
+from subfleet.rounds.networks import list_first_turns, list_lineages
+from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState
 from subfleet.settings.sections import FirstWeights
 
@@ -62,7 +62,7 @@ def _with_found(context: RunContext, state: RunState, model: ModelState) -> Mode
 def _first_model(context: RunContext, state: RunState) -> ModelState:
     """The first weights of every network that is in use before the first round."""
     seed, given = context.config.seed, context.config.first_weights
-    first, *others = all_lineages(context, state.lineages)
+    first, *others = list_lineages(context, state.lineages)
     if not first.living:
         model = ModelState(shared={})
     elif given is None:
@@ -98,20 +98,20 @@ def _given_model(given: FirstWeights, network: Network) -> ModelState:
 def build_result(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> RunResult:
     """The result of a run in its current state; `checkpoints` is the folder of the models after its rounds."""
     records, evaluations = journal.records(), journal.evaluations()
-    searched = searched_round(context, state)
+    searched = find_searched_round(context, state)
     return RunResult(
         run_id=context.run_id,
         method=context.config.method.TYPE,
-        method_status=describe_status(context.config.method, context.config.setting, counted_outliers(records).altered),
+        method_status=describe_status(context.config.method, context.config.setting, count_outliers(records).altered),
         finished=state.phase == "finished",
         accuracy=records[-1].accuracy if records else None,
         rounds=records,
-        deployed=deployed_models(context, [client for _, client in sorted(state.clients.items())]),
+        deployed=list_deployed_models(context, [client for _, client in sorted(state.clients.items())]),
         model_path=checkpoint_path(checkpoints, state.aggregated_round) if state.aggregated_round else None,
         supernet_path=checkpoint_path(checkpoints, searched) if searched else None,
-        networks=network_records(context, state, records, evaluations),
+        networks=build_network_records(context, state, records, evaluations),
         evaluations=evaluations,
         generations=journal.generations(),
-        ended_early=why_early(context, state),
-        programs_from=counting_turns(context, state),
+        ended_early=explain_early_end(context, state),
+        programs_from=list_first_turns(context, state),
     )

@@ -1,19 +1,17 @@
 """Describes a run while it goes on: the changes of a step, its progress, and absent clients."""
 
-import datetime
+import time
 from collections.abc import Callable, Iterator, Mapping
 
-import sqlalchemy as sql
-
-from subfleet.journal.absences import AbsenceRecord, keep_absences
+from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.journal.records import Progress
-from subfleet.rounds.awaiting import nobody_waits, waits_told
+from subfleet.rounds.awaiting import describe_waits, is_unawaited
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import why_early
-from subfleet.rounds.live import Member
-from subfleet.rounds.members import Absence, absences
-from subfleet.rounds.networks import networks_told, readiness_told
-from subfleet.rounds.offers import peers_told, scale_warning
+from subfleet.rounds.continuing import explain_early_end
+from subfleet.rounds.live import FleetMember
+from subfleet.rounds.members import Absence, list_absences
+from subfleet.rounds.networks import describe_networks, describe_readiness
+from subfleet.rounds.offers import compare_peers, find_scale_warning
 from subfleet.rounds.state import RunState
 
 __all__ = ["Attendance", "Pace", "describe_step"]
@@ -31,9 +29,9 @@ def describe_step(context: RunContext, before: RunState, after: RunState) -> Ite
         if before.outliers.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
     yield from _outliers_told(before, after)
-    yield from networks_told(before.lineages, after.lineages)
-    yield from readiness_told(context, before, after)
-    if after.aggregated_round != before.aggregated_round and (why := why_early(context, after)):
+    yield from describe_networks(before.lineages, after.lineages)
+    yield from describe_readiness(context, before, after)
+    if after.aggregated_round != before.aggregated_round and (why := explain_early_end(context, after)):
         yield f"the run ends after round {after.aggregated_round} of {context.config.total_rounds}: {why}"
     if after.phase == "deploy" != before.phase:
         yield "the last round is done; each device's own model is exported and sent"
@@ -42,8 +40,8 @@ def describe_step(context: RunContext, before: RunState, after: RunState) -> Ite
 def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """Sentences about clients that joined or are no longer waited for, and about inputs on another scale."""
     for name in after.live.members.changed(before.live.members):
-        was, now = before.live.members.get(name, Member()), after.live.members[name]
-        yield from (f"client {name} {words}" for words in waits_told(was, now))
+        was, now = before.live.members.get(name, FleetMember()), after.live.members[name]
+        yield from (f"client {name} {words}" for words in describe_waits(was, now))
     for name in after.profiles.changed(before.profiles):
         known, profile = before.profiles.get(name), after.profiles[name]
         if profile == known:
@@ -51,10 +49,12 @@ def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterat
         if known is None:
             runtimes = ", ".join(profile.runtimes)
             yield f"client {name} joined: {profile.device}, {runtimes}, {profile.sample_count} samples"
-        if warning := scale_warning(context, profile):
+        if warning := find_scale_warning(context, profile):
             yield f"client {name}: {warning}"
     if after.phase == "train" != before.phase and after.round == 1 and not after.retry:
-        yield from peers_told(context, {name: after.profiles[name] for name in after.clients if name in after.profiles})
+        yield from compare_peers(
+            context, {name: after.profiles[name] for name in after.clients if name in after.profiles}
+        )
 
 
 def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
@@ -124,9 +124,9 @@ _SAID = ("goodbye", "will", "silent")
 class Attendance:
     """Tracks absent clients, and writes changes to the journal."""
 
-    def __init__(self, context: RunContext, engine: sql.Engine) -> None:
+    def __init__(self, context: RunContext, journal: Journal) -> None:
         self._context = context
-        self._engine = engine
+        self._journal = journal
         self._looked_s = -_EVERY_S
         self._away: Mapping[str, Absence] = {}
         self._kept: frozenset[tuple[str, str]] | None = None
@@ -140,12 +140,12 @@ class Attendance:
         if 0 <= now_s - self._looked_s < _EVERY_S:
             return
         before, self._looked_s = self._away, now_s
-        self._away = {one.client_id: one for one in absences(self._context, state, now_s)}
+        self._away = {one.client_id: one for one in list_absences(self._context, state, now_s)}
         kinds = frozenset((name, one.kind) for name, one in self._away.items())
         if kinds == self._kept:
             return
         self._kept = kinds
-        keep_absences(self._engine, self._context.run_id, (_record(one, now_s) for one in self._away.values()))
+        self._journal.save_absences(_record(one, now_s) for one in self._away.values())
         if state.phase in ("finished", "failed"):
             return  # all clients leave
         for name, one in self._away.items():
@@ -158,16 +158,15 @@ class Attendance:
     def awaited(self, state: RunState) -> tuple[str, ...]:
         """The absent clients that the round waits for: name, reason and time of the last message."""
         return tuple(
-            f"{name}: {one.told(self._looked_s)}"
+            f"{name}: {one.describe(self._looked_s)}"
             for name, one in self._away.items()
             if one.kind != "refused"
             and name in state.clients
             and state.clients[name].open
-            and not nobody_waits(state, name)
+            and not is_unawaited(state, name)
         )
 
 
 def _record(one: Absence, now_s: float) -> AbsenceRecord:
-    now = datetime.datetime.now(datetime.timezone.utc)
-    seen_at = None if one.seen_s is None else now - datetime.timedelta(seconds=now_s - one.seen_s)
+    seen_at = None if one.seen_s is None else time.time() - (now_s - one.seen_s)
     return AbsenceRecord(client_id=one.client_id, kind=one.kind, reason=one.reason, seen_at=seen_at)

@@ -12,7 +12,7 @@ from subfleet.protocol.errors import FileError, RunError, SubfleetError
 from subfleet.reporting.personalised_models import OwnMetric, copy_models, measure_models
 from subfleet.reporting.results import write_results
 from subfleet.reporting.run_figures import Gallery
-from subfleet.rounds.networks import standing_for
+from subfleet.rounds.networks import find_standing
 from subfleet.serving.session import Server
 from subfleet.settings.run_folder import MODEL, SUPERNET
 
@@ -96,6 +96,6 @@ def collect_gallery(server: Server) -> Gallery:
 def find_owners(server: Server) -> Iterator[tuple[str, Participant]]:
     """The clients that were aggregated at least once, each with its current submodel."""
     for name, client in sorted(server.state.last.items()):
-        owner = standing_for(server.context, server.state, client)
+        owner = find_standing(server.context, server.state, client)
         if owner is not None:
             yield name, owner

@@ -21,35 +21,36 @@ from subfleet.aggregation.round_aggregator import RoundAggregator
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.models import samples_of
-from subfleet.journal.database import open_database
+from subfleet.journal.database import open_database, reporting_damage
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.generations import GenerationRecord, generation_text
+from subfleet.journal.generations import GenerationRecord, describe_generation
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.journal.places import Places
-from subfleet.journal.reading import understood
 from subfleet.journal.records import RunObserver, RunResult
-from subfleet.journal.rows import record_of
+from subfleet.journal.rows import build_record
 from subfleet.link.device_link import DeviceLink
 from subfleet.programs.supply import Exports, Supply
 from subfleet.programs.worker import Snapshot, Threads, Worker
 from subfleet.protocol.errors import FileError, RunError
-from subfleet.rounds.actions import (
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.continuing import resume_state
+from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
+from subfleet.rounds.searching import find_searched_round
+from subfleet.rounds.signals import (
     Action,
     Close,
     CloseEvaluation,
     CloseGeneration,
+    Event,
     GoOn,
     Reply,
     Request,
+    RequestFailed,
     SendTask,
+    Tick,
     Withdraw,
 )
-from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import taken_up
-from subfleet.rounds.coordinator import resume_actions, round_info, step
-from subfleet.rounds.events import Event, Failed, Tick
-from subfleet.rounds.searching import searched_round
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving.duties import build_duties
@@ -116,7 +117,7 @@ class Server:
         )
         self._context = replace(create_context(config, run_id), evaluation_inputs=measure_inputs(evaluation))
         self._journal = Journal(self._engine, run_id, first_memory=self._context.roles.memory.initial)
-        self._attendance = Attendance(self._context, self._engine)
+        self._attendance = Attendance(self._context, self._journal)
         self._blobs = blobs = BlobStore(self._places.blobs)
         self._link = DeviceLink(config.fleet.name, transport, blobs, sizes=sizes, clock=clock)
         views, threads = Views(context=self._context, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()
@@ -189,10 +190,10 @@ class Server:
     def open(self) -> None:
         """Load the stored state and connect. Raises FileError if the journal is damaged."""
         now_s = self._clock()
-        with understood(self._places.folder):
+        with reporting_damage(self._places.folder):
             stored = self._journal.load(now_s)
-            self._state = state = taken_up(self._context, stored)
-            actions = resume_actions(self._context, state)
+            self._state = state = resume_state(self._context, stored)
+            actions = list_resume_actions(self._context, state)
             self._link.traffic.restart(self._journal.load_bytes(state))
             self._renew()
             self._journal.save(stored, state)
@@ -208,7 +209,7 @@ class Server:
         # First, so that the results of work from this step are always handled in the next one, and a run with a logical
         # clock takes the same steps on every machine.
         for outcome in self._work.events():
-            if isinstance(outcome, Failed) and outcome.by_disk:
+            if isinstance(outcome, RequestFailed) and outcome.by_disk:
                 raise FileError(outcome.reason)
             self._apply(outcome)
         at_once, self._goes_on = self._goes_on or self._work.more, False
@@ -220,7 +221,7 @@ class Server:
         now_s = self._clock()
         for text in self._attendance.look(self._state, now_s):
             self._observer.say(text)
-        self._link.send(round_info(self._context, self._state, now_s))
+        self._link.send(build_round_info(self._context, self._state, now_s))
 
     def finish(self, *, exports: bool = True) -> None:
         """Wait for all work in other threads, which takes no time of a logical clock."""
@@ -234,7 +235,7 @@ class Server:
 
     def result(self) -> RunResult:
         """The result of the run so far. Raises FileError if the journal is damaged."""
-        with understood(self._places.folder):
+        with reporting_damage(self._places.folder):
             return build_result(self._context, self._state, self._journal, self._places.checkpoints)
 
     def _renew(self) -> None:
@@ -256,7 +257,7 @@ class Server:
         before = self._state
         after, actions = step(self._context, before, event, self._clock())
         close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
-        record = None if close is None else record_of(self._context, close, self._link.traffic)
+        record = None if close is None else build_record(self._context, close, self._link.traffic)
         self._journal.save(before, after, counted=self._link.traffic.of, close=close, record=record)
         self._state = after
         if after.aggregated_round != before.aggregated_round:
@@ -270,7 +271,7 @@ class Server:
         if isinstance(record, EvaluationRecord):
             self._observer.evaluated(record)
         elif isinstance(record, GenerationRecord):
-            self._observer.say(generation_text(record))
+            self._observer.say(describe_generation(record))
         elif record is not None:
             self._observer.round_finished(record)
             self._tidy()
@@ -309,7 +310,7 @@ class Server:
         """Remove files that no round needs any more, except blobs with the `needed` digests."""
         keep_from = self._state.aggregated_round - self._config.keep_rounds + 1
         prune_checkpoints(
-            self._places.checkpoints, keep_from=keep_from, kept=[searched_round(self._context, self._state)]
+            self._places.checkpoints, keep_from=keep_from, kept=[find_searched_round(self._context, self._state)]
         )
         stored = self._journal.update_digests(since_round=keep_from)
         checked = {one.update.blob.sha256 for one in self._work.requests if isinstance(one, CheckRequest)}

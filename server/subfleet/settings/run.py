@@ -72,7 +72,7 @@ class Run:
         rates: width rates of the search space, each above 0 and at most 1.
         seed: of initial weights and data order.
         max_client_fraction: largest fraction of the total weight of a round that one client may have, above 0 and at
-            most 1; None is three equal shares, and at most a half. See `subfleet.rounds.weights.fraction_limit`.
+            most 1; None is three equal shares, and at most a half. See `subfleet.rounds.weights.find_fraction_limit`.
         outliers: outlier detection and diverged rounds.
         quorum: fraction of the tasks that must be answered to close a round. Below 1 a round does not wait for the
             slowest devices, and its result depends on timing. Devices that did not answer their last two tasks are not

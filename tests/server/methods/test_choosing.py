@@ -39,7 +39,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.rounds.state import Trained
+from subfleet.rounds.state import AcceptedUpdate
 from subfleet.testing.rounds import DrawnClient, draw_change, draw_state, make_context, store_update
 from subfleet.testing.submodels import find_held_elements
 from subfleet.transport.blob_store import BlobStore
@@ -385,7 +385,7 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
         ref = blobs.add(encode_arrays({one: changes[one].numpy() for one in tensors}))
         assert isinstance(client.task.work, Train)
         task = replace(client.task, work=replace(client.task.work, sends=tensors))
-        client = replace(client, task=task, trained=Trained(update=replace(client.update, blob=ref)))
+        client = replace(client, task=task, trained=AcceptedUpdate(update=replace(client.update, blob=ref)))
         clients.append(client)
     aggregated = Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients)
     assert not aggregated.refused

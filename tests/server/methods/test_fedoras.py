@@ -21,7 +21,7 @@ from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.state import Trained
+from subfleet.rounds.state import AcceptedUpdate
 from subfleet.search.fitting import Obstacle
 from subfleet.search.queue import ProgramFacts
 from subfleet.search.supernets import find_tier
@@ -68,7 +68,9 @@ def aggregated(
         examples: OperatorExamples = tuple((name, tuple(own.items())) for name, own in counts.items())
         stored = store_update(context, client, blobs)
         assert stored.update is not None
-        clients.append(replace(stored, trained=Trained(update=replace(stored.update, operator_examples=examples))))
+        clients.append(
+            replace(stored, trained=AcceptedUpdate(update=replace(stored.update, operator_examples=examples)))
+        )
     found = Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, context.roles.memory.initial)
     assert not found.refused
     return dict(state.shared), dict(found.state.shared)

@@ -23,7 +23,7 @@ from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.nefl import NeFL
 from subfleet.methods.standalone import Standalone
-from subfleet.programs.export_requests import train_request
+from subfleet.programs.supply import build_train_request
 from subfleet.protocol.submodel import Architecture, Explicit, Roll
 from subfleet.rounds.context import RunContext
 from subfleet.testing.rounds import (
@@ -136,8 +136,8 @@ def test_fjord_teaches_no_width_to_itself_and_trains_it_on_labels_alone() -> Non
     assert {_student(context, 0, number) for number in range(60)} == {None}
     alone, plain = context.training(1), make_context(FjORD(self_distillation=False)).training(1)
     assert (alone.objective, alone.distillation_weight) == (plain.objective, 0.0)
-    request = train_request(context.network, context.space[0], "onnx", alone)
-    assert request == train_request(context.network, context.space[0], "onnx", plain)
+    request = build_train_request(context.network, context.space[0], "onnx", alone)
+    assert request == build_train_request(context.network, context.space[0], "onnx", plain)
 
 
 def test_a_rolling_window_holds_every_index_equally_often_and_all_axes_share_its_origin() -> None:

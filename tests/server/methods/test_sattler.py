@@ -91,10 +91,8 @@ def test_cosines_are_those_of_the_changes() -> None:
     mixed = {name: 0.6 * left[name] + 0.8 * right[name] for name in left}
     clients = [trained(str(place), one) for place, one in enumerate((left, times(-3.0, left), mixed, times(0.0, left)))]
     flat = [torch.cat([one.flatten() for one in client.change.values()]).double() for client in clients]
-    expected = [
-        [float(torch.nn.functional.cosine_similarity(a, b, dim=0)) if a.any() and b.any() else 0.0 for b in flat]
-        for a in flat
-    ]
+    cosine = torch.nn.functional.cosine_similarity
+    expected = [[float(cosine(a, b, dim=0)) if a.any() and b.any() else 0.0 for b in flat] for a in flat]
     np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), expected, atol=1e-6)
 
 

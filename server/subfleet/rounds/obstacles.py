@@ -1,0 +1,196 @@
+"""Obstacles to a task: the plan of its program, the client's disk and link, and its earlier refusals. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from subfleet.methods.assigner import AssignmentContext
+from subfleet.protocol.chains import ChainRoom
+from subfleet.protocol.disk import PLACED_COPIES, needed_bytes
+from subfleet.protocol.errors import ProtocolError
+from subfleet.protocol.messages import Refusal, RefusalReason
+from subfleet.protocol.programs import ProgramRef
+from subfleet.protocol.readings import LEAST_LINK_BPS
+from subfleet.protocol.task import Score, Task
+from subfleet.rounds.context import RunContext
+from subfleet.rounds.state import ClientState, Lasts, RunState
+from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.fitting import Limit, Obstacle
+from subfleet.search.queue import ProgramFacts, SizedProgram
+
+
+def get_operators(state: RunState, client_id: str) -> tuple[str, ...]:
+    """The operators that a device's runtime lists; empty if it lists none."""
+    profile = state.profiles.get(client_id)
+    return () if profile is None else profile.operators
+
+
+def plan_bytes(
+    client: ClientState, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
+) -> int | None:
+    """The planned peak of a client's submodel in bytes; None if the runtime cannot run an operator of it.
+
+    Args:
+        client: with its submodel.
+        facts: of the program.
+        operators: that the device's runtime lists.
+        peak_bytes: of a subspace, the peak that counts: `ChainRoom.least_peak_bytes` if it chooses the path itself.
+    """
+    if facts.chain is None or client.architecture is None:
+        return facts.planned_for(client.offer.packing_width).planned_peak_bytes
+    try:
+        links = facts.chain.kept(dict(client.architecture.choices))
+    except ProtocolError:  # the target lacks an operator of it
+        return None
+    if any(lacking_operators(one.needs, operators) for link in links for one in link.operators):
+        return None
+    return peak_bytes(facts.chain.room(links))
+
+
+def find_objection(context: RunContext, state: RunState, client: ClientState, task: Task) -> Limit | None:
+    """The limit for which a device would refuse a task by its sizes; None if it would fetch the task."""
+    if explain_disk(client, task):
+        return "disk"
+    return "link" if _is_too_slow(context, state, client, task) else None
+
+
+def explain_disk(client: ClientState, task: Task) -> str:
+    """Why a task does not fit a device's disk; empty if it does, or the disk is unknown."""
+    most_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
+    taken_bytes = needed_bytes(task)
+    if most_bytes is None or taken_bytes <= most_bytes:
+        return ""
+    return f"the task takes {taken_bytes} bytes of disk and the budget is {most_bytes}"
+
+
+def select_models(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[ProgramRef, ...]:
+    """The inference models that fit a device's disk; the model for its own runtime comes first."""
+    left_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
+    if left_bytes is None:
+        return tuple(programs)
+    targets = set[str]()
+    for program in sorted(programs, key=lambda one: one.target != client.offer.runtime):
+        taken_bytes = PLACED_COPIES * program.blob.size_bytes
+        if taken_bytes <= left_bytes:
+            targets.add(program.target)
+            left_bytes -= taken_bytes
+    return tuple(program for program in programs if program.target in targets)
+
+
+def _is_too_slow(context: RunContext, state: RunState, client: ClientState, task: Task) -> bool:
+    """Whether a task takes longer to fetch than its deadline; the device still has its last program."""
+    if client.offer.budget is None or client.offer.budget.downlink_bytes is None:
+        return False
+    rate_bps = max(8 * client.offer.budget.downlink_bytes / context.config.communication_s, LEAST_LINK_BPS)
+    last = state.last.get(client.client_id)
+    there = set() if last is None or last.task is None else {program.blob for program in last.task.programs}
+    fetched_bytes = sum(blob.size_bytes for blob in task.blobs if blob not in there)
+    return 8 * fetched_bytes / rate_bps > task.deadline_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalEffect:
+    """The effect of a refusal.
+
+    Attributes:
+        limit: the limit that the task exceeds, so that a smaller task may do; None if no other size helps.
+        lasts: whether the same task would be refused again.
+        of_program: whether the refusal is about the program, which the device is then not given again.
+    """
+
+    limit: Limit | None
+    lasts: Lasts
+    of_program: bool = False
+
+
+REFUSALS: Mapping[RefusalReason, RefusalEffect] = MappingProxyType(
+    {
+        "memory": RefusalEffect(limit="memory", lasts="passing"),
+        "disk": RefusalEffect(limit="disk", lasts="passing"),
+        "link": RefusalEffect(limit="link", lasts="passing"),
+        "compute": RefusalEffect(limit="compute", lasts="passing"),
+        "runtime": RefusalEffect(limit="runtime", lasts="lasting", of_program=True),
+        "program": RefusalEffect(limit="program", lasts="lasting", of_program=True),
+        "data": RefusalEffect(limit=None, lasts="lasting"),
+        "diverged": RefusalEffect(limit=None, lasts="lasting"),
+        "failed": RefusalEffect(limit=None, lasts="unclear"),
+    }
+)
+
+LASTING_LIMITS: frozenset[Limit] = frozenset(
+    course.limit for course in REFUSALS.values() if course.limit is not None and course.lasts == "lasting"
+)
+
+
+def is_exhausted(ask: AssignmentContext, only: Candidate | None = None) -> bool:
+    """Whether every size has an obstacle that lasts, so that no attempt has anything for the client.
+
+    Args:
+        ask: the question to the method.
+        only: the one size that the method would give.
+    """
+    asked = replace(ask, below=None)
+    return all(asked.exceeded(one) & LASTING_LIMITS for one in (ask.candidates if only is None else (only,)))
+
+
+_SCORE = "score"
+"""Marks the programs that score a size, as opposed to those that train it."""
+_MOST = 10_000
+"""Refusals that a run remembers; the oldest are dropped first."""
+
+
+def record_unfit(state: RunState, client: ClientState, refusal: Refusal, why: str) -> RunState:
+    """The state that remembers a refusal of the programs of a task.
+
+    Args:
+        state: of the run.
+        client: of the device, with its size, or the candidates that it was to score.
+        refusal: of its task.
+        why: the refusal in printable words.
+    """
+    effect = REFUSALS[refusal.reason]
+    if effect.limit is None or not effect.of_program:
+        return state
+    unfit = {**state.unfit, **dict.fromkeys(_list_keys(client), Obstacle(limit=effect.limit, why=why))}
+    for key in list(unfit)[: max(0, len(unfit) - _MOST)]:
+        del unfit[key]
+    return replace(state, unfit=MappingProxyType(unfit))
+
+
+def _list_keys(client: ClientState) -> tuple[str, ...]:
+    if client.task is not None and isinstance(client.task.work, Score):
+        programs = (SizedProgram(size=one.architecture, target=client.offer.runtime) for one in client.task.submodels)
+        return tuple(f"{client.client_id}/{_SCORE}/{program.key}" for program in programs)
+    return (
+        ()
+        if client.size is None
+        else (f"{client.client_id}/{SizedProgram(size=client.size, target=client.offer.runtime).key}",)
+    )
+
+
+def list_unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
+    """By the size's id, why a device cannot run the program that trains it."""
+    return _filter_prefix(state, f"{client_id}/{target}/")
+
+
+def list_unscorable_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
+    """By the size's id, why a device cannot run the program that scores it."""
+    return _filter_prefix(state, f"{client_id}/{_SCORE}/{target}/")
+
+
+def _filter_prefix(state: RunState, prefix: str) -> Mapping[str, Obstacle]:
+    return {key.removeprefix(prefix): why for key, why in state.unfit.items() if key.startswith(prefix)}
+
+
+def forget_refusals(state: RunState, client_id: str) -> RunState:
+    """The state without a device's earlier refusals: it has restarted, perhaps with another runtime."""
+    kept = {key: why for key, why in state.unfit.items() if not key.startswith(f"{client_id}/")}
+    if len(kept) < len(state.unfit):
+        state = replace(state, unfit=MappingProxyType(kept))
+    if client_id in state.disks:
+        disks = {name: size_bytes for name, size_bytes in state.disks.items() if name != client_id}
+        state = replace(state, disks=MappingProxyType(disks))
+    if client_id in state.tries.failing:
+        failing = {name: one for name, one in state.tries.failing.items() if name != client_id}
+        state = replace(state, tries=replace(state.tries, failing=MappingProxyType(failing)))
+    return state

@@ -1,0 +1,185 @@
+"""What goes into a step of the run, its events, and what comes out of it, its actions: plain data for `coordinator`.
+
+Every action may be performed twice.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.lineage import Lineage
+from subfleet.methods.run_networks import Generation
+from subfleet.protocol.messages import (
+    Ack,
+    Deployed,
+    Evaluated,
+    Presence,
+    Profile,
+    Refusal,
+    Scores,
+    Task,
+    Telemetry,
+    Update,
+)
+from subfleet.rounds import work
+from subfleet.rounds.live import GenerationScores
+from subfleet.rounds.state import ClientState, RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationRequest:
+    """Aggregate the updates of these clients into the next model. Results in `AggregatedRound`.
+
+    Attributes:
+        memory: the method's memory.
+        lineages: of the networks of the run.
+        brought: networks of the round's clients that are not in a union model yet.
+    """
+
+    round: int
+    clients: tuple[ClientState, ...]
+    memory: Any = None
+    lineages: tuple[Lineage, ...] = ()
+    brought: tuple[AnyFamily, ...] = ()
+
+
+Request = (
+    work.TaskRequest
+    | work.ScoringRequest
+    | work.EvaluationRequest
+    | work.ModelsRequest
+    | work.ProgramRequest
+    | work.CostRequest
+    | work.SearchRequest
+    | work.NetworksRequest
+    | work.GenerationRequest
+    | work.CheckRequest
+    | AggregationRequest
+)
+"""Work beside the loop; `RequestDone` or `RequestFailed` answers it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoOn:
+    """More is to be decided: take the next step without waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTask:
+    """Send a task until it is acknowledged."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw:
+    """Stop sending a task."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Send an ack."""
+
+    client_id: str
+    ack: Ack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """A round is over: record it.
+
+    Attributes:
+        result: of its aggregation.
+        seconds: from its announcement until it was closed.
+        exported: programs that were written in it.
+        turn: the number of this attempt, counted over the whole run.
+        retries: attempts of the round that aggregated nothing.
+        lineages: of the networks that the run had when the round began.
+    """
+
+    round: int
+    result: work.AggregatedRound
+    seconds: float
+    clients: tuple[ClientState, ...]
+    exported: int = 0
+    turn: int = 0
+    retries: int = 0
+    lineages: tuple[Lineage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseEvaluation:
+    """The evaluation by devices after a round is over: record it.
+
+    Attributes:
+        lineages: of the networks of the run.
+    """
+
+    round: int
+    seconds: float
+    clients: tuple[ClientState, ...]
+    lineages: tuple[Lineage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseGeneration:
+    """A generation of a search between rounds has been scored: record it.
+
+    Attributes:
+        round: the round after which the search is.
+        scores: of its paths.
+        devices: the scoring by devices; None if the server scored.
+    """
+
+    round: int
+    generation: Generation
+    scores: tuple[float, ...]
+    seconds: float
+    devices: GenerationScores | None = None
+
+
+Action = Request | GoOn | SendTask | Withdraw | Reply | Close | CloseEvaluation | CloseGeneration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDone:
+    """Work beside the loop is done.
+
+    Attributes:
+        result: of the type that the docstring of the request names.
+    """
+
+    request: Request
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed:
+    """Work beside the loop has failed.
+
+    Attributes:
+        by_disk: the server's own disk is the cause, so that neither another attempt nor other clients would help.
+    """
+
+    request: Request
+    reason: str
+    by_disk: bool = False
+
+
+FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed
+"""Messages of devices. An `Update` only announces its blob, which is still on the device."""
+FromServer = Tick | RequestDone | RequestFailed
+"""Events at the server."""
+Event = FromDevice | FromServer
+
+Outcome = tuple[RunState, tuple[Action, ...]]
+"""The next state, and the actions that follow."""
+ClientOutcome = tuple[ClientState, tuple[Action, ...]]
+"""The next state of one client, and the actions that follow."""
