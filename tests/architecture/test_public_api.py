@@ -42,6 +42,12 @@ def test_every_name_that_is_promised_can_be_imported(module: str) -> None:
         assert name in found.__all__, f"{name} is no public name of {module}"
 
 
+def test_only_packages_and_public_modules_list_their_names() -> None:
+    listing = [path for path in ROOT.glob("*/subfleet/**/*.py") if "\n__all__ = " in path.read_text(encoding="utf-8")]
+    modules = {".".join(path.with_suffix("").parts[path.parts.index("subfleet") :]) for path in listing}
+    assert {name for name in modules if not name.endswith(".__init__")} <= set(NAMES)
+
+
 def test_modules_are_found_in_order() -> None:
     assert len(NAMES) > 20
     assert {module.split(".")[0] for module in NAMES} == {"subfleet"}

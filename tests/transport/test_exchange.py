@@ -14,9 +14,10 @@ from transport.sides import HandClock, Side, chunk_offsets, make_exchange, run_b
 from subfleet.protocol.blobs import CHUNK_BYTES, WINDOW_CHUNKS, BlobRef, ByteRange, Chunk
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, decode
-from subfleet.transport.blob_store import BlobStore, PartialBlob
+from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.exchange import Fetched, FetchFailed
 from subfleet.transport.in_memory import Faults, MemoryBroker
+from subfleet.transport.partial_blob import PartialBlob
 
 
 def _pair(broker: MemoryBroker, folder: Path, clock: HandClock) -> tuple[Side, Side]:

@@ -21,8 +21,6 @@ from subfleet.device_profiles.replay import ReplayedLog, rotate_log
 from subfleet.device_profiles.shipped import load_log
 from subfleet.protocol.errors import ConfigError, FileError
 
-__all__ = ["PopulationDevice", "draw_devices"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from random import Random
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count, Positive, PositiveAmount
 
-__all__ = ["AppSwitchMemory"]
-
 _ROUND_BYTES = 4096  # memory comes in pages
 
 

@@ -17,8 +17,6 @@ from subfleet.device_profiles.logs import LogRow
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.readings import Reading
 
-__all__ = ["CITATION", "BandwidthSample", "average_bps", "join_rows", "list_traces", "read_ghent"]
-
 CITATION = (
     "van der Hooft et al. 2016, HTTP/2-Based Adaptive Streaming of HEVC Video over 4G/LTE Networks, "
     "IEEE Communications Letters"

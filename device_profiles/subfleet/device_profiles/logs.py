@@ -25,18 +25,6 @@ from subfleet.protocol.errors import FileError
 from subfleet.protocol.limits import Amount
 from subfleet.protocol.readings import Reading
 
-__all__ = [
-    "COLUMNS",
-    "FORMAT_VERSION",
-    "LogRow",
-    "ResourceLog",
-    "encode_header",
-    "encode_row",
-    "parse_log",
-    "read_log",
-    "write_log",
-]
-
 FORMAT_VERSION = 1
 MAX_LOG_BYTES = 256 * 2**20
 _MAGIC = "# subfleet-log "

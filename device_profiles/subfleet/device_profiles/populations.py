@@ -15,8 +15,6 @@ from subfleet.protocol.schema import validate
 from subfleet.protocol.suggestion import suggest
 from subfleet.protocol.toml import parse_toml
 
-__all__ = ["POPULATIONS", "Kind", "LinkTable", "MemoryTable", "Population", "load_population", "parse_population"]
-
 POPULATIONS: Mapping[str, str] = MappingProxyType({name: f"{name}.toml" for name in ("league", "mixed")})
 """The shipped populations: name to file in the package's `data/populations` folder."""
 

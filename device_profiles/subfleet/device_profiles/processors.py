@@ -5,8 +5,6 @@ from pathlib import Path
 
 from subfleet.protocol.memory_plan import PackingWidth
 
-__all__ = ["detect_packing_width"]
-
 _CPUINFO = Path("/proc/cpuinfo")
 
 

@@ -20,8 +20,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.suggestion import suggest
 from subfleet.protocol.toml import parse_toml
 
-__all__ = ["PROFILES", "DeviceProfile", "compute_memory_budget", "format_profile", "load_profile", "parse_profile"]
-
 PROFILES: Mapping[str, str] = MappingProxyType(
     {
         name: f"{name}.toml"

@@ -8,8 +8,6 @@ from dataclasses import replace
 from subfleet.device_profiles.logs import LogRow, ResourceLog
 from subfleet.protocol.readings import Reading
 
-__all__ = ["ReplayedLog", "rotate_log"]
-
 
 class ReplayedLog:
     """A log as a function of time.

@@ -9,8 +9,6 @@ from subfleet.device_profiles.logs import ResourceLog, read_log
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.suggestion import suggest
 
-__all__ = ["LOGS", "find_demo_log", "load_log"]
-
 LOGS: Mapping[str, str] = MappingProxyType(
     {
         name: f"{name}.csv"

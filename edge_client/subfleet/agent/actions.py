@@ -8,26 +8,6 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.messages import Message, RoundInfo, Telemetry
 from subfleet.protocol.task import Task
 
-__all__ = [
-    "Action",
-    "CancelFetch",
-    "Fetch",
-    "Keep",
-    "Leave",
-    "Measure",
-    "MeasureForRound",
-    "MeasureForTask",
-    "MeasureRegularly",
-    "PlaceModels",
-    "Prune",
-    "Publish",
-    "Save",
-    "Settle",
-    "StartWork",
-    "StopWork",
-    "Weigh",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:

@@ -5,8 +5,6 @@ from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Evaluated, RoundInfo, Scores, Task, Telemetry, Update
 from subfleet.protocol.task import Deploy
 
-__all__ = ["is_before", "is_open", "is_over", "is_past", "is_stale"]
-
 REORDER_S = 10.0
 """How late a broker may deliver. An older announcement that arrives even later is valid: the server was set back."""
 

@@ -20,18 +20,6 @@ from subfleet.protocol.messages import (
     Update,
 )
 
-__all__ = [
-    "compose_ack",
-    "compose_deployment",
-    "compose_evaluation",
-    "compose_presence",
-    "compose_refusal",
-    "compose_scores",
-    "compose_telemetry",
-    "compose_update",
-    "make_telemetry_id",
-]
-
 MAX_DETAIL_CHARACTERS = 500
 
 

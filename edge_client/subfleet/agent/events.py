@@ -10,25 +10,6 @@ from subfleet.protocol.jobs import TrainResult
 from subfleet.protocol.messages import Message, RefusalReason
 from subfleet.protocol.readings import LogLow, Reading
 
-__all__ = [
-    "BlobArrived",
-    "BlobFailed",
-    "Ended",
-    "EvaluationEnded",
-    "Event",
-    "LinkDown",
-    "LinkUp",
-    "Measured",
-    "ModelsPlaced",
-    "Received",
-    "ScoringEnded",
-    "Stopping",
-    "TimePassed",
-    "TrainingEnded",
-    "Weighed",
-    "WorkFailed",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUp:

@@ -21,8 +21,6 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task import Task
 
-__all__ = ["AgentSettings", "AgentState", "CurrentTask", "Pending", "Saved"]
-
 _LABEL_BYTES = 8
 
 

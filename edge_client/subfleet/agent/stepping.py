@@ -64,8 +64,6 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Ack, RoundInfo, Task, Telemetry
 from subfleet.protocol.task import Deploy, Evaluate
 
-__all__ = ["start", "step"]
-
 
 def start(settings: AgentSettings, saved: Saved, now_s: float) -> Step:
     """Start from the saved state: send its answers again and repeat its unanswered task.

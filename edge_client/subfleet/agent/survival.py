@@ -13,8 +13,6 @@ from subfleet.protocol.limits import Count
 from subfleet.protocol.messages import RoundInfo
 from subfleet.protocol.task import Task, Train
 
-__all__ = ["FATAL_DEATHS", "Begun", "Ceiling", "Survival"]
-
 FATAL_DEATHS = 2
 """Number of consecutive deaths that lower the ceiling."""
 REGAINED_FRACTION = 16

@@ -13,8 +13,6 @@ from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
 from subfleet.protocol.task import Task, Train
 from subfleet.protocol.update_codecs import Uncompressed
 
-__all__ = ["HEADER_BYTES", "Objection", "find_objection"]
-
 HEADER_BYTES = 1024 * 1024
 """A container may exceed the budgeted size of its weights by this much."""
 

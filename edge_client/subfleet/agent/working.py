@@ -47,18 +47,6 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import RefusalReason, Task
 from subfleet.protocol.task import Deploy
 
-__all__ = [
-    "Step",
-    "advance",
-    "drop_task",
-    "on_blob",
-    "on_ended",
-    "on_task_measured",
-    "on_weighed",
-    "refuse",
-    "refuse_fatal",
-]
-
 Step = tuple[AgentState, tuple[Action, ...]]
 """The state after an event, and the actions."""
 

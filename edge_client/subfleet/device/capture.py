@@ -10,8 +10,6 @@ from subfleet.device.meters import Meter
 from subfleet.device_profiles.logs import LogRow, encode_header, encode_row
 from subfleet.protocol.errors import FileError
 
-__all__ = ["CaptureOptions", "capture"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:

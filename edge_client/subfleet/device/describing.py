@@ -15,13 +15,6 @@ from subfleet.protocol.messages import Profile, make_message_id
 from subfleet.protocol.schema import canonical_json, parse_json
 from subfleet.protocol.submodel import MAX_ARCHITECTURE_BYTES, parse_architecture
 
-__all__ = [
-    "declare_architecture",
-    "describe_device",
-    "find_packing_width",
-    "make_profile",
-]
-
 _SOFTWARE = ("subfleet", "onnxruntime", "onnxruntime-gpu", "subfleet-executorch", "executorch", "numpy", "paho-mqtt")
 
 

@@ -6,8 +6,6 @@ from typing import Literal, Protocol
 from subfleet.device_profiles.replay import ReplayedLog
 from subfleet.protocol.readings import LEAST_LINK_BPS, Reading
 
-__all__ = ["Direction", "Meter", "ReplayMeter", "TransferRate"]
-
 Direction = Literal["down", "up"]
 
 

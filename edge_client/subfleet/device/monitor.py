@@ -13,8 +13,6 @@ from subfleet.device.process_limits import process_room_bytes
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.protocol.readings import Reading
 
-__all__ = ["ControlGroups", "LiveMeter", "MemoryHeadroom", "load_psutil"]
-
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["end_with_parent", "limit_growth", "offer_to_the_kernel", "process_room_bytes"]
-
 _STATM = Path("/proc/self/statm")
 _DATA_PAGES = 5
 """Place in `statm` of the pages of data and stacks, of which `RLIMIT_DATA` counts nearly all."""

@@ -17,8 +17,6 @@ from subfleet.protocol.homes import find_cache_folder
 from subfleet.protocol.jobs import DataSummary, Trainer
 from subfleet.protocol.registry import Registry
 
-__all__ = ["CPU", "TRAINERS", "check_runtime", "choose_trainer", "find_trainer", "load_trainer", "try_once"]
-
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LIBRARIES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES")
 """Variables that a runtime's libraries are found by."""

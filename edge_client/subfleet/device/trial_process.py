@@ -25,8 +25,6 @@ from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 
-__all__ = ["DATA", "EXPECTED", "SETTINGS", "TARGETS", "WEIGHTS", "Trial", "main", "make_trial_job", "name_program_file"]
-
 TARGETS = ("onnx", "executorch")
 """Whose programs the package ships (`scripts/make_trial_programs.py`); other runtimes are loaded, and no more."""
 DATA, WEIGHTS, EXPECTED = "data.npz", "weights.safetensors", "expected.json"

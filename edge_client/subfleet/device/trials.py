@@ -20,8 +20,6 @@ from subfleet.protocol.children import make_child_command
 from subfleet.protocol.errors import BrokenError
 from subfleet.protocol.exit_codes import ExitCode
 
-__all__ = ["DEADLINE_S", "TrialResult", "explain_death", "try_package", "try_runtime"]
-
 _LOG = logging.getLogger(__name__)
 
 DEADLINE_S = 300.0

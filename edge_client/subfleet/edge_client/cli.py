@@ -4,8 +4,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 """`ExitCode.INTERRUPTED`; its own module may be what is being imported."""
 

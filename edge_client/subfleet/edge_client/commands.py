@@ -19,8 +19,6 @@ from subfleet.protocol.logs import log_to_standard_error
 from subfleet.protocol.task_kinds import format_metrics
 from subfleet.protocol.text import escape
 
-__all__ = ["run"]
-
 _LOG = logging.getLogger(__name__)
 _SHOWN_CLASSES = 10
 OptionsT = TypeVar("OptionsT")

@@ -12,8 +12,6 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import check_client_id
 from subfleet.protocol.topics import DEFAULT_FLEET
 
-__all__ = ["DeviceOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:

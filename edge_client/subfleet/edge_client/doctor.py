@@ -23,8 +23,6 @@ from subfleet.protocol.programs import decode_program
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
 
-__all__ = ["DoctorOptions", "Examination", "Finding", "check_package", "examine"]
-
 _LOG = logging.getLogger(__name__)
 
 _OLDEST_PYTHON = (3, 10)

@@ -4,8 +4,6 @@ from subfleet.protocol.errors import MissingExtraError, SubfleetError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.plugins import explain_plugin_error
 
-__all__ = ["LOG_FORM", "explain_error"]
-
 LOG_FORM = "%(asctime)s %(levelname)s %(message)s"
 """As `logging.Formatter` takes it."""
 

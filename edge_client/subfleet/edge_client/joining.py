@@ -32,8 +32,6 @@ from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.pacing import PacedTransport
 from subfleet.transport.waiting import WaitingTransport
 
-__all__ = ["JoinOptions", "join"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from subfleet.protocol.answers import Answer, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.messages import Ack, Message, RoundInfo, Task, Telemetry
 from subfleet.protocol.text import make_printable
 
-__all__ = ["ReceivedLog", "log_answer"]
-
 _LOG = logging.getLogger(__name__)
 
 

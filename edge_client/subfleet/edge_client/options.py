@@ -11,8 +11,6 @@ from typing import NoReturn
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.memory_size import parse_bytes
 
-__all__ = ["Command", "make_parser"]
-
 Command = Callable[[argparse.Namespace], int]
 """Runs a command from its parsed options; returns the exit code."""
 _LONGEST_S = 1e9

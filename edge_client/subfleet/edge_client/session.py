@@ -60,8 +60,6 @@ from subfleet.transport.complaints import Complaints
 from subfleet.transport.exchange import BlobExchange, Fetched
 from subfleet.transport.outbox import Outbox, Outgoing
 
-__all__ = ["Device", "EdgeSession"]
-
 _LOG = logging.getLogger(__name__)
 
 SERVER = "server"

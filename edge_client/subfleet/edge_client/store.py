@@ -34,8 +34,6 @@ from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["AgentStore", "find_state_folder", "read_saved"]
-
 _LOG = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 3

@@ -30,8 +30,6 @@ from subfleet.protocol.jobs import Job, Trainer, TrainResult
 from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train
 
-__all__ = ["Outcome", "TaskWork", "TaskWorker", "TrainingOutput", "discard", "locate_output"]
-
 _LOG = logging.getLogger(__name__)
 
 _REASONS: Mapping[type[SubfleetError], RefusalReason] = MappingProxyType(

@@ -11,8 +11,6 @@ from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.messages import Task
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["TrainingWorker"]
-
 
 class TrainingWorker:
     """Runs trainers in this process. A step that does not return cannot be ended; see `WorkerProcess`.

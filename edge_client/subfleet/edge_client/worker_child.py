@@ -35,8 +35,6 @@ from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.logs import log_to_standard_error
 
-__all__ = ["main"]
-
 _LOG = logging.getLogger(__name__)
 
 _SPARE_BYTES = 256 * 2**20

@@ -22,20 +22,6 @@ from subfleet.protocol.jobs import DataSummary, TrainResult
 from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import from_plain, parse_json, to_plain
 
-__all__ = [
-    "MAX_LINE_BYTES",
-    "Opened",
-    "Order",
-    "Report",
-    "StartFailed",
-    "Stop",
-    "TaskEnded",
-    "Workplace",
-    "decode_order",
-    "decode_report",
-    "encode_line",
-]
-
 MAX_LINE_BYTES = 16 * 2**20
 MOST_CHARACTERS = 4096
 """Of a text of a report; longer ones are cut."""

@@ -33,8 +33,6 @@ from subfleet.protocol.errors import BrokenError, ProtocolError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.messages import RefusalReason, Task
 
-__all__ = ["WorkerProcess"]
-
 _LOG = logging.getLogger(__name__)
 
 STOP_S = 10.0

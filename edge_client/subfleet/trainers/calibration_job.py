@@ -24,8 +24,6 @@ from subfleet.trainers.program_layout import list_stages
 from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
 
-__all__ = ["calibrate_job"]
-
 _MEAN, _VARIANCE = "running_mean", "running_var"
 _Doubles = npt.NDArray[np.float64]
 

@@ -25,8 +25,6 @@ from subfleet.trainers.program_layout import Path, list_stages
 from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
 
-__all__ = ["LabelSums", "evaluate_job"]
-
 _ROUNDING = 1e-5
 """A loss of nothing may be this much below 0."""
 

@@ -8,8 +8,6 @@ from subfleet.protocol.loading import explain_load_error
 from subfleet.trainers.runtime import Runtime, RuntimeKind
 from subfleet.trainers.trainer import RuntimeTrainer
 
-__all__ = ["EXECUTORCH", "ExecutorchTrainer", "load_executorch"]
-
 # Devices get no PyTorch, which ExecuTorch's own bindings need.
 _REMEDY = (
     "install the wheel of subfleet-executorch that was built for this device, or use ONNX Runtime: --runtime onnx for "

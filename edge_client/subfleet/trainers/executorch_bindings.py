@@ -20,8 +20,6 @@ from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.prediction import Model
 from subfleet.trainers.runtime import Array, CopiedPrograms, RunArrays
 
-__all__ = ["BindingsRuntime"]
-
 # What PyTorch's allocator, which holds the outputs, says where the system gave no memory.
 _NO_MEMORY = "can't allocate memory"
 # PyTorch's numbers for types, which the bindings give.

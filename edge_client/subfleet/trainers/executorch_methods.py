@@ -17,8 +17,6 @@ from subfleet.protocol.programs import ProgramManifest
 from subfleet.trainers.prediction import Model, read_form
 from subfleet.trainers.runtime import Array
 
-__all__ = ["KERNELS", "MAX_NOTE_BYTES", "METHOD", "MethodShapes", "check_manifest", "check_note", "make_model"]
-
 # Most programs run in XNNPACK. Measured on the small CNN: 72 MB resident with all kernels mapped, 65 MB without.
 KERNELS = "kernels"
 """Part of the name of the libraries of which a program needs little."""

@@ -28,8 +28,6 @@ from subfleet.trainers.prediction import Model
 from subfleet.trainers.runtime import Array, Operands, RunProgram, make_buffer, unpack
 from subfleet_executorch import Arena, ExecutorchError, Method
 
-__all__ = ["NativeRuntime"]
-
 _Result = TypeVar("_Result")
 _NAME = f"ExecuTorch {subfleet_executorch.EXECUTORCH_VERSION}"
 

@@ -19,8 +19,6 @@ from subfleet.tasks.transforms.augmentation import augment, draw_augmentation
 from subfleet.trainers.layouts import COEFFICIENTS, StepLayout
 from subfleet.trainers.runtime import Array
 
-__all__ = ["ProgramCall", "Tally", "check_settings", "compute_constants", "make_calls", "make_scoring_batches"]
-
 _Indices = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.float32]
 _Look = Callable[[_Indices, _Mask], Array]

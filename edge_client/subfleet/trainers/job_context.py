@@ -18,8 +18,6 @@ from subfleet.trainers.memory_watch import GrowthWatch
 from subfleet.trainers.program_layout import AnyLayout, read_layout
 from subfleet.trainers.runtime import Runtime
 
-__all__ = ["JobContext", "open_context", "read_data"]
-
 
 def read_data(job: AnyJob, layout: AnyLayout) -> Dataset:
     """Read the data set of a job in the form that its program takes, with the run's classes.

@@ -15,9 +15,6 @@ from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import Program, ValueInfo, decode_program
 from subfleet.protocol.task import Train
 
-__all__ = ["hash_program", "read_program", "read_weights", "write_arrays", "write_change"]
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

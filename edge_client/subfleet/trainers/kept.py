@@ -13,8 +13,6 @@ from typing import Protocol
 from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.memory_watch import GrowthWatch, MemoryWatch, release_free_memory
 
-__all__ = ["Host", "Kept", "Slot"]
-
 _LARGEST_FRACTION = 0.25
 """Of a job's memory limit. Measured with ONNX Runtime, whose arena is given back: 5 MB of 51 MB and of 293 MB peaks."""
 

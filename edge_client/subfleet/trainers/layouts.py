@@ -7,20 +7,6 @@ from types import MappingProxyType
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.programs import ProgramManifest, Role, ValueInfo
 
-__all__ = [
-    "COEFFICIENTS",
-    "EvaluationLayout",
-    "StepLayout",
-    "check_tensors",
-    "check_values",
-    "get_one",
-    "get_optional",
-    "match_carried",
-    "read_evaluation_layout",
-    "read_step_layout",
-    "select_values",
-]
-
 COEFFICIENTS = ("proximal_mu", "distillation_weight")
 """Fields of `TrainingSettings` that a program may take as scalars of the same name."""
 

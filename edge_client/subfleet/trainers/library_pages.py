@@ -10,8 +10,6 @@ import ctypes
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["map_library"]
-
 _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; older kernels refuse it, which costs only exactness
 _READ_ONLY = ("r--p", "r-xp")
 

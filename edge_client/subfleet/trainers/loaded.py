@@ -11,8 +11,6 @@ from subfleet.trainers.job_files import read_program
 from subfleet.trainers.program_layout import ProgramLayout, list_stages
 from subfleet.trainers.runtime import Programs, RunProgram
 
-__all__ = ["Loaded"]
-
 _LOG = logging.getLogger(__name__)
 
 

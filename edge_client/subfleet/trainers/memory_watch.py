@@ -17,8 +17,6 @@ from typing import Protocol
 
 from subfleet.protocol.errors import MemoryLimitError
 
-__all__ = ["GrowthWatch", "MemoryWatch", "release_free_memory"]
-
 _PROC = Path("/proc/self")
 _RESET_HIGH_WATER = "5"
 _KIBIBYTE = 1024

@@ -30,8 +30,6 @@ from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, read_form
 from subfleet.trainers.runtime import Array, Operands, RunProgram, RuntimeKind, Value, make_buffer, unpack
 from subfleet.trainers.trainer import RuntimeTrainer
 
-__all__ = ["ONNX", "OnnxRuntime", "OnnxTrainer", "load_onnx"]
-
 # The smallest model there is: one Identity from "x" to "y", float32 of shape (1,), opset 13, IR version 8.
 _IDENTITY = (
     b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01wZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'

@@ -13,8 +13,6 @@ from types import MappingProxyType
 
 from subfleet.protocol.errors import TrainingError
 
-__all__ = ["check_self_contained"]
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES: Mapping[int, int] = MappingProxyType({_FIXED64: 8, _FIXED32: 4})
 _MOST_VARINT_BYTES = 10

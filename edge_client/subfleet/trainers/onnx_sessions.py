@@ -9,8 +9,6 @@ from subfleet.protocol.errors import TrainingError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.trainers.onnx_references import check_self_contained
 
-__all__ = ["GIVE_BACK", "PROVIDERS", "call_guarded", "check_values", "open_session"]
-
 PROVIDERS: Mapping[str, str] = MappingProxyType({"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"})
 GIVE_BACK = "memory.enable_memory_arena_shrinkage"
 """Setting of a run that gives back the memory of the named arenas that is free after it."""

@@ -18,8 +18,6 @@ from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.dataset import Labels
 from subfleet.tasks.metrics import MetricTally
 
-__all__ = ["FREE_BATCH_SIZE", "Model", "ModelForm", "predict_dataset", "read_form", "read_model"]
-
 _Array = npt.NDArray[np.generic]
 
 FREE_BATCH_SIZE = 64

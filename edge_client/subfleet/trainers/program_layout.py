@@ -21,8 +21,6 @@ from subfleet.trainers.layouts import (
     read_step_layout,
 )
 
-__all__ = ["AnyLayout", "Key", "Path", "ProgramLayout", "ProgramValues", "Stage", "list_stages", "read_layout"]
-
 AnyLayout = StepLayout | EvaluationLayout
 
 _WHOLE = "whole"

@@ -17,8 +17,6 @@ from subfleet.trainers.loaded import Loaded
 from subfleet.trainers.program_layout import Key, Path, ProgramValues, Stage, list_stages
 from subfleet.trainers.runtime import Array, Operands, Value, copy_array, make_zeros
 
-__all__ = ["ProgramSession"]
-
 _Floats = npt.NDArray[np.float32]
 _SETS = 2
 """Of buffers, which take turns where a runtime writes into them."""

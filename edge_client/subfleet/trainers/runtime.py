@@ -16,23 +16,6 @@ from subfleet.protocol.programs import Program, ValueInfo
 from subfleet.protocol.tensors import decode_container
 from subfleet.trainers.prediction import Model
 
-__all__ = [
-    "Array",
-    "CopiedPrograms",
-    "LoadProgram",
-    "Operands",
-    "Programs",
-    "RunArrays",
-    "RunProgram",
-    "Runtime",
-    "RuntimeKind",
-    "Value",
-    "copy_array",
-    "make_buffer",
-    "make_zeros",
-    "unpack",
-]
-
 Array = npt.NDArray[np.generic]
 
 Value = Any

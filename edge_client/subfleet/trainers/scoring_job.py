@@ -13,8 +13,6 @@ from subfleet.trainers.program_layout import list_stages
 from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Array, Runtime
 
-__all__ = ["score_job"]
-
 _LAYER_DIMENSIONS = 2
 """Of a layer's weight, or more; biases and norms have fewer."""
 

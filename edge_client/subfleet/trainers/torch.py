@@ -25,8 +25,6 @@ from subfleet.trainers.trainer import RuntimeTrainer
 if TYPE_CHECKING:
     from subfleet.export.steps import Step
 
-__all__ = ["TORCH", "TorchRuntime", "TorchTrainer", "load_torch"]
-
 _Read = TypeVar("_Read")
 # This runtime is for machines that have PyTorch anyway; a device is sent to what it can run without.
 _REMEDY = "use ONNX Runtime, which devices have: --runtime onnx for training, and .onnx models"

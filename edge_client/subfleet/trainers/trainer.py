@@ -15,8 +15,6 @@ from subfleet.trainers.runtime import Runtime, RuntimeKind
 from subfleet.trainers.scoring_job import score_job
 from subfleet.trainers.training_job import train_job
 
-__all__ = ["RuntimeTrainer"]
-
 
 class RuntimeTrainer:
     """See `Trainer`; every method raises what `RuntimeKind.load` does, too, where the runtime is not loaded yet.

@@ -20,8 +20,6 @@ from subfleet.trainers.program_layout import Path, list_stages
 from subfleet.trainers.program_session import ProgramSession
 from subfleet.trainers.runtime import Runtime
 
-__all__ = ["DrawnPaths", "train_job"]
-
 
 class DrawnPaths:
     """Draws paths that have room, and counts the examples that go through each operator.

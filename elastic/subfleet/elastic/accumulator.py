@@ -22,8 +22,6 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Accumulator", "Contribution"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contribution:

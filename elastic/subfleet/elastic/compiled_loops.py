@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["ADDED_TOGETHER", "WORTH_COMPILING", "Loops", "compile_loops", "loops_and_threads"]
-
 ADDED_TOGETHER = 4
 """Arrays that are added to a sum in one pass; more would not fit the registers."""
 WORTH_COMPILING = 2**20

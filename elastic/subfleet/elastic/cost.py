@@ -15,8 +15,6 @@ from subfleet.elastic.size_table import Floats, SizeTable
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Costs", "SubmodelCost", "estimate_cost", "part_costs"]
-
 _FLOAT_BYTES = 4
 _WEIGHT_HALVES = 9
 """A step is a pure function with weights and momentum before and after it. On average half of the gradients exist at

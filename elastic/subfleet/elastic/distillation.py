@@ -29,8 +29,6 @@ from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["distil", "divergence_gradient", "draw_students"]
-
 Tensors = Mapping[str, Tensor]
 _ROUNDING = 1e-5
 """Probabilities that differ by this share are those of logits that differ by it: a few digits of float32."""

@@ -18,8 +18,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, compute_metrics
 from subfleet.tasks.metrics import MetricTally
 
-__all__ = ["EvaluationResult", "evaluate", "evaluate_many"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:

@@ -24,8 +24,6 @@ from subfleet.elastic.compiled_loops import ADDED_TOGETHER, Loops, loops_and_thr
 from subfleet.elastic.held_regions import HeldRegions
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["Move", "Term", "add_exactly", "move_tensors", "run_until_one_fails"]
-
 CPU_CHUNK = 2**15
 COMPILED_ADD_CHUNK = 2**17
 COMPILED_MOVE_CHUNK = 2**18

@@ -23,8 +23,6 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Graft", "check_grafting", "graft", "graft_change", "is_graftable"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graft:

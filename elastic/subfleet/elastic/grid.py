@@ -20,8 +20,6 @@ from torch import Tensor
 
 from subfleet.protocol.errors import ConfigError, ProtocolError
 
-__all__ = ["WeightGrid", "largest_change", "limit_exponent"]
-
 _GRID_BITS = 62
 _HEADROOM_BITS = 20
 _WEIGHT_BITS = 29

@@ -31,17 +31,6 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.resizing import AXES_OF_BLOCKS, has_section_widths, has_setting, head_widths, resize
 from subfleet.protocol.errors import ConfigError
 
-__all__ = [
-    "Cell",
-    "can_deepen",
-    "count_cell_parameters",
-    "deepen_cell",
-    "find_changed_cells",
-    "insert_block",
-    "list_cells",
-    "widen_cells",
-]
-
 _FamilyT = TypeVar("_FamilyT", bound=Family)
 _NONE: Mapping[str, int] = MappingProxyType({})
 _WHERE_EMPTY: Mapping[str, int] = MappingProxyType({"squeezed_widths": 0})

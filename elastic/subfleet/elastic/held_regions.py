@@ -8,8 +8,6 @@ from torch import Tensor
 
 from subfleet.elastic.maps import Gather, TensorMap
 
-__all__ = ["HeldRegion", "HeldRegions", "make_region"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldRegion:

@@ -12,8 +12,6 @@ from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["add_identities", "can_be_identity", "check_identity"]
-
 
 def can_be_identity(network: Network, block: str) -> bool:
     """Whether a block can be the identity.

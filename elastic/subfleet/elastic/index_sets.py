@@ -6,8 +6,6 @@ from subfleet.elastic.axes import Axis, kept_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Centre, IndexSet, Prefix
 
-__all__ = ["kept_size", "named_sets", "tied_sets"]
-
 
 def named_sets(axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[str, IndexSet], ...]:
     """Index sets of these sizes at the front of axes, or in the centre of kernels, sorted by name.

@@ -14,8 +14,6 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Descent", "MappedTensor", "embed_weights", "inherit"]
-
 
 def inherit(
     how: Inheritance, network: Network, parent: Network, weights: Mapping[str, Tensor], *, seed: int

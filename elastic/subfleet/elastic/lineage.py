@@ -10,8 +10,6 @@ from subfleet.protocol.identifiers import NetworkId
 from subfleet.protocol.limits import Amount
 from subfleet.protocol.schema import ADDED_LATER
 
-__all__ = ["Chosen", "Copied", "Drawn", "Inheritance", "Lineage", "Placed", "Replicated"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:

@@ -11,8 +11,6 @@ from subfleet.elastic.size_table import Floats, SizeColumns
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["MemoryEstimates"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryEstimates:

@@ -4,8 +4,6 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.calibration import NormLayer
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["norm_layers", "norm_tensors"]
-
 _MOMENTUM = 0.1
 """Of running statistics in every family: PyTorch's usual one."""
 _MEAN = "running_mean"

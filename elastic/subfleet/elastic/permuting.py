@@ -12,8 +12,6 @@ from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Explicit
 
-__all__ = ["permute", "rank_indices"]
-
 
 def permute(
     network: Network, state: Mapping[str, Tensor], permutations: Mapping[str, Sequence[int]]

@@ -13,16 +13,6 @@ from subfleet.elastic.network import Family, Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = [
-    "AXES_OF_BLOCKS",
-    "derive_settings",
-    "has_section_widths",
-    "has_setting",
-    "head_widths",
-    "list_block_sizes",
-    "resize",
-]
-
 AXES_OF_BLOCKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "hidden_widths": ("inner", "filtered", "hidden"),

@@ -9,15 +9,6 @@ from typing import Annotated, ClassVar, Literal
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Positive, PositiveAmount
 
-__all__ = [
-    "ROBUST_AGGREGATIONS",
-    "AnyRobustAggregation",
-    "CoordinateMedian",
-    "MultiKrum",
-    "NormClipping",
-    "TrimmedMean",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

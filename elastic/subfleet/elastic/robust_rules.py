@@ -27,8 +27,6 @@ from subfleet.elastic.robust_aggregation import (
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["ReadChanges", "Stack", "StackMember", "aggregate_robustly", "choose_by_krum", "find_held_elements"]
-
 ReadChanges = Callable[[str], Sequence[Tensor | None]]
 """Returns every member's change of a tensor, in the order of the members; None if its submodel lacks the tensor."""
 

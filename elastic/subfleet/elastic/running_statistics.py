@@ -22,14 +22,6 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = [
-    "NormMoments",
-    "measure_moments",
-    "merge_statistics",
-    "pool_statistics",
-    "recalibrate",
-]
-
 _LEAST_COUNT = 2
 """Values that a variance needs."""
 

@@ -17,8 +17,6 @@ from subfleet.elastic.network import Network, Role
 from subfleet.elastic.technique_settings import Central, WeightNorm
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["compute_scale_factors", "scale_change"]
-
 _SCALED_ROLES: frozenset[Role] = frozenset({"weight", "residual", "embedding", "symbol"})
 _LEAST_NORM = 1e-12
 Client = tuple[Architecture, Mapping[str, Tensor]]

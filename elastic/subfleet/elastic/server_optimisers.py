@@ -27,17 +27,6 @@ from subfleet.protocol.limits import Fraction, PositiveAmount
 if TYPE_CHECKING:  # settings are read where no PyTorch is; what is computed takes tensors as they come
     from torch import Tensor
 
-__all__ = [
-    "SERVER_OPTIMISERS",
-    "AnyServerOptimiser",
-    "Moments",
-    "ServerAdagrad",
-    "ServerAdam",
-    "ServerMomentum",
-    "ServerOptimiser",
-    "ServerYogi",
-]
-
 Decay = Annotated[float, Range(least=0, below=1)]
 
 Moments: typing.TypeAlias = "Mapping[str, Mapping[str, Tensor]]"

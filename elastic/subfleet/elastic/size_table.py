@@ -14,8 +14,6 @@ from subfleet.elastic.axes import kept_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Floats", "SizeColumns", "SizeTable"]
-
 Floats = npt.NDArray[np.float64]
 _Key = tuple[str | None, float, tuple[tuple[str, int], ...], tuple[str, ...], int]
 Integers = npt.NDArray[np.int64]

@@ -8,8 +8,6 @@ from subfleet.elastic.network import Network, Supernet
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["path_architecture", "specialise_family"]
-
 
 def path_architecture(network: Network, operators: Sequence[str], *, name: str = "") -> Architecture:
     """The path with one operator for each choice of the network, in order.

@@ -11,8 +11,6 @@ from typing import Annotated, Literal
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Amount, Count, PositiveAmount
 
-__all__ = ["NORMS", "Central", "DistillationSettings", "WeightNorm"]
-
 WeightNorm = Literal["l2", "rms", "common"]
 """How the size of a layer's weights is measured: "l2" is the root of the sum of squares; "rms" the root of the mean
 square; "common" the L2 norm of the elements that every client holds, so that clients without training agree exactly."""

@@ -23,8 +23,6 @@ from subfleet.elastic.replication import size_in
 from subfleet.elastic.resizing import list_block_sizes
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["unite_families"]
-
 _FIRST = frozenset({"stem_width", "embedding_width"})
 _GROWING = frozenset({"widths", "last_widths", *_FIRST})
 """Fields of families that say how large a network is; in all others but those of blocks a union's must be alike."""

@@ -13,8 +13,6 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 
-__all__ = ["UpdateForm", "update_bytes"]
-
 _FLOAT_BYTES = 4
 
 

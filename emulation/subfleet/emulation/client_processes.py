@@ -13,8 +13,6 @@ from types import TracebackType
 from subfleet.protocol.errors import RunError
 from subfleet.transport.address import PASSWORD_VARIABLE, BrokerAddress
 
-__all__ = ["ClientCommand", "ClientProcesses"]
-
 _LOG = logging.getLogger(__name__)
 MAX_DEATHS = 3
 """How often one client may be killed in a run before the run gives up on it."""

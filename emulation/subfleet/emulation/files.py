@@ -10,8 +10,6 @@ from subfleet.device_profiles import write_log
 from subfleet.device_profiles.profiles import format_profile
 from subfleet.emulation.gathering import GatheredRun
 
-__all__ = ["Files", "write_files"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:

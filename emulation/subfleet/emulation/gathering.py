@@ -23,8 +23,6 @@ from subfleet.tasks.named_dataset import DATASETS
 from subfleet.tasks.source_files import find_data_folders
 from subfleet.transport.in_memory import Faults
 
-__all__ = ["EmulatedDevice", "GatheredRun", "gather_run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedDevice:

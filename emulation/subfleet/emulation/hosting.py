@@ -18,8 +18,6 @@ from subfleet.transport.address import BrokerAddress
 if TYPE_CHECKING:
     from subfleet.serving.outcome import Outcome
 
-__all__ = ["Host", "open_host"]
-
 Host = Callable[[Run, Path, RunObserver, threading.Event], "Outcome"]
 """Runs a run to its end: in its folder, telling an observer, until an event is set that ends it early. It raises
 RunError where the run fails or is stopped, and whatever SubfleetError the data, devices or observers give rise to."""

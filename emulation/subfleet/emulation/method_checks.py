@@ -47,8 +47,6 @@ from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import LogClock
 from subfleet.tasks import Dataset, load_digits
 
-__all__ = ["ROUNDS", "check_method", "check_methods", "find_accepted_norms"]
-
 ROUNDS = 3
 _MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(32,), depths=(3,), group_size=4)
 _SUPERNET = ChoiceCnn(

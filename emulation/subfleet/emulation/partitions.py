@@ -15,8 +15,6 @@ from subfleet.settings.samples import Partition, PartitionSettings
 from subfleet.tasks import Dataset
 from subfleet.tasks.dataset import NO_OWNER
 
-__all__ = ["partition"]
-
 Indices = npt.NDArray[np.int64]
 _INDEX, _KEY = "index", "key"
 _TENTHS = 10

@@ -15,15 +15,6 @@ from subfleet.protocol.errors import ConfigError, DataError
 from subfleet.settings.attacks import Attack, LabelShuffling
 from subfleet.tasks.dataset import Dataset, Inputs
 
-__all__ = [
-    "add_trigger",
-    "boost_change",
-    "build_change",
-    "poison_dataset",
-    "scale_to_replace",
-    "shuffle_labels",
-]
-
 TRIGGER_SIDE = 3
 """Pixels of the square in the lower right corner of an image that is the trigger."""
 

@@ -12,8 +12,6 @@ from subfleet.protocol.errors import RunError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.reporting.personalised_models import OwnMetric
 
-__all__ = ["evaluate_models"]
-
 TIMEOUT_S = 120.0
 
 

@@ -22,8 +22,6 @@ from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.transport.address import BrokerAddress
 
-__all__ = ["run_processes"]
-
 LEAVE_S = 20.0
 
 

@@ -16,8 +16,6 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.queue import ProgramFacts
 from subfleet.testing.rounds import ask
 
-__all__ = ["assert_estimate_fits", "assert_fits", "draw_budget", "draw_question"]
-
 
 def draw_budget(context: RunContext, generator: random.Random) -> Budget:
     """A budget near what sizes need."""

@@ -6,8 +6,6 @@ from subfleet.protocol.registry import Registry
 from subfleet.tasks import Dataset, read_dataset
 from subfleet.tasks.named_dataset import DATASETS, NamedDataset, TrainTest
 
-__all__ = ["DatasetContract"]
-
 
 class DatasetContract:
     """What every data set must keep; subclass it, and pytest runs it.

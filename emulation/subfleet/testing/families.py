@@ -24,8 +24,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.testing.submodels import draw_submodels, find_held_elements, have_same_bits
 
-__all__ = ["FamilyContract"]
-
 _MOST_BYTES = 2**20
 """Longer is no settings."""
 _LOADS_NO_TORCH = """

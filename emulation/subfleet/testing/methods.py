@@ -42,8 +42,6 @@ from subfleet.testing.rounds import (
 )
 from subfleet.testing.submodels import have_same_bits
 
-__all__ = ["MethodContract"]
-
 _SETTINGS = (
     Setting(),
     Setting(norm="batch", techniques=Techniques(norms="recalibrated")),

@@ -11,8 +11,6 @@ from subfleet.observers import OBSERVERS, ObserverFactory
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 
-__all__ = ["ObserverContract"]
-
 _AGGREGATED = ClientRow(
     client_id="ada",
     device="laptop",

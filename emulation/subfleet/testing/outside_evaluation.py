@@ -25,8 +25,6 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import RunState
 from subfleet.tasks import Dataset
 
-__all__ = ["OutsideResult", "draw_samples", "evaluate_outside", "examine"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideResult:

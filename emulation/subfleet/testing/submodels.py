@@ -11,8 +11,6 @@ from subfleet.elastic.axes import Axis, factors_of, kept_indices
 from subfleet.elastic.network import Network
 from subfleet.protocol.submodel import Architecture, Centre, Explicit, Full, IndexSet, Prefix, Roll
 
-__all__ = ["draw_submodels", "find_held_elements", "have_same_bits", "tie_axes"]
-
 
 def draw_submodels(network: Network, count: int = 12, seed: int = 0) -> Iterator[Architecture]:
     """The whole network, the smallest submodel, one without each block, and drawn ones: the same every time."""

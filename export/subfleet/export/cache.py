@@ -18,8 +18,6 @@ from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.limits import Positive
 from subfleet.protocol.programs import program_id_of
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "CacheFolder", "ExportCache", "is_whole", "lock_result"]
-
 DEFAULT_LIMIT_BYTES = 4 * 2**30
 LEFTOVER_S = 3600.0
 """A half-written file of this age was abandoned: no export takes that long."""

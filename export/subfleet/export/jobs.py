@@ -7,8 +7,6 @@ from pathlib import Path
 
 from subfleet.export.requests import AnyRequest
 
-__all__ = ["MAX_LINE_BYTES", "TAKEN_LINE", "Answer", "ExportJob", "write_atomically"]
-
 MAX_LINE_BYTES = 2**20
 TAKEN_LINE = b"taken\n"
 """A worker's reply when it receives a job: if it ends before that, its end has nothing to do with the job."""

@@ -5,8 +5,6 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["append_call", "argument", "shape_of"]
-
 
 def argument(node: fx.Node, index: int, name: str = "", default: Any = None) -> Any:
     """Return an argument of a node by its position or its name."""

@@ -19,8 +19,6 @@ from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateReques
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
-__all__ = ["ExportPool"]
-
 Waiting = tuple[ExportJob, "Future[Path]"]
 
 

@@ -20,8 +20,6 @@ from subfleet.export.tracing import trace
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["Obstacle", "explain_failure", "find_obstacles"]
-
 _OBJECTIVE = ObjectiveSettings(name="mean_squared_error")
 _OPTIMISER = OptimiserSettings(momentum=0.0)
 _NETWORK = "the network "

@@ -34,8 +34,6 @@ from subfleet.export.versions import tool_versions
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program, ProgramManifest
 
-__all__ = ["export_inference_model", "export_program", "write_inference_model", "write_program"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,8 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from subfleet.export.canonical.checks import is_functional
 from subfleet.export.nodes import append_call
 
-__all__ = ["LOOKS", "KnownValues", "record", "trace_functional", "trace_with_pytorch"]
-
 LOOKS = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default})  # noqa: SLF001 - its name
 """Operators that read a number from a tensor."""
 _MOST_NUMBERS = 10_000_000

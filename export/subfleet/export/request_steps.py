@@ -8,8 +8,6 @@ from subfleet.elastic.network import Network
 from subfleet.export.requests import ProgramRequest, TrainRequest
 from subfleet.export.steps import SampleSpec, Step, Student, evaluation_step, training_step
 
-__all__ = ["sample_of", "step_of", "training_step_of"]
-
 
 def sample_of(network: Network) -> SampleSpec:
     """Return the input of one sample of a network: numbers, or indices if the network reads symbols."""

@@ -18,16 +18,6 @@ from subfleet.protocol.task_kinds import Objective
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.protocol.transform import DataTransform
 
-__all__ = [
-    "MODEL_SUFFIXES",
-    "AnyRequest",
-    "EstimateRequest",
-    "EvaluateRequest",
-    "InferRequest",
-    "ProgramRequest",
-    "TrainRequest",
-]
-
 MODEL_SUFFIXES: Mapping[str, str] = MappingProxyType({"onnx": ".onnx", "executorch": ".pte", "torch": ".safetensors"})
 """File name extensions of inference models, by target."""
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from subfleet.protocol.errors import ExportError, SubfleetError
 
-__all__ = ["as_export_errors", "pause_garbage_collection", "quiet"]
-
 
 @contextmanager
 def as_export_errors(

@@ -22,8 +22,6 @@ from subfleet.export.steps.step import DTYPES, Step
 from subfleet.export.tools import as_export_errors
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["canonical_graph", "capture_step", "inputs_of", "lower_graph", "results_of", "trace"]
-
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 

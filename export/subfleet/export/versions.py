@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 from subfleet.protocol.errors import ExportError, MissingExtraError
 
-__all__ = ["FORMAT_VERSION", "TARGET_NAMES", "tool_versions"]
-
 FORMAT_VERSION = 7
 """Increased with every change of ours that alters a program or its plan for the same request."""
 
@@ -23,6 +21,11 @@ its programs are requests."""
 
 @cache
 def installed_version(tool: str) -> str:
+    """Return the version of an installed package.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
     try:
         return version(tool)
     except PackageNotFoundError as error:

@@ -25,8 +25,6 @@ from subfleet.protocol.silence import silence
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["main", "run_job"]
-
 
 def run_job(job: ExportJob) -> None:
     """Export one program, model or set of cost estimates into its file, unless another process has already done so.

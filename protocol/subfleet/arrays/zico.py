@@ -12,8 +12,6 @@ import numpy as np
 from subfleet.arrays import Arrays
 from subfleet.protocol.errors import DataError
 
-__all__ = ["zico"]
-
 
 def zico(gradients: Sequence[Arrays]) -> float:
     """The sum, over layers, of log(sum over weights of mean|g| / std g), both over batches.

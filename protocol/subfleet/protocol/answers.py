@@ -25,8 +25,6 @@ from subfleet.protocol.paths import PathScore, ReportedExamples
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.schema import ADDED_LATER
 
-__all__ = ["Answer", "Deployed", "Evaluated", "Refusal", "RefusalReason", "Scores", "Update"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

@@ -15,19 +15,6 @@ from subfleet.protocol.errors import ProtocolError, TooLargeError
 from subfleet.protocol.identifiers import Digest
 from subfleet.protocol.limits import Count, Positive
 
-__all__ = [
-    "CHUNK_BYTES",
-    "LEAST_CHUNK_BYTES",
-    "MESSAGE_BYTES",
-    "BlobFetch",
-    "BlobRef",
-    "ByteRange",
-    "Chunk",
-    "chunk_bytes_within",
-    "decode_chunk",
-    "encode_chunk",
-]
-
 MESSAGE_BYTES = 64 * 1024
 """Of the largest message, with all that MQTT adds: the smallest limit that hosted brokers are known to set."""
 CHUNK_BYTES = 60 * 1024

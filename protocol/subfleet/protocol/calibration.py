@@ -7,8 +7,6 @@ from typing import Annotated
 from subfleet.protocol.bounds import Each, Length, Range, checked
 from subfleet.protocol.limits import PositiveAmount, PositiveFraction
 
-__all__ = ["Calibration", "NormLayer", "name_sums"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from subfleet.protocol.bounds import checked
 
-__all__ = ["MAX_CANDIDATES", "CandidateScore"]
-
 MAX_CANDIDATES = 16
 """Of one task."""
 

@@ -15,8 +15,6 @@ from subfleet.protocol.bounds import Each, Length, checked
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.limits import Count
 
-__all__ = ["Chain", "ChainRoom", "Link", "LinkOperator", "Step", "name_program"]
-
 Step = str
 """What one program of a piece does: "forward", "backward" or "update"; the last link has "evaluate" for "forward"."""
 

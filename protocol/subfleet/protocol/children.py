@@ -3,8 +3,6 @@
 import json
 import sys
 
-__all__ = ["make_child_command"]
-
 _START = (
     "import json, sys; from importlib import import_module; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "import_module(sys.argv.pop(1)).main(sys.argv[1:])"

@@ -12,17 +12,6 @@ from typing import Annotated
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
-__all__ = [
-    "CLASS_NAMES",
-    "MAX_NAMES_BYTES",
-    "ClassNames",
-    "check_class_names",
-    "find_class_indices",
-    "format_class_names",
-    "parse_class_names",
-    "sort_naturally",
-]
-
 CLASS_NAMES = "class_names"
 """Under which a model file carries the names: as metadata, or as a method that gives their text in bytes."""
 MAX_NAME_CHARACTERS = 64

@@ -5,8 +5,6 @@ from collections.abc import Set
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 
-__all__ = ["PLACED_COPIES", "TRAINED_COPIES", "needed_bytes"]
-
 TRAINED_COPIES = 3
 """Files of the size of the weights during training: weights, update, and the copy of the update that is sent."""
 PLACED_COPIES = 2

@@ -13,8 +13,6 @@ from typing import IO, Any
 
 from subfleet.protocol.errors import UnsupportedSystemError
 
-__all__ = ["hash_file", "lock", "sync_folder", "write_atomically"]
-
 _BLOCK_BYTES = 2**20
 _CANNOT = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 

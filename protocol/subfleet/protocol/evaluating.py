@@ -11,16 +11,6 @@ from subfleet.protocol.paths import PathScore
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.task_kinds import Objective
 
-__all__ = [
-    "CLAIM_RULES",
-    "NO_HELD_OUT",
-    "Claims",
-    "EvaluationResult",
-    "EvaluationSettings",
-    "LabelCount",
-    "sum_totals",
-]
-
 NO_HELD_OUT = "this device has no held-out data to evaluate on; name some with --held-out when it joins"
 """Why a device evaluates nothing."""
 MAX_LABELS = 2**50

@@ -2,8 +2,6 @@
 
 from typing import NoReturn
 
-__all__ = ["never"]
-
 
 def never(value: NoReturn) -> NoReturn:
     """Mark the last case of a match: a union member without a case of its own becomes a type error.

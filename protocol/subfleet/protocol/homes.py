@@ -12,8 +12,6 @@ from pathlib import Path
 
 from subfleet.protocol.errors import FileError
 
-__all__ = ["find_cache_folder", "find_home", "find_state_root", "set_home"]
-
 
 def find_cache_folder() -> Path:
     """Find the cache folder: $XDG_CACHE_HOME, or .cache in the home.

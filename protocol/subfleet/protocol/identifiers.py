@@ -7,8 +7,6 @@ from typing import Annotated
 from subfleet.protocol.bounds import Condition
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["ClientId", "Digest", "NetworkId", "Printable", "Shown", "check_client_id", "make_message_id"]
-
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")  # it stands in topics and paths: neither ".." nor "-x"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -12,8 +12,6 @@ from typing import Annotated, Literal
 
 from subfleet.protocol.bounds import Range, checked
 
-__all__ = ["InputStatistics", "find_scale_problem"]
-
 MAX_VALUE = 2.0**128
 """Inputs are single precision, or indices: all are smaller."""
 Value = Annotated[float, Range(least=-MAX_VALUE, most=MAX_VALUE)]

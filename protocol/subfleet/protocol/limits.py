@@ -4,32 +4,6 @@ from typing import Annotated
 
 from subfleet.protocol.bounds import Length, Range, Texts
 
-__all__ = [
-    "MAX_COUNTED_CLASSES",
-    "MAX_LOSS",
-    "MAX_NAME_CHARACTERS",
-    "MAX_SAMPLES",
-    "MAX_SINGLE",
-    "NAMES",
-    "SHOWN_NAMES",
-    "Amount",
-    "ClassCounts",
-    "Count",
-    "Fraction",
-    "Loss",
-    "MessageId",
-    "Positive",
-    "PositiveAmount",
-    "PositiveFraction",
-    "RunId",
-    "Samples",
-    "Seconds",
-    "SessionId",
-    "Shape",
-    "Shapes",
-    "TaskId",
-]
-
 MAX_SAMPLES = 2**40
 """Of one client; the sum of a fleet's samples must stay a number that weights can be."""
 MAX_SINGLE = 2.0**128

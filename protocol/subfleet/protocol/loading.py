@@ -5,8 +5,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from subfleet.protocol.errors import BrokenError
 
-__all__ = ["explain_load_error", "find_cause"]
-
 _NUMPY = re.compile(r"numpy|multiarray|_ARRAY_API", re.IGNORECASE)
 _NUMPY_TOO_OLD = re.compile(r"compiled against (ABI|API) version \S+ but this version of numpy")
 _MOST_CHARACTERS = 200

@@ -6,8 +6,6 @@ from types import TracebackType
 
 from subfleet.protocol.text import escape
 
-__all__ = ["PlainFormatter", "is_shown", "log_to_standard_error"]
-
 _LINES = "\n\t"
 """What tracebacks are made of."""
 

@@ -9,8 +9,6 @@ from subfleet.protocol.bounds import Each, checked
 from subfleet.protocol.limits import Count
 from subfleet.protocol.schema import ADDED_LATER
 
-__all__ = ["USUAL_WIDTH", "MemoryPlan", "Packing", "PackingWidth", "planned_for"]
-
 PackingWidth = Literal[4, 8, 16, 32, 64]
 """How many outputs kernels for products take at once: 8 on Arm and with SSE, 16 with AVX, 32 with AVX-512."""
 USUAL_WIDTH: PackingWidth = 16

@@ -8,8 +8,6 @@ from typing import Annotated
 
 from subfleet.protocol.bounds import Condition
 
-__all__ = ["MaybeSize", "Size", "parse_bytes"]
-
 _UNITS: Mapping[str, int] = MappingProxyType(
     {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 )

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES, MAX_LOSS
 
-__all__ = ["MAX_MEASURED_OUTPUTS", "MAX_SCORED_OUTPUTS", "SCORE_BINS", "MetricSums", "Totals", "check_sums"]
-
 SCORE_BINS = 128
 """Bins of an output's scores, an eighth of a unit of its logit each from -8 to 8, the ends open. Areas under curves
 then follow from sums, and differ from those of the scores themselves by what falls into one bin."""

@@ -8,8 +8,6 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective
 from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, format_transform
 
-__all__ = ["OBJECTIVE", "list_notes", "parse_objective"]
-
 OBJECTIVE = "objective"
 """Under which a model file carries the objective's name."""
 

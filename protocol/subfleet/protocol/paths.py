@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 from subfleet.protocol.bounds import NAMED_ONCE, Range, checked
 from subfleet.protocol.limits import Count, Fraction, Loss
 
-__all__ = ["OperatorExamples", "PathSampler", "PathScore", "PathSettings", "ReportedExamples"]
-
 PathSampler = Literal["greedy", "exact", "reject"]
 """How a path is drawn: operator by operator within what is left (FedorAS, equation 3); uniformly over all valid paths;
 or anew until one is valid (Guo et al. 2020, section 3.3)."""

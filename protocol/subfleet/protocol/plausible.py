@@ -10,8 +10,6 @@ from dataclasses import fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-__all__ = ["PLAUSIBLE", "plausible"]
-
 _BYTES = (0, 2**50)
 _BPS = (0.0, 1e13)
 _SECONDS = (0.0, 1e9)

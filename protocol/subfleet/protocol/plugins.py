@@ -6,8 +6,6 @@ from types import MappingProxyType, TracebackType
 
 from subfleet.protocol.registry import package_of
 
-__all__ = ["explain_plugin_error"]
-
 _OURS = "subfleet"
 _KINDS: Mapping[str, str] = MappingProxyType(
     {

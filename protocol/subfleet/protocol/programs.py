@@ -11,17 +11,6 @@ from subfleet.protocol.memory_plan import MemoryPlan
 from subfleet.protocol.schema import ADDED_LATER, canonical_json, from_plain, parse_json
 from subfleet.protocol.tensors import Tensor, decode_container, encode_container
 
-__all__ = [
-    "PieceProgram",
-    "Program",
-    "ProgramManifest",
-    "ProgramRef",
-    "ValueInfo",
-    "decode_program",
-    "encode_program",
-    "program_id_of",
-]
-
 Role = Literal[
     # Fed with every step.
     "input",  # samples, (batch, *sample shape); F32, or I64 indices such as tokens

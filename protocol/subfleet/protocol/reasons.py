@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-__all__ = ["ArchitectureProblem", "RefusalReason"]
-
 RefusalReason = Literal["memory", "runtime", "program", "data", "failed", "disk", "link", "compute", "diverged"]
 """Why a task is not done: it needs more "memory", "disk", "link" or "compute" than there is; the "runtime" cannot run
 its program; the "program" cannot be had or read; the "data" cannot be used; training "diverged", so that a loss or a

@@ -32,20 +32,6 @@ from subfleet.protocol.errors import (
 from subfleet.protocol.registry import Registry
 from subfleet.protocol.suggestion import explain_unknown_key, suggest
 
-__all__ = [
-    "ADDED_LATER",
-    "MAX_INTEGER",
-    "MAX_TEXT_CHARACTERS",
-    "canonical_json",
-    "find_registry",
-    "from_plain",
-    "get_tag",
-    "parse_json",
-    "problems_with",
-    "to_plain",
-    "validate",
-]
-
 T = TypeVar("T")
 
 ADDED_LATER: Mapping[str, bool] = MappingProxyType({"added_later": True})

@@ -14,8 +14,6 @@ from pathlib import Path
 from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError, UnsupportedSystemError
 
-__all__ = ["MEMORY_FOLDER", "list_scratch_folders", "make_locked_folder", "make_scratch_folder", "sweep"]
-
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - folders of our own are made below it
 """Where Linux keeps files in memory."""
 _PREFIX = "subfleet-scratch-"

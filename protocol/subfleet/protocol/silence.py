@@ -6,8 +6,6 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SWITCHES", "Switch", "imported", "silence"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:

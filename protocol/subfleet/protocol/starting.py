@@ -7,8 +7,6 @@ import sys
 from subfleet.protocol.errors import UnsupportedSystemError
 from subfleet.protocol.exit_codes import ExitCode
 
-__all__ = ["settle"]
-
 
 def settle(program: str) -> ExitCode:
     """Prepare this process for a command; OK if it may continue.

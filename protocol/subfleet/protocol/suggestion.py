@@ -5,8 +5,6 @@ from collections.abc import Iterable
 
 from subfleet.protocol.errors import Problem
 
-__all__ = ["explain_unknown_key", "suggest"]
-
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Make a clause with the known name that is nearest to a wrong one; "" if none is near."""

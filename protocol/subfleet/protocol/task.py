@@ -20,8 +20,6 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
-__all__ = ["Calibrate", "Deploy", "Evaluate", "Score", "Task", "TaskSubmodel", "Train", "Work"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:

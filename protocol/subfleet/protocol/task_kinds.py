@@ -12,18 +12,6 @@ from typing import Literal
 
 from subfleet.protocol.metric_sums import SCORE_BINS, Totals
 
-__all__ = [
-    "METRICS",
-    "TASK_KINDS",
-    "Metric",
-    "Objective",
-    "TaskKind",
-    "better",
-    "compute_metrics",
-    "find_contradiction",
-    "format_metrics",
-]
-
 Objective = Literal["cross_entropy", "next_token", "dense_cross_entropy", "binary_cross_entropy", "mean_squared_error"]
 _MOST_LOSS = 700.0
 """Beyond which a perplexity is no number."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 
-__all__ = ["DTYPE_BYTES", "Container", "Tensor", "container_parts", "decode_container", "encode_container"]
-
 # In the order in which the `safetensors` package ranks its types, which is also by size: tensors are written by it.
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "F64": 8, "I64": 8}

@@ -6,8 +6,6 @@ from typing import Any
 
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = ["ACTING", "FREE_TEXTS", "check_texts", "escape", "make_printable", "may_act"]
-
 _ACTING = "\x01-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 ACTING = re.compile(f"[{_ACTING}]")
 """On which terminals act: they begin escape sequences, break lines, or turn the direction of what follows."""

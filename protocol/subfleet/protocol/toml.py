@@ -8,8 +8,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["parse_toml"]
-
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Read TOML.

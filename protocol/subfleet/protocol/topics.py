@@ -19,8 +19,6 @@ from subfleet.protocol.bounds import Condition
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.identifiers import check_client_id
 
-__all__ = ["CHUNK", "DEFAULT_FLEET", "Address", "FleetName", "Topics"]
-
 CHUNK = "chunk"
 DEFAULT_FLEET = "main"
 _FLEET = re.compile(r"[A-Za-z0-9_.-]{1,64}")

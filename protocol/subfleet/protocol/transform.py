@@ -10,8 +10,6 @@ from typing import Annotated
 from subfleet.protocol.bounds import Condition, Length, Range, checked
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
-__all__ = ["DATA_TRANSFORM", "MAX_TEXT_BYTES", "DataTransform", "format_transform", "parse_transform"]
-
 DATA_TRANSFORM = "data_transform"
 """Under which a model file carries it: as metadata, or as a method that gives its text in bytes."""
 MAX_TEXT_BYTES = 4096

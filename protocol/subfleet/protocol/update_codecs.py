@@ -9,8 +9,6 @@ from typing import Annotated, ClassVar
 
 from subfleet.protocol.bounds import Range, checked
 
-__all__ = ["MAX_LEVELS", "AnyUpdateCodec", "Qsgd", "TopK", "TopKQsgd", "Uncompressed"]
-
 MAX_LEVELS = 127
 """Of magnitude: with both signs and zero they are what 8 bits hold."""
 MAX_BUCKET_SIZE = 2**20

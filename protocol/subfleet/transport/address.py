@@ -11,8 +11,6 @@ from urllib.parse import quote, unquote, urlsplit
 
 from subfleet.protocol.errors import ConfigError, FileError
 
-__all__ = ["PASSWORD_VARIABLE", "BrokerAddress", "BrokerOptions", "TlsFiles", "mqtt_client_id", "parse_url"]
-
 _LOG = logging.getLogger(__name__)
 
 PASSWORD_VARIABLE = "SUBFLEET_PASSWORD"  # noqa: S105 (the name of a variable, not a password)

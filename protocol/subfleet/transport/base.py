@@ -10,8 +10,6 @@ Stronger guarantees are built on top: acks (`outbox`) and pulled chunks (`exchan
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["MAX_PAYLOAD_BYTES", "Connected", "Delivery", "Disconnected", "Event", "Transport", "Will"]
-
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """The largest payload of a transport; chunks and control messages are well below it."""
 

@@ -18,8 +18,6 @@ from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError, NoRoomError, TooLargeError
 from subfleet.transport.partial_blob import PartialBlob, count_partial_bytes
 
-__all__ = ["BlobStore", "PartialBlob"]
-
 _LOG = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 1024 * 1024

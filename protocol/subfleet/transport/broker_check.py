@@ -25,8 +25,6 @@ from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.broker_terms import BrokerTerms, ask_terms, die_in_sight
 from subfleet.transport.mqtt import MqttTransport
 
-__all__ = ["BrokerFinding", "BrokerReport", "examine_broker"]
-
 _ANSWER_S = 1.5  # for one small message, there and back
 _CHUNKS_S = 5.0  # for all sizes of chunks together
 _GAP_S = 1.5  # between two of them

@@ -20,8 +20,6 @@ from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import Will
 from subfleet.transport.tls import make_tls_context
 
-__all__ = ["BrokerTerms", "ask_terms", "describe_shortcomings", "die_in_sight", "make_client"]
-
 _SLICE_S = 0.1
 _SETTLED_S = 0.2  # some brokers lose the will of a client that goes while its last message is answered
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 seconds: a close resets the connection, as a crash would

@@ -9,8 +9,6 @@ from pathlib import Path
 from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, chunk_bytes_within
 from subfleet.protocol.disks import write_atomically
 
-__all__ = ["KNOWN_BROKERS", "ChunkSizes", "KnownBroker"]
-
 _LOG = logging.getLogger(__name__)
 KNOWN_BROKERS = "brokers.json"
 """Name of the file in a device's or a server's folder."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from subfleet.protocol.text import make_printable
 
-__all__ = ["Complaints"]
-
 _OTHERS = "other senders"
 _MOST_CHARACTERS = 400  # of one line's text
 

@@ -6,8 +6,6 @@ from typing import Literal
 
 from subfleet.transport.base import Delivery, Event, Transport, Will
 
-__all__ = ["CountingTransport", "Direction", "OnPayload"]
-
 Direction = Literal["sent", "received"]
 OnPayload = Callable[[Direction, str, int], None]
 

@@ -13,11 +13,10 @@ from typing import Literal
 from subfleet.protocol.blobs import CHUNK_BYTES, BlobFetch, BlobRef, ByteRange, Chunk, encode_chunk
 from subfleet.protocol.errors import FileError, TooLargeError
 from subfleet.protocol.messages import BlobMissing, ChunkRequest, encode
-from subfleet.transport.blob_store import BlobStore, PartialBlob
+from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.outbox import Outgoing
-
-__all__ = ["BlobExchange", "FetchFailed", "Fetched"]
+from subfleet.transport.partial_blob import PartialBlob
 
 _LOG = logging.getLogger(__name__)
 

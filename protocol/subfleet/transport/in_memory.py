@@ -19,8 +19,6 @@ from subfleet.protocol.limits import Amount, Fraction
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
 from subfleet.transport.topic_filter import matches
 
-__all__ = ["Faults", "MemoryBroker", "MemoryTransport"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

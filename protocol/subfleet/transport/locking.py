@@ -17,8 +17,6 @@ from subfleet.protocol.messages import Claim, decode, encode
 from subfleet.protocol.topics import Topics
 from subfleet.transport.base import Connected, Delivery, Disconnected, Event, Transport, Will
 
-__all__ = ["Lock", "LockingTransport", "make_device_lock", "make_server_lock"]
-
 _LOG = logging.getLogger(__name__)
 _PROOF = 2  # claims of another session that prove it alive
 _DEAF = 4  # claims without one that came back; fewer may just be lost

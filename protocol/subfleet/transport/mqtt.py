@@ -21,8 +21,6 @@ from subfleet.transport.complaints import Complaints
 from subfleet.transport.reaching import explain_silence, explain_unreachable, shake_hands
 from subfleet.transport.topic_filter import matches
 
-__all__ = ["MqttTransport"]
-
 _LOG = logging.getLogger(__name__)
 
 _MAX_INFLIGHT = 64  # of 60 KiB chunks: 4 MB on the way, enough for a slow link; hosted brokers allow 100

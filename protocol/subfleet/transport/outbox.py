@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Outbox", "Outgoing"]
-
 _LONGEST_RETRY_FACTOR = 8
 
 

@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Delivery, Disconnected, Event, Transport, Will
 
-__all__ = ["Lane", "PacedTransport"]
-
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -15,8 +15,6 @@ from subfleet.protocol.blobs import CHUNK_BYTES, LEAST_CHUNK_BYTES, BlobRef
 from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError
 
-__all__ = ["PartialBlob", "count_partial_bytes"]
-
 _BLOCK_BYTES = 1024 * 1024
 _WRITTEN = b"\x01"
 

@@ -9,8 +9,6 @@ from subfleet.protocol.messages import BlobMissing, ChunkRequest, text_bytes
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Delivery, Event, Transport, Will
 
-__all__ = ["RatedTransport"]
-
 _OF_TRANSFERS = frozenset({ChunkRequest.KIND, BlobMissing.KIND})
 """A transfer needs hundreds of these short messages per second: only their length counts."""
 _UNIT_BYTES = 4 * 1024

@@ -9,8 +9,6 @@ from subfleet.protocol.errors import TransportError, UnreachableError
 from subfleet.transport.address import BrokerAddress, TlsFiles
 from subfleet.transport.tls import make_tls_context
 
-__all__ = ["explain_silence", "explain_unreachable", "shake_hands"]
-
 _PROBE_S = 3.0
 
 # OpenSSL's numbers of what is wrong with a certificate (X509_V_ERR_...).

@@ -6,8 +6,6 @@ from pathlib import Path
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.transport.address import TlsFiles
 
-__all__ = ["make_tls_context"]
-
 
 def make_tls_context(files: TlsFiles) -> ssl.SSLContext:
     """Make the TLS context of an address. The broker is always verified.

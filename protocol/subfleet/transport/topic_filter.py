@@ -1,7 +1,5 @@
 """MQTT's rule for matching topics with subscriptions."""
 
-__all__ = ["matches"]
-
 
 def matches(topic_filter: str, topic: str) -> bool:
     """Whether a subscription covers a topic; `+` stands for one level, a final `#` for all that follow.

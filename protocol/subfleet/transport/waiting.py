@@ -7,8 +7,6 @@ from collections.abc import Callable
 from subfleet.protocol.errors import UnreachableError
 from subfleet.transport.base import Event, Transport, Will
 
-__all__ = ["WaitingTransport"]
-
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0

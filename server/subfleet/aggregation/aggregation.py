@@ -20,8 +20,6 @@ from subfleet.rounds.networks import list_carriers, list_lineages
 from subfleet.rounds.state import ClientState
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["AggregatedModel", "Aggregation", "apply_evolution"]
-
 _NO_OTHER: Mapping[str, ModelState] = MappingProxyType({})
 
 

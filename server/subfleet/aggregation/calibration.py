@@ -29,8 +29,6 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.state import ClientState
 from subfleet.rounds.weights import weigh_round
 
-__all__ = ["calibrate_model", "check_sums"]
-
 _SHARED = ""
 _SLACK = 1e-3
 """By rounding, the sum of squares of a constant channel may be this fraction below that of its mean."""

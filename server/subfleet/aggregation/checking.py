@@ -16,8 +16,6 @@ from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["Checker"]
-
 _SHARED = ""
 
 

@@ -11,8 +11,6 @@ from safetensors.torch import load, save
 from subfleet.protocol.disks import sync_folder
 from subfleet.protocol.errors import FileError
 
-__all__ = ["checkpoint_path", "load_checkpoint", "prune_checkpoints", "save_checkpoint"]
-
 
 def checkpoint_path(folder: Path, round_number: int) -> Path:
     """The file of the model after a round."""

@@ -4,8 +4,6 @@ import torch
 
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["compute_device"]
-
 
 def compute_device(name: str) -> torch.device:
     """The configured device, if it is available.

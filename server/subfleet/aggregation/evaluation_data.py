@@ -9,8 +9,6 @@ from subfleet.settings.run import Run
 from subfleet.tasks import DataForm, Dataset, read_dataset
 from subfleet.tasks.data_form import fit_to_form
 
-__all__ = ["read_evaluation_data"]
-
 
 def read_evaluation_data(config: Run, samples: Dataset | None = None) -> tuple[Run, Dataset, Dataset | None]:
     """Read the evaluation data of a run in the shape of its model.

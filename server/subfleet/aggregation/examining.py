@@ -20,8 +20,6 @@ from subfleet.rounds.networks import find_standing
 from subfleet.rounds.state import RunState
 from subfleet.tasks import Dataset
 
-__all__ = ["Examined", "Examiner"]
-
 _PATHS = 8
 """Random paths for the evaluation of a supernet."""
 _ALL = slice(None)

@@ -34,8 +34,6 @@ from subfleet.rounds.state import ClientState
 from subfleet.rounds.weights import weigh_round
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["NetworkAggregation", "RefusedError"]
-
 _SHARED = ""
 _TOGETHER = 8
 """Updates that are added in one pass over the sums, and are in memory at the same time."""

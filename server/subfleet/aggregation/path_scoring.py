@@ -22,8 +22,6 @@ from subfleet.rounds.state import RunState, get_memory
 from subfleet.rounds.work import ProposedGeneration
 from subfleet.tasks import Dataset
 
-__all__ = ["draw_random_paths", "propose_generation", "score_generation", "score_path"]
-
 _BATCH_SIZE = 256
 
 

@@ -17,8 +17,6 @@ from subfleet.rounds.work import AggregatedRound
 from subfleet.tasks import Dataset
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = ["RoundAggregator"]
-
 _LOG = logging.getLogger(__name__)
 
 _ATTEMPTS = 2

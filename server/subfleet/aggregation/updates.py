@@ -24,17 +24,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = [
-    "UNSCALED",
-    "Magnitude",
-    "Scaling",
-    "check_update",
-    "encode_submodel",
-    "map_change",
-    "read_change",
-    "read_stored",
-]
-
 _FLOAT_BYTES = 4
 _HELD: Mapping[str, str] = MappingProxyType({"weights": "held_weights", "statistics": "held_statistics"})
 """From a kind of tensor, the kind of its values before the change."""

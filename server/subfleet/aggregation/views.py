@@ -17,8 +17,6 @@ from subfleet.methods.roles import Roles
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 
-__all__ = ["Views", "choose_model", "imitate_client", "measure_untrained", "see_model", "unmark_trained"]
-
 _BATCH_SIZE = 256
 
 

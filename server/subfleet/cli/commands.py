@@ -31,8 +31,6 @@ from subfleet.settings.fleet import HostKind
 if TYPE_CHECKING:
     from subfleet.reporting.comparison import Comparison
 
-__all__ = ["app"]
-
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,

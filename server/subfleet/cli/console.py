@@ -17,18 +17,6 @@ from subfleet.journal.records import ClientRow, Progress, RoundRecord
 from subfleet.protocol.text import make_printable
 from subfleet.reporting.columns import CLIENT_COLUMNS, Column, describe_participation
 
-__all__ = [
-    "Display",
-    "PlainLines",
-    "SilentDisplay",
-    "Tables",
-    "create_display",
-    "format_progress",
-    "show_progress",
-    "show_table",
-    "to_text",
-]
-
 LEAST_WIDTH = 80
 """Width in characters of the narrowest terminal that tables are shown on."""
 _MOST_CHARACTERS = 24  # width of a column of text before it is wrapped in favour of numbers

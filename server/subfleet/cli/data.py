@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from subfleet.tasks import Dataset
     from subfleet.tasks.named_dataset import NamedDataset
 
-__all__ = ["data"]
-
 data = typer.Typer(
     help="List data sets, and show what one contains.",
     no_args_is_help=True,

@@ -12,8 +12,6 @@ from subfleet.protocol.logs import log_to_standard_error
 from subfleet.protocol.plugins import explain_plugin_error
 from subfleet.protocol.text import make_printable
 
-__all__ = ["describe_error", "report_errors"]
-
 _LOG = logging.getLogger(__name__)
 _EXTRA_OF_PACKAGE = {"flwr_datasets": "emulation", "amqtt": "server", "torch": "export"}
 

@@ -3,8 +3,6 @@
 import os
 import sys
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 """`ExitCode.INTERRUPTED`, which may not be imported yet."""
 

@@ -12,8 +12,6 @@ from subfleet.methods import METHODS, Method
 from subfleet.methods.describing import MethodInfo, Setting, join_departures, list_departures
 from subfleet.protocol.schema import to_plain
 
-__all__ = ["describe_method", "describe_methods", "show_methods", "show_parameters"]
-
 Row = dict[str, Any]
 _UNKNOWN = MethodInfo(title="", paper="", varies=(), runtimes=())
 """Stands for the description of a method that cannot be loaded."""

@@ -12,23 +12,6 @@ from subfleet.transport.address import BrokerAddress, BrokerOptions, mqtt_client
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.tls import make_tls_context
 
-__all__ = [
-    "RUNS",
-    "Broker",
-    "Ca",
-    "Cert",
-    "Description",
-    "Json",
-    "Key",
-    "Overrides",
-    "PasswordFile",
-    "RunName",
-    "Runs",
-    "Verbose",
-    "check_broker",
-    "read_broker_address",
-]
-
 Verbose = Annotated[bool, typer.Option("--verbose", help="Write a detailed log to standard error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Description = Annotated[

@@ -25,8 +25,6 @@ from subfleet.search.candidates import Candidate
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 
-__all__ = ["Verdict", "export_submodels", "show_verdicts"]
-
 _MEGABYTE = 1_000_000
 
 

@@ -32,16 +32,6 @@ from subfleet.settings.run import Run
 from subfleet.settings.run_folder import MODEL, SUPERNET, interpret_summary, read_description, read_summary
 from subfleet.settings.stored_networks import read_networks
 
-__all__ = [
-    "StoredWeights",
-    "choose_path",
-    "describe_networks",
-    "load_network",
-    "load_supernet",
-    "show_networks",
-    "write_path",
-]
-
 Row = dict[str, Any]
 _BATCH_SIZE = 256
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from subfleet.serving.outcome import Outcome
     from subfleet.transport.address import BrokerAddress
 
-__all__ = ["describe_outcome", "run_all", "run_and_show", "set_host", "stop_on_signals"]
-
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:

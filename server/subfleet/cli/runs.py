@@ -13,8 +13,6 @@ from subfleet.cli.options import RUNS, Json, Runs, Verbose
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.settings.fleet import HostKind
 
-__all__ = ["runs"]
-
 Name = Annotated[str, typer.Argument(help="Name of the run's folder.")]
 
 runs = typer.Typer(no_args_is_help=True, help="List, show, resume, replay and remove runs.")

@@ -20,8 +20,6 @@ from subfleet.settings.run import Run
 from subfleet.settings.stored_networks import resolve_model
 from subfleet.transport.address import BrokerAddress
 
-__all__ = ["serve_fleet"]
-
 _PORT = 1883
 """Of the embedded broker; MQTT clients use it by default."""
 

@@ -18,8 +18,6 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.methods.techniques import Techniques
 
-__all__ = ["FedAdam", "FedYogi"]
-
 _PAPER = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
 _PUBLISHED: Mapping[str, Published | None] = MappingProxyType(
     {

@@ -36,8 +36,6 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec, TopK, TopKQsgd, Unco
 if TYPE_CHECKING:
     from subfleet.elastic.model_state import ModelState
 
-__all__ = ["AnycostFL"]
-
 
 def _sends_everything(method: AnycostFL, setting: Setting) -> bool:
     return (setting.techniques.update_codec or method.codec) in (None, Uncompressed())

@@ -19,8 +19,6 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import DECLARED, FixedSize, hash_architecture, with_fixed_sizes
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Clustered"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clustered:

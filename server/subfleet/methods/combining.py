@@ -10,8 +10,6 @@ from subfleet.methods.roles import Method
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.training import TrainingSettings
 
-__all__ = ["Combination"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:

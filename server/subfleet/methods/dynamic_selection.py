@@ -34,8 +34,6 @@ from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import CostEstimates, FoundSize, Query, Search, fit_of
 from subfleet.search.queue import give_written, request_program
 
-__all__ = ["DynamicSelection"]
-
 _POOL = 1024
 """The most submodels in a run's pool; its journal holds all of them."""
 _EVERY_RATE = tuple(step / 16 for step in range(1, 17))

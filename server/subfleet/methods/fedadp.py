@@ -45,8 +45,6 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
     from subfleet.elastic.model_state import ModelState
     from subfleet.elastic.replication import Replication
 
-__all__ = ["Copies", "FedADP", "succeed_union"]
-
 Copies = Literal["drawn", "cyclic"]
 """Which of a client's neurons the additional neurons of the union copy; see `FedADP.copies`."""
 

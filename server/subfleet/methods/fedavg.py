@@ -16,8 +16,6 @@ from subfleet.methods.describing import MethodInfo
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 
-__all__ = ["FedAvg"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedAvg:

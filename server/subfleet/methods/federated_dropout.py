@@ -19,8 +19,6 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import keep_groups, list_widths, place_axes
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 
-__all__ = ["FederatedDropout"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FederatedDropout:

@@ -42,8 +42,6 @@ from subfleet.search.candidates import Candidate, ordered
 if TYPE_CHECKING:  # settings are read without PyTorch; the functions that aggregate import what they need
     from torch import Tensor
 
-__all__ = ["FedFA"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

@@ -43,8 +43,6 @@ from subfleet.protocol.training import TrainingSettings
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
-__all__ = ["FedorAS"]
-
 _LAST_RATE = 0.1
 """The final learning rate of fine-tuning over the first one (the public code's schedule)."""
 

@@ -15,8 +15,6 @@ from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Amount
 
-__all__ = ["FedProx"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

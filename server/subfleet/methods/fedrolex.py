@@ -20,8 +20,6 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import list_widths, place_axes
 from subfleet.protocol.submodel import Architecture, Prefix, Roll
 
-__all__ = ["FedRolex"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedRolex:

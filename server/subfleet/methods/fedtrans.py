@@ -52,8 +52,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import RequestedProgram, SizedProgram
 
-__all__ = ["FedTrans", "FedTransMemory", "Growth"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedTransMemory:

@@ -28,8 +28,6 @@ from subfleet.protocol.limits import Fraction
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 
-__all__ = ["FjORD"]
-
 _RATES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 

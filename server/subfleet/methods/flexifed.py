@@ -29,8 +29,6 @@ from subfleet.methods.sizes import DECLARED, FixedSize, hash_architecture, with_
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["FlexiFed"]
-
 Layer = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of the tensors of one layer."""
 

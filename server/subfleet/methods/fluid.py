@@ -33,8 +33,6 @@ from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FLuID", "FluidMemory"]
-
 _FRACTIONS: tuple[tuple[float, float], ...] = ((0.9, 0.95), (0.8, 0.85), (0.7, 0.75), (0.6, 0.65), (0.0, 0.5))
 """From the duration of the slowest other client over a straggler's, the fraction of neurons that this one keeps."""
 _LARGEST_CHANGE = 1e9

@@ -27,8 +27,6 @@ from subfleet.protocol.training import TrainingSettings
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
-__all__ = ["HeteroFL", "mask_classes", "with_class_mask"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeteroFL:

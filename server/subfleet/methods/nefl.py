@@ -24,8 +24,6 @@ from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["NeFL"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

@@ -38,8 +38,6 @@ from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Amount, Fraction, Positive, PositiveFraction
 
-__all__ = ["MEASURED", "Durations", "Oort", "OortMemory", "duration_s"]
-
 Durations = Literal["measured", "expected"]
 """A client's duration in a round: "measured", from sending its last task until its update was stored, by the server's
 clock; or "expected", from cost estimates and the speed and link that it reports now, which is the same for the same

@@ -32,8 +32,6 @@ from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Amount
 
-__all__ = ["ChoiceMemory", "PowerOfChoice"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceMemory:

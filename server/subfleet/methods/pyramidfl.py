@@ -22,8 +22,6 @@ from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Fraction
 from subfleet.protocol.training import TrainingSettings
 
-__all__ = ["PyramidFL", "PyramidMemory"]
-
 _MOST_PASSES = 10.0
 """The most additional passes, in multiples of the configured epochs, as in the authors' code."""
 

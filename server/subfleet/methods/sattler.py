@@ -42,8 +42,6 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     Matrix = npt.NDArray[np.float64]
 
-__all__ = ["Clustering", "Linkage", "Sattler", "SattlerMemory", "Split", "compute_cosines", "split_in_two"]
-
 Linkage = Literal["complete", "single"]
 """The distance of two groups: that of their farthest members, or of their nearest."""
 

@@ -14,20 +14,6 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.uniting import Unions, place_in_front
 from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Prefix
 
-__all__ = [
-    "DECLARED",
-    "ONE_MODEL",
-    "SLICES",
-    "FixedSize",
-    "Homogeneous",
-    "assign_homogeneous",
-    "hash_architecture",
-    "keep_groups",
-    "list_widths",
-    "place_axes",
-    "with_fixed_sizes",
-]
-
 Homogeneous = Literal["largest", "smallest", "nested"]
 """Which models are trained: "largest", the whole one, so that a client that cannot carry it sits out (exclusive
 learning); "smallest", the smallest of the space, by every client; "nested", each client's largest, as in HeteroFL."""

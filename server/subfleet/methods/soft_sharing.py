@@ -18,18 +18,6 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     from subfleet.elastic.inheriting import Descent, MappedTensor
 
-__all__ = [
-    "DecayBy",
-    "Share",
-    "SoftSharing",
-    "Utilities",
-    "clip_losses",
-    "inherit_utilities",
-    "odds",
-    "similarity",
-    "update_utilities",
-]
-
 Share = Literal["transform", "crop", "none"]
 """Where a smaller network lies in a larger one: "transform", where its growth map puts it; "crop", in the front of
 every axis, as published; "none" shares nothing."""

@@ -17,8 +17,6 @@ from subfleet.methods.sizes import FixedSize, with_fixed_sizes
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Standalone"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standalone:

@@ -13,8 +13,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import lacking_operators
 from subfleet.search.supernets import Tier, draw_subspace, find_tier, list_tiers
 
-__all__ = ["Subspaces", "draw_tier", "list_network_tiers"]
-
 _FLOAT_BYTES = 4
 _SHRINK, _MOST_DRAWS = 0.8, 12
 """Factor on the budget of bytes after a subspace that exceeds the memory, and how often one is drawn."""

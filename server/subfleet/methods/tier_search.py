@@ -16,8 +16,6 @@ from subfleet.protocol.limits import Positive
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.path_evolution import EvolutionSettings, find_best, propose_paths
 
-__all__ = ["TierMemory", "TierSearch", "tier_of"]
-
 Scores = tuple[tuple[str, float], ...]
 _SEPARATOR = " "
 """Between the operators of a path as one text."""

@@ -15,8 +15,6 @@ from subfleet.elastic.network import Network
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
 
-__all__ = ["Shares", "Transformation", "activeness", "convergence", "draw_copies", "extend_average", "transform_cells"]
-
 Shares = Literal["drawn", "equal"]
 """How the weights that read a widened cell are divided among copies: in drawn fractions, so that copies diverge in
 training, or equally, with which they stay equal."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     from subfleet.elastic.model_state import ModelState
 
-__all__ = ["MemberGroup", "Succession", "Unions", "place_in_front"]
-
 _MOST_PARAMETERS = 150_000_000
 """Of all unions in use, 0.6 GB in float32: a limit on the memory that clients' claims can take on the server, which
 holds a model some five times while it aggregates."""

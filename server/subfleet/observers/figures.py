@@ -8,8 +8,6 @@ from subfleet.journal.records import RoundRecord
 from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.run import Run
 
-__all__ = ["FigureObserver", "evaluation_figures", "flatten_parameters", "round_figures"]
-
 _MAX_CHARACTERS = 250
 """Of a parameter's value; trackers refuse longer ones."""
 

@@ -13,8 +13,6 @@ from subfleet.protocol.errors import MissingExtraError
 from subfleet.protocol.silence import imported
 from subfleet.settings.run import Run
 
-__all__ = ["DATABASE", "mlflow"]
-
 DATABASE = "mlflow.db"
 _SEED = re.compile(r"-s\d+$")
 

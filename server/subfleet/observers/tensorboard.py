@@ -10,8 +10,6 @@ from subfleet.observers.figures import FigureObserver, flatten_parameters
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.settings.run import Run
 
-__all__ = ["FOLDER", "tensorboard"]
-
 FOLDER = "tensorboard"
 
 

@@ -11,8 +11,6 @@ from subfleet.protocol.errors import MissingExtraError
 from subfleet.protocol.silence import imported
 from subfleet.settings.run import Run
 
-__all__ = ["wandb"]
-
 
 @contextmanager
 def wandb(run: Run, folder: Path) -> Iterator[RunObserver]:

@@ -31,8 +31,6 @@ from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Profile
 from subfleet.reporting.report import render_status
 
-__all__ = ["HttpAddress", "create_app", "serve_http"]
-
 _LOG = logging.getLogger(__name__)
 
 START_S = 10.0

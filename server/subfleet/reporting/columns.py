@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from subfleet.journal.records import ClientRow, RoundRecord
 
-__all__ = ["CLIENT_COLUMNS", "Column", "describe_participation"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:

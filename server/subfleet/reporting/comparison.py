@@ -16,21 +16,6 @@ from subfleet.protocol.task_kinds import METRICS, better
 from subfleet.settings.fingerprint import list_changes, select_outcome_settings
 from subfleet.settings.run_folder import interpret_summary, read_description, read_summary
 
-__all__ = [
-    "COSTS",
-    "FIGURES",
-    "Comparison",
-    "Entrant",
-    "PairedDifference",
-    "build_rows",
-    "compare_entrants",
-    "format_csv",
-    "format_markdown",
-    "measure_difference",
-    "read_entrants",
-    "to_json",
-]
-
 _SEED = re.compile(r"-s\d+$")
 FIGURES: Mapping[str, str] = MappingProxyType(
     {

@@ -11,8 +11,6 @@ from typing import Any
 from subfleet.journal.records import DeployedModel
 from subfleet.protocol.errors import FileError
 
-__all__ = ["MODELS", "OwnMetric", "add_metric", "copy_models", "measure_models"]
-
 MODELS = "models"
 """Folder in the folder of a run, with a folder for each device."""
 

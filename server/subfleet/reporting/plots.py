@@ -14,17 +14,6 @@ from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.task_kinds import METRICS
 from subfleet.reporting.texts import format_amount
 
-__all__ = [
-    "COLOURS",
-    "draw_svg",
-    "plot_budgets",
-    "plot_bytes",
-    "plot_comparison",
-    "plot_family_tree",
-    "plot_memory",
-    "plot_metric",
-]
-
 MEGABYTE = 1_000_000
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#b59d00")
 """Distinguishable with any kind of colour vision (Okabe and Ito)."""

@@ -12,8 +12,6 @@ from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.reporting.columns import CLIENT_COLUMNS, describe_participation
 from subfleet.reporting.texts import describe_costs, describe_result, describe_times, format_amount, list_remarks
 
-__all__ = ["render_failure", "render_report", "render_status"]
-
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 88rem; padding: 0 1rem; color: #1b1b1b }
 h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin-top: 2rem }

@@ -18,8 +18,6 @@ from subfleet.reporting.report import render_failure, render_report
 from subfleet.reporting.texts import find_data_warnings
 from subfleet.settings.run_folder import write_summary
 
-__all__ = ["build_round_row", "build_summary", "write_results"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from subfleet.protocol.task_kinds import better
 from subfleet.rounds.context import RunContext
 from subfleet.tasks import Dataset
 
-__all__ = ["Gallery", "compute_figures", "violates"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gallery:

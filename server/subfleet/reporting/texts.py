@@ -8,18 +8,6 @@ from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import RunResult
 from subfleet.protocol.task_kinds import METRICS
 
-__all__ = [
-    "describe_costs",
-    "describe_ending",
-    "describe_network",
-    "describe_networks",
-    "describe_result",
-    "describe_times",
-    "find_data_warnings",
-    "format_amount",
-    "list_remarks",
-]
-
 _MOST_WARNINGS = 3
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

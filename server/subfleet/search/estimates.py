@@ -12,8 +12,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.search.candidates import Candidate
 
-__all__ = ["Estimates", "MemoryOf", "estimate_by_plans", "estimate_by_shapes"]
-
 _FLOAT_BYTES = 4
 
 MemoryOf = Callable[[Architecture], Mapping[str, int]]

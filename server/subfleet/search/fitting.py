@@ -8,8 +8,6 @@ from subfleet.protocol.readings import Budget
 from subfleet.search.candidates import Candidate, lacking_operators
 from subfleet.search.queue import ProgramFacts
 
-__all__ = ["LIMITS", "Limit", "Obstacle", "find_obstacles", "find_program_obstacles", "fits", "list_limits"]
-
 Limit = Literal["memory", "disk", "link", "compute", "runtime", "program"]
 """What keeps a size from a client: a part of its budget, a runtime that cannot run the size's program, or a program
 that cannot be had or read."""

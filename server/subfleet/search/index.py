@@ -13,8 +13,6 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import list_limits
 from subfleet.search.query import Fit, Query
 
-__all__ = ["Columns", "EstimateIndex"]
-
 Integers = NDArray[np.int64]
 Identity = tuple[object, ...]
 

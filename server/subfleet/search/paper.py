@@ -17,8 +17,6 @@ from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.index import EstimateIndex
 from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query
 
-__all__ = ["PaperSearch", "PaperSettings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

@@ -28,8 +28,6 @@ from subfleet.search.index import EstimateIndex
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, fit_of
 
-__all__ = ["Climb", "ParetoSearch", "ParetoSettings"]
-
 _STARTS = 8
 """Known submodels of each kind that a climb may start from."""
 _FAILED_CLIMBS = 4

@@ -16,8 +16,6 @@ from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Fraction, Positive
 from subfleet.search.supernets import Tier
 
-__all__ = ["EvolutionSettings", "Path", "find_best", "kendall_tau", "propose_paths"]
-
 Path = tuple[str, ...]
 Scored = tuple[Path, float]
 _MOST_ASKS, _MOST_DRAWS = 50, 20_000

@@ -10,8 +10,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import fits
 
-__all__ = ["CostEstimates", "Explored", "Fit", "FoundSize", "Query", "Search", "fit_of"]
-
 
 class CostEstimates(Protocol):
     """The interface of the cost model: plain arithmetic, microseconds for a submodel."""

@@ -15,17 +15,6 @@ from subfleet.protocol.programs import ProgramManifest
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 
-__all__ = [
-    "LEAST_GAIN",
-    "ProgramFacts",
-    "RequestedProgram",
-    "SizedProgram",
-    "WrittenProgram",
-    "give_written",
-    "rank_requested",
-    "request_program",
-]
-
 LEAST_GAIN = 0.01
 """The fraction of its parameters that a device must lose for a program to be requested."""
 

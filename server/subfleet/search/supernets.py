@@ -8,8 +8,6 @@ from random import Random
 
 import numpy as np
 
-__all__ = ["Tier", "draw_subspace", "find_tier", "list_tiers"]
-
 _CUMULATIVE = 0.95
 """The fraction of random paths that the tiers below the highest divide among them."""
 _DRAWS = 100_000

@@ -27,8 +27,6 @@ from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.rating import RatedTransport
 from subfleet.transport.waiting import WaitingTransport
 
-__all__ = ["Clients", "Deployment", "StoppedError", "adapt_to_broker", "serve_run"]
-
 _LOG = logging.getLogger(__name__)
 
 Clients = Callable[[BrokerAddress], AbstractContextManager[Sequence[Callable[[], None]]]]

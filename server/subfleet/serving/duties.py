@@ -17,8 +17,6 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
 from subfleet.tasks import Dataset
 
-__all__ = ["build_duties"]
-
 
 def build_duties(
     context: RunContext,

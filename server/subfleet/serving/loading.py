@@ -24,8 +24,6 @@ from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState
 from subfleet.settings.sections import FirstWeights
 
-__all__ = ["build_result", "load_model"]
-
 
 def load_model(context: RunContext, state: RunState, journal: Journal, checkpoints: Path) -> ModelState:
     """The model from which the next round starts.

@@ -14,8 +14,6 @@ from subfleet.rounds.networks import describe_networks, describe_readiness
 from subfleet.rounds.offers import compare_peers, find_scale_warning
 from subfleet.rounds.state import RunState
 
-__all__ = ["Attendance", "Pace", "describe_step"]
-
 
 def describe_step(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """Sentences about the changes of a step."""

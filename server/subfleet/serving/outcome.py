@@ -16,8 +16,6 @@ from subfleet.rounds.networks import find_standing
 from subfleet.serving.session import Server
 from subfleet.settings.run_folder import MODEL, SUPERNET
 
-__all__ = ["Outcome", "collect_gallery", "find_owners", "write_outcome"]
-
 Trial = Callable[[Sequence[Path]], Sequence[OwnMetric | None]]
 """Measures the metric of each model file; None for a file that cannot be run."""
 

@@ -17,8 +17,6 @@ from subfleet.search.candidates import ordered
 from subfleet.search.estimates import Estimates, estimate_by_shapes
 from subfleet.settings.run import Run
 
-__all__ = ["create_context"]
-
 
 def create_context(config: Run, run_id: str) -> RunContext:
     """Create the context of a run.

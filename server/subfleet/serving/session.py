@@ -64,8 +64,6 @@ from subfleet.transport.base import Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
 
-__all__ = ["Server", "freeze_loaded_objects"]
-
 _POLL_S = 0.05
 
 

@@ -12,8 +12,6 @@ from typing import ClassVar
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Amount, Count, Fraction, PositiveAmount
 
-__all__ = ["Attack", "Backdoor", "LabelShuffling"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()

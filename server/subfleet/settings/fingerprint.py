@@ -9,8 +9,6 @@ from typing import Any
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import to_plain
 
-__all__ = ["CHANGEABLE", "check_resumable", "list_changes", "select_outcome_settings"]
-
 CHANGEABLE: Mapping[str, bool] = MappingProxyType({"changeable": True})
 """Metadata of a field that does not determine the outcome: it may change when a run is resumed."""
 _TAGS = ("type", "family")

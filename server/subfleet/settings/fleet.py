@@ -17,8 +17,6 @@ from subfleet.protocol.topics import DEFAULT_FLEET, FleetName
 from subfleet.settings.attacks import Attack
 from subfleet.settings.fingerprint import CHANGEABLE
 
-__all__ = ["DeviceSettings", "FleetSettings", "HostKind", "HostSettings", "MemoryLimits"]
-
 HostKind = Literal["processes", "batch"]
 """How an emulated fleet runs: "processes" is a process for each device and a real broker; "batch" is one process for
 the server and all devices, with a logical clock and without a network."""

@@ -10,8 +10,6 @@ from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError, ProtocolError
 from subfleet.protocol.schema import from_plain, parse_json, to_plain
 
-__all__ = ["PresetSettings", "complete_network", "expand_preset", "parse_client_network"]
-
 _MAX_CHARACTERS = 4096
 _MAX_NUMBER = 65_536
 """Limits of a client's network: no width or image is larger."""

@@ -6,8 +6,6 @@ from typing import Any
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.toml import parse_toml
 
-__all__ = ["apply_override", "flatten_settings", "merge_settings", "parse_override"]
-
 _KINDS = ("type", "family", "preset")
 """Keys that name the kind of a table: a table of another kind replaces the old one as a whole."""
 

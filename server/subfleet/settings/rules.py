@@ -25,8 +25,6 @@ from subfleet.tasks import shape_problem
 if TYPE_CHECKING:
     from subfleet.settings.run import Run
 
-__all__ = ["RUN_RULES", "find_label_shape", "find_transform_problem"]
-
 _LEAST_CLASSES = 2
 
 

@@ -12,22 +12,6 @@ from subfleet.protocol.schema import to_plain, validate
 from subfleet.settings.fingerprint import check_resumable, select_outcome_settings
 from subfleet.settings.run import Run
 
-__all__ = [
-    "DESCRIPTION",
-    "MODEL",
-    "SUMMARY",
-    "SUPERNET",
-    "check_not_over",
-    "choose_folder",
-    "create_folder",
-    "interpret_summary",
-    "read_description",
-    "read_replay",
-    "read_summary",
-    "write_description",
-    "write_summary",
-]
-
 DESCRIPTION = "run.json"
 SUMMARY = "summary.json"
 """Written when the run is over."""

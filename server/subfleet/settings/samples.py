@@ -10,8 +10,6 @@ from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.transform import DataTransform
 
-__all__ = ["DataCheck", "DataSettings", "Partition", "PartitionSettings"]
-
 Partition = Literal["iid", "dirichlet", "pathological", "shard", "natural"]
 DataCheck = Literal["warn", "refuse", "off"]
 Some = Annotated[int, Range(least=0, words="0 for all, or above 0")]

@@ -9,8 +9,6 @@ from subfleet.protocol.limits import Amount, Count, Positive, PositiveAmount
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.settings.fingerprint import CHANGEABLE
 
-__all__ = ["FIRST", "Deadlines", "Evaluations", "FirstWeights", "LogClock", "ModelOf", "OutlierSettings", "Outliers"]
-
 Outliers = Literal["auto", "scale", "exclude", "report", "off"]
 FIRST = "first"
 """Stands for the network that a run begins with; its id is empty."""

@@ -16,8 +16,6 @@ from subfleet.settings.run import Run
 from subfleet.settings.run_folder import MODEL, SUMMARY, read_description
 from subfleet.settings.sections import FIRST, FirstWeights, ModelOf
 
-__all__ = ["StoredNetwork", "read_networks", "resolve_model"]
-
 _LINEAGE, _MODEL = "lineage/json", "model/json"
 _POSITIONS: Mapping[str, float] = MappingProxyType({"smallest": 0.0, "middle": 0.5, "largest": 1.0})
 

@@ -10,8 +10,6 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import validate
 from subfleet.settings.overrides import apply_override, flatten_settings
 
-__all__ = ["expand_sweeps", "parse_seeds"]
-
 _MAX_RUNS = 10_000
 _MAX_LABEL = 24
 

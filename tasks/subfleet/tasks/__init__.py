@@ -3,6 +3,7 @@
 Data sets by name are in `subfleet.tasks.named_dataset`: a device that has its own data loads none of their readers.
 """
 
+from subfleet.tasks.arrays_file import write_npz
 from subfleet.tasks.batches import (
     StepOrigin,
     batch_order,
@@ -17,7 +18,7 @@ from subfleet.tasks.bundled import load_digits
 from subfleet.tasks.data_form import DataForm, reshape_samples, shape_problem
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.hold_out import hold_out
-from subfleet.tasks.sources import describe_source, read_dataset, write_npz
+from subfleet.tasks.sources import describe_source, read_dataset
 
 __all__ = [
     "DataForm",

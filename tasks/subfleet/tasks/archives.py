@@ -8,8 +8,6 @@ from pathlib import Path
 
 from subfleet.protocol.errors import DataError
 
-__all__ = ["check_zip", "read_gzip", "read_members", "read_tar"]
-
 
 def read_gzip(path: Path, *, limit_bytes: int) -> bytes:
     """What a gzip file holds.

@@ -13,8 +13,6 @@ from subfleet.protocol.transform import DATA_TRANSFORM, format_transform, parse_
 from subfleet.tasks.dataset import Dataset, Inputs, Labels
 from subfleet.tasks.pictures import MAX_BYTE
 
-__all__ = ["make_dataset", "read_npz", "write_npz"]
-
 _NAMES = (("x", "y"), ("inputs", "labels"))
 _OWNERS = "owners"
 _CLASS_NAMES = "class_names"

@@ -12,17 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "StepOrigin",
-    "batch_order",
-    "draw_round_part",
-    "iter_batches",
-    "path_random",
-    "sample_random",
-    "split_batch",
-    "step_random",
-]
-
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.float32]
 

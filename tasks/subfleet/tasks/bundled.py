@@ -6,8 +6,6 @@ import numpy as np
 
 from subfleet.tasks.dataset import Dataset
 
-__all__ = ["load_digits"]
-
 _DIGIT_MAX = 16
 
 

@@ -11,8 +11,6 @@ from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.transforms.data_transform import transform_dataset
 
-__all__ = ["DataForm", "fit_to_form", "reshape_samples", "shape_problem"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataForm:

@@ -10,8 +10,6 @@ from subfleet.protocol.errors import DataError
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.transform import DataTransform
 
-__all__ = ["MAX_CLASSES", "NO_LABEL", "NO_OWNER", "Dataset", "Inputs", "Labels"]
-
 MAX_CLASSES = 2**15
 """Class indices stay below it: a device tells the count of each class in one control message, which is of limited
 size."""

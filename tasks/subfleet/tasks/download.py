@@ -11,8 +11,6 @@ from typing import IO
 
 from subfleet.protocol.errors import DataError, FileError, TransportError
 
-__all__ = ["TIMEOUT_S", "download"]
-
 TIMEOUT_S = 30.0
 """How long the other side may be silent."""
 _BLOCK_BYTES = 2**20

@@ -5,8 +5,6 @@ import numpy.typing as npt
 
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["hold_out"]
-
 Indices = npt.NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ from subfleet.tasks.measuring import InputMeter
 from subfleet.tasks.pictures import MAX_BYTE, Picture, read_header, read_pixels
 from subfleet.tasks.transforms.data_transform import normalise_in_place, prepare_picture
 
-__all__ = ["describe_image_folder", "read_image_folder"]
-
 CHANNEL_COUNTS = (1, 3)
 """Every picture can be given in gray and in colour."""
 _NO_CLASSES = frozenset(

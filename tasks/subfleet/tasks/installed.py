@@ -15,8 +15,6 @@ from subfleet.tasks.readers.included import (
     read_digits_tokens,
 )
 
-__all__ = ["DIABETES", "DIGITS", "DIGITS_ATTRIBUTES", "DIGITS_MOMENTS", "DIGITS_PIXELS", "DIGITS_TOKENS"]
-
 _IMAGE = (1, 8, 8)
 _LICENCE = "CC BY 4.0"
 _SOURCE = "UCI's optical recognition of handwritten digits, its test part, as scikit-learn has it."

@@ -1,7 +1,5 @@
 """Names of the classes of known data sets, in the order of their numbers; each can be the name of a folder."""
 
-__all__ = ["CIFAR10", "CIFAR100", "CLOTHES", "DIGITS", "LETTERS_AND_DIGITS"]
-
 DIGITS = tuple("0123456789")
 LETTERS_AND_DIGITS = (*DIGITS, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", *"abcdefghijklmnopqrstuvwxyz")
 CLOTHES = (

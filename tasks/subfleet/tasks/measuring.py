@@ -7,8 +7,6 @@ from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.transforms.data_transform import undo_normalisation
 
-__all__ = ["InputMeter", "measure_inputs"]
-
 VALUES_AT_ONCE = 2**18
 
 

@@ -11,8 +11,6 @@ from subfleet.protocol.limits import MAX_COUNTED_CLASSES
 from subfleet.protocol.metric_sums import MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums, Totals
 from subfleet.protocol.task_kinds import TaskKind
 
-__all__ = ["MetricTally", "score_bins"]
-
 Outputs = npt.NDArray[np.floating]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 _Counts = npt.NDArray[np.int64]

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.paths import PathSampler
 
-__all__ = ["PathDrawer", "PathPlace"]
-
 _Grid = npt.NDArray[np.float64]
 _Costs = npt.NDArray[np.float64]
 _LEVELS = {1: 4096, 2: 128}

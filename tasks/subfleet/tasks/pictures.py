@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from subfleet.protocol.errors import DataError, MissingExtraError
 
-__all__ = ["MAX_BYTE", "MAX_IMAGE_PIXELS", "Picture", "load_pillow", "read_header", "read_pixels"]
-
 MAX_IMAGE_PIXELS = 2**24
 """Pixels of one image, checked from its header before anything is decoded."""
 MAX_BYTE = 255

@@ -18,22 +18,6 @@ from subfleet.tasks.readers.texts import (
 from subfleet.tasks.source_files import SourceFile
 from subfleet.tasks.transforms.tokens import CHARACTERS
 
-__all__ = [
-    "CIFAR10",
-    "CIFAR10_SUBSET",
-    "CIFAR100",
-    "FASHION_MNIST",
-    "FEMNIST",
-    "MNIST",
-    "SHAKESPEARE",
-    "SHAKESPEARE_LEAF",
-    "SPEECH_COMMANDS",
-    "SPEECH_COMMANDS_SUBSET",
-    "TINYSHAKESPEARE",
-    "WIKITEXT2",
-    "WIKITEXT2_CHARACTERS",
-]
-
 
 def _list_gzips(folder: str, url: str, files: Mapping[str, tuple[int, str]]) -> tuple[SourceFile, ...]:
     """The four files of the MNIST family; sizes and SHA-256 by name."""

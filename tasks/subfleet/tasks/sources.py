@@ -13,13 +13,11 @@ from typing import Any
 from subfleet.protocol.errors import ConfigError, DataError, FileError
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.suggestion import suggest
-from subfleet.tasks.arrays_file import make_dataset, read_npz, write_npz
+from subfleet.tasks.arrays_file import make_dataset, read_npz
 from subfleet.tasks.data_form import DataForm, fit_to_form
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.image_folder import describe_image_folder, read_image_folder
 from subfleet.tasks.measuring import measure_inputs
-
-__all__ = ["describe_source", "read_dataset", "write_npz"]
 
 _OTHERS = "a known data set's part such as digits:test, or module:function"
 _PARTS = ("train", "test")

@@ -6,8 +6,6 @@ from torch import Tensor, nn
 
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["ChoiceBlock", "draw"]
-
 
 class ChoiceBlock(nn.Module):
     """Runs the operator that is drawn (FedorAS, section 3.1; Guo et al. 2020, "Single Path One-Shot", section 3.2).

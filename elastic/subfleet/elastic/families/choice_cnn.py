@@ -15,8 +15,6 @@ from subfleet.elastic.families.records.choices import IDENTITY, ChoiceCnn
 from subfleet.elastic.families.sections import class_axis
 from subfleet.elastic.network import OperatorChoice
 
-__all__ = ["ResidualSum", "choice_cnn"]
-
 
 def choice_cnn(config: ChoiceCnn) -> Blueprint:
     """FedorAS's search spaces for images and speech (its public code's lists of operators).

@@ -17,8 +17,6 @@ from subfleet.elastic.families.recurrent import RecurrentLayer
 from subfleet.elastic.families.sections import class_axis
 from subfleet.elastic.network import OperatorChoice
 
-__all__ = ["choice_rnn"]
-
 _KERNEL = 5
 
 

@@ -28,8 +28,6 @@ from subfleet.elastic.families.sections import (
     stream_axes,
 )
 
-__all__ = ["efficientnet_v2", "mobilenet_v2", "mobilenet_v3"]
-
 _AnyInverted = MobileNetV2 | MobileNetV3 | EfficientNetV2
 _MOBILE_EPSILON = 1e-3
 """Of BatchNorm in MobileNetV3's and EfficientNetV2's public code."""

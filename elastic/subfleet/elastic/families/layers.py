@@ -15,18 +15,6 @@ from torch import Tensor, nn
 from subfleet.elastic.families.blueprint import fraction_of
 from subfleet.elastic.families.sections import Normed
 
-__all__ = [
-    "EPSILON",
-    "ChannelsLast",
-    "InvertedResidual",
-    "Layers",
-    "MakeActivation",
-    "PreactBlock",
-    "Scale",
-    "SpatialMean",
-    "SqueezeExcitation",
-]
-
 EPSILON = 1e-5
 """That BatchNorm adds to the variance, where a family does not say otherwise."""
 MakeActivation = Callable[[], nn.Module]

@@ -29,8 +29,6 @@ from subfleet.elastic.families.sections import (
     stream_axes,
 )
 
-__all__ = ["CellModule", "Reduction", "nas_bench_201"]
-
 _INNER = ("inner", "filtered")
 """The last part of the names of a block's axes inside."""
 

@@ -26,8 +26,6 @@ from subfleet.elastic.families.sections import (
 )
 from subfleet.elastic.network import Identity
 
-__all__ = ["ds_cnn", "fcn", "vgg"]
-
 
 def vgg(config: Vgg) -> Blueprint:
     """Sections of 3x3 convolutions, each closed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).

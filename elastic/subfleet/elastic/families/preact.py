@@ -29,8 +29,6 @@ from subfleet.elastic.families.sections import (
     stream_axes,
 )
 
-__all__ = ["mlp", "preact_resnet"]
-
 _BOTTLENECK_FRACTION = 4
 
 

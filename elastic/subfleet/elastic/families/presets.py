@@ -22,39 +22,6 @@ from subfleet.elastic.families.records.residual import PreactResNet
 from subfleet.elastic.families.records.transformers import BertClassifier, Decoder, Vit
 from subfleet.elastic.network import Family
 
-__all__ = [
-    "PublishedNetwork",
-    "bert_small",
-    "char_lstm",
-    "cnn_l",
-    "cnn_s",
-    "decoder_small",
-    "ds_cnn",
-    "efficientnet_v2_s",
-    "efficientnet_v2_tiny",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "mobilenet_v3_small",
-    "nas_bench_201",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "rnn",
-    "vgg11",
-    "vgg13",
-    "vgg14",
-    "vgg15",
-    "vgg16",
-    "vgg16_wider",
-    "vgg17",
-    "vgg18",
-    "vgg19",
-    "vgg19_wider",
-    "vit_tiny",
-]
-
 _LARGE_IMAGE = 96
 _SMALL_PATCH = 4
 

@@ -17,8 +17,6 @@ from subfleet.elastic.families.sections import (
     skippable,
 )
 
-__all__ = ["lstm"]
-
 _EMBEDDING = "embedding"
 
 

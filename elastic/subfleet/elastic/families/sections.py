@@ -14,26 +14,6 @@ from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.network import Block, Family, Norm
 from subfleet.protocol.errors import ConfigError
 
-__all__ = [
-    "AxisNames",
-    "BlockPlace",
-    "Normed",
-    "PlacedBlock",
-    "Sectioned",
-    "block_name",
-    "block_places",
-    "build_sections",
-    "channel_axis",
-    "class_axis",
-    "kernel_axes",
-    "kernel_of",
-    "layer_axis",
-    "skippable",
-    "skippable_layers",
-    "stream_axes",
-    "with_layer_widths",
-]
-
 
 class PlacedBlock(Protocol):
     """Where a block of the full network is, whatever else its place says."""

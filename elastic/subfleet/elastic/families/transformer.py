@@ -26,8 +26,6 @@ from subfleet.elastic.families.transformer_layers import (
 )
 from subfleet.elastic.network import MatrixProduct, Role
 
-__all__ = ["bert", "bert_classifier", "decoder", "vit"]
-
 _STREAM = "stream"
 _HIDDEN_TIMES = 4
 """How much wider than the stream a feed-forward part usually is (Vaswani et al. 2017, section 3.3)."""

@@ -10,8 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from subfleet.elastic.families.blueprint import fraction_of
 from subfleet.elastic.families.layers import Scale
 
-__all__ = ["Attention", "BlockSize", "FirstToken", "PatchTokens", "SymbolTokens", "TransformerBlock"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSize:

@@ -7,8 +7,6 @@ from subfleet.emulation.gathering import EmulatedDevice
 from subfleet.protocol.messages import Profile
 from subfleet.tasks.measuring import measure_inputs
 
-__all__ = ["build_profile"]
-
 
 def build_profile(client: EmulatedDevice) -> Profile:
     """The profile that a virtual client announces: it follows from its description alone."""

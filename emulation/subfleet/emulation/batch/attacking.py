@@ -17,8 +17,6 @@ from subfleet.settings.attacks import Attack
 from subfleet.trainers.job_files import read_program, write_change
 from subfleet.trainers.layouts import read_step_layout
 
-__all__ = ["AttackingTrainer"]
-
 
 class AttackingTrainer:
     """An attacker's runtime. Both trainings begin with the weights that the server sent, and both keep the budget.

@@ -8,8 +8,6 @@ from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.pool import ExportPool
 from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 
-__all__ = ["LazyExports"]
-
 
 class LazyExports:
     """An exporter that starts its worker processes with the first request that the cache does not answer.

@@ -19,8 +19,6 @@ from subfleet.serving.run_context import create_context
 from subfleet.settings.attacks import Backdoor
 from subfleet.tasks import Dataset
 
-__all__ = ["compute_attack_figures", "compute_batch_figures"]
-
 
 def compute_batch_figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
     """The figures of a run: `run_figures`, `attack_figures`, its turns, and each round with a row per client.

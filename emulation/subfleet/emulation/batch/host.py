@@ -19,8 +19,6 @@ from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 
-__all__ = ["run_in_batch"]
-
 
 def run_in_batch(
     run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: LazyExports

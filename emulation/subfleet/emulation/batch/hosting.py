@@ -13,8 +13,6 @@ from subfleet.trainers.memory_watch import GrowthWatch
 from subfleet.trainers.onnx import OnnxTrainer
 from subfleet.trainers.torch import TorchTrainer
 
-__all__ = ["TRAINERS", "SharedHost", "Unmeasured", "create_trainers"]
-
 TRAINERS: Mapping[str, Callable[[Host], Trainer]] = MappingProxyType(
     {
         "onnx": lambda host: OnnxTrainer(host=host),

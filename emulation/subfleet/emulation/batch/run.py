@@ -43,8 +43,6 @@ from subfleet.transport.base import Transport
 from subfleet.transport.counting import CountingTransport
 from subfleet.transport.in_memory import MemoryBroker
 
-__all__ = ["BatchResult", "LogicalClock", "run_batch"]
-
 LEAST_STEP_S = 0.001
 """Logical seconds of a turn in which something was sent or came."""
 MOST_STEP_S = 1.0

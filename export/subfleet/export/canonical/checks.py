@@ -10,8 +10,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["are_alike", "check_constants", "check_operators", "is_functional", "number_results"]
-
 
 def are_alike(first: fx.GraphModule, second: fx.GraphModule) -> bool:
     """Return whether two graphs compute the same from their inputs."""

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["clean", "drop_dead_code", "fold_constants"]
-
 aten = torch.ops.aten
 _SAME = frozenset(
     {

@@ -13,8 +13,6 @@ import torch
 from torch import fx
 from torch._decomp import get_decompositions
 
-__all__ = ["CHOSEN", "find_unbounded"]
-
 aten = torch.ops.aten
 
 CHOSEN: Mapping[Any, Callable[..., Any]] = MappingProxyType(

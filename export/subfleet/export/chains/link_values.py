@@ -10,8 +10,6 @@ from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["LinkValues", "chain_evaluation", "chain_training", "of_role", "update_inputs", "update_outputs"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkValues:

@@ -33,8 +33,6 @@ from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import PieceProgram, ProgramManifest, ValueInfo
 from subfleet.protocol.schema import canonical_json
 
-__all__ = ["manifest_of"]
-
 _BASE_BYTES: Mapping[str, int] = MappingProxyType(
     {
         "onnx": onnx_plan.FIRST_SESSION_BYTES + onnx_plan.TRAINING_BYTES,

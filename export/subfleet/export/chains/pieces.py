@@ -20,8 +20,6 @@ from subfleet.export.steps.shape_run import run_on_shapes
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["LinkModule", "OperatorModule", "Piece", "Pieces", "links_of", "pieces_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorModule:

@@ -18,8 +18,6 @@ from subfleet.protocol.programs import Program
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.tensors import Tensor, encode_container
 
-__all__ = ["write_chain"]
-
 logger = logging.getLogger(__name__)
 _Written = Mapping[str, Mapping[str, WrittenStep]]
 """Programs by the names of their piece and their step."""

@@ -35,8 +35,6 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["evaluation_steps", "training_steps"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LinkReference:

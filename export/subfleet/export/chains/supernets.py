@@ -17,8 +17,6 @@ from subfleet.protocol.chains import name_program
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.programs import PieceProgram, Program, ValueInfo
 
-__all__ = ["Cut", "cut_of", "is_chained", "read_torch_pieces", "steps_of"]
-
 
 def is_chained(request: ProgramRequest) -> bool:
     """Return whether a request is for a supernet: its submodel keeps several operators of a choice."""

@@ -16,8 +16,6 @@ from subfleet.export.verification import seeded_generator, verify_evaluation, ve
 from subfleet.export.verification.distances import Exact
 from subfleet.export.verification.verifying import ATTEMPTS, FEW_SAMPLES, Trial, second_step, verify_trials
 
-__all__ = ["WrittenStep", "write_step"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenStep:

@@ -14,8 +14,6 @@ from subfleet.elastic.axes import factors_of, local_size
 from subfleet.elastic.building import sized_module
 from subfleet.elastic.network import LocalShapes, Network, TensorDecl
 
-__all__ = ["Coding", "axes_of", "code_axes"]
-
 _LEAST_PRIME, _FAR, _BORDER = 11, 16, 9
 """The number of tensors between layers that share a prime; the most by which borders and kernels enlarge inputs."""
 

@@ -29,8 +29,6 @@ from subfleet.export.tools import pause_garbage_collection
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.tensors import DTYPE_BYTES
 
-__all__ = ["EstimateModel", "block_events"]
-
 _PROGRAMS: Mapping[str, Callable[[Step], TracedProgram]] = MappingProxyType(
     {"onnx": onnx_program, "executorch": executorch_program, "torch": torch_program}
 )

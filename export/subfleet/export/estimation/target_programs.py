@@ -27,8 +27,6 @@ from subfleet.export.tracing import inputs_of, results_of, trace
 from subfleet.protocol.memory_plan import USUAL_WIDTH
 from subfleet.protocol.programs import Role
 
-__all__ = ["TracedProgram", "executorch_program", "layers_of", "onnx_program", "torch_program"]
-
 _NONE = 2**31
 
 

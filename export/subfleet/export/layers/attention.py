@@ -17,8 +17,6 @@ from torch.nn import functional
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["ATTENTIONS"]
-
 _NEVER = -1e30
 """Added to the scores of masked pairs; finite, so that no runtime subtracts infinity from infinity."""
 

@@ -11,8 +11,6 @@ from torch.nn import functional
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["FUNCTIONS"]
-
 
 def _to_one(function: Any, dims: int) -> Replacement:
     def pool(

@@ -18,8 +18,6 @@ from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.export.lowerings.norms import rms_norm, rms_norm_backward
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["NORM_LAYERS"]
-
 
 class _BatchNorm(torch.autograd.Function):
     """Normalises by the statistics of the real samples: (outputs_BCP, mean_C, variance_C).

@@ -14,8 +14,6 @@ from torch.nn import functional
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["DRAWS", "DROPOUTS", "RANDOMNESS", "Uniform", "drop_elements"]
-
 
 def drop_elements(context: LayerContext, inputs: Tensor, p: float, random_shape: tuple[int, ...]) -> Tensor:
     """Set elements to zero where the next random input is below `p`, and divide the others by 1 - p.

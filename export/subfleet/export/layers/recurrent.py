@@ -22,8 +22,6 @@ from subfleet.export.layers.random_layers import drop_elements
 from subfleet.export.layers.replacing import LayerContext, Replacement
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["RECURRENT"]
-
 States = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 

@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["LayerContext", "LayerReplacing", "Replacement"]
-
 
 class LayerContext:
     """What the replaced layers of one run share.

@@ -23,8 +23,6 @@ from subfleet.export.layouts.transpositions import (
 )
 from subfleet.export.nodes import argument, shape_of
 
-__all__ = ["RULES"]
-
 aten = torch.ops.aten
 
 

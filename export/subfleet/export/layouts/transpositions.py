@@ -21,17 +21,6 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # code that nothing ru
 from subfleet.export.canonical.cleaning import drop_dead_code
 from subfleet.export.nodes import append_call, argument, shape_of
 
-__all__ = [
-    "GraphRewriter",
-    "HeldTensor",
-    "Rule",
-    "held_shape",
-    "inverse",
-    "remove_transpositions",
-    "reshape_order",
-    "rewrite_plain",
-]
-
 
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
     """Return the position of each logical dimension."""

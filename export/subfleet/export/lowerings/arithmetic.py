@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["ACTIVATIONS", "ARITHMETIC"]
-
 aten = torch.ops.aten
 
 

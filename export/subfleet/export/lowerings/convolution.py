@@ -35,8 +35,6 @@ from subfleet.export.lowerings.few_places import (
     has_few_places,
 )
 
-__all__ = ["CONVOLUTIONS_AS_CONVOLUTIONS"]
-
 aten = torch.ops.aten
 _FEW_CHANNELS = 32
 """Up to this number a runtime's transposed convolution is faster, as it copies no patches (measured)."""

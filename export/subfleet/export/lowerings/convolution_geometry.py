@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Geometry", "axis_bands", "bands", "convolve", "geometry_of", "is_linear", "pad_or_cut"]
-
 aten = torch.ops.aten
 
 

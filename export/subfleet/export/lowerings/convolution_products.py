@@ -17,8 +17,6 @@ from subfleet.export.lowerings import taps, winograd
 from subfleet.export.lowerings.taps import Taps
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["CONVOLUTIONS_AS_PRODUCTS", "PRODUCTS_WITH_BIAS"]
-
 aten = torch.ops.aten
 
 

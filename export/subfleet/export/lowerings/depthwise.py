@@ -24,8 +24,6 @@ from torch import Tensor
 
 from subfleet.export.lowerings.convolution_geometry import Geometry, axis_bands, bands, convolve, pad_or_cut
 
-__all__ = ["depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "is_depthwise", "is_small"]
-
 # Measured with ONNX Runtime.
 PLACES_PER_TAP = 4
 """Up to this many positions for each kernel position, dense matrices are fastest (3 x 3: up to 6 x 6 positions)."""

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from subfleet.export.lowerings.convolution_geometry import Geometry, bands, is_linear
 
-__all__ = ["few_places_forward", "few_places_input_gradient", "few_places_weight_gradient", "has_few_places"]
-
 # Measured with ONNX Runtime: above, a product of each sample has columns enough.
 FEW_PLACES = 8
 FEW_PLACES_BACK = 16

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["INDEXING"]
-
 aten = torch.ops.aten
 
 Indices = Sequence[Tensor | None]

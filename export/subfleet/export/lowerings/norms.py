@@ -13,8 +13,6 @@ from torch import Tensor
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["NORMS", "rms_norm", "rms_norm_backward"]
-
 aten = torch.ops.aten
 
 

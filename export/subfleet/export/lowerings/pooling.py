@@ -13,8 +13,6 @@ from torch import Tensor
 
 from subfleet.export.lowerings.separable import AxisMap, apply, apply_transposed, gather_axis
 
-__all__ = ["AVERAGE_POOLS", "MAXIMUM_POOLS", "MAXIMUM_POOL_BACKWARD", "pooled_size"]
-
 aten = torch.ops.aten
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["RESAMPLINGS", "AxisMap", "apply", "apply_transposed", "gather_axis"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisMap:

@@ -15,8 +15,6 @@ from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOLS
 from subfleet.export.lowerings.separable import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
 
-__all__ = ["COMMON", "without"]
-
 aten = torch.ops.aten
 
 _BY_PYTORCH = (

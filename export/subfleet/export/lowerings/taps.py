@@ -17,8 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Taps", "gather", "make_contiguous", "products_over_positions", "spread", "weight_gradient"]
-
 aten = torch.ops.aten
 
 _MOST_COLUMNS = 48

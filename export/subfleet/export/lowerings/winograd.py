@@ -16,8 +16,6 @@ from torch import Tensor
 
 from subfleet.export.lowerings.taps import Taps, make_contiguous, products_over_positions
 
-__all__ = ["FEWEST_CHANNELS", "fits", "gather", "spread", "weight_gradient"]
-
 aten = torch.ops.aten
 
 FEWEST_CHANNELS = 12

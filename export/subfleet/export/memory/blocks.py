@@ -11,16 +11,6 @@ from torch import fx
 
 from subfleet.export.tracing import results_of
 
-__all__ = [
-    "BlockRequest",
-    "KernelCall",
-    "activation_peak_bytes",
-    "blocks_of",
-    "calls_of",
-    "peak_bytes",
-    "size_bytes_of",
-]
-
 BlockRequest = tuple[str, int | None]
 """A block's name with its size when it is taken, or with None when it is freed."""
 

@@ -25,8 +25,6 @@ from subfleet.export.steps.step import Step
 from subfleet.protocol.memory_plan import USUAL_WIDTH, MemoryPlan, Packing, PackingWidth
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["BASE_BYTES", "PROGRAM_COPIES", "HeapGrowth", "heap_growth", "plan_executorch"]
-
 _Array = npt.NDArray[np.generic]
 _METHOD = "forward"
 _NUMPY: Mapping[str, type[np.generic]] = MappingProxyType({"F32": np.float32, "F64": np.float64, "I64": np.int64})

@@ -2,8 +2,6 @@
 
 import ctypes
 
-__all__ = ["heap_bytes"]
-
 
 class _Mallinfo2(ctypes.Structure):
     _fields_ = tuple(

@@ -13,8 +13,6 @@ import numpy as np
 
 from subfleet.export.memory.blocks import BlockRequest
 
-__all__ = ["Arena", "simulate_arena"]
-
 _ROUND_BYTES = 256
 _FIRST_REGION_BYTES = 2**20
 _LARGEST_WASTE_BYTES = 128 * 2**20

@@ -31,17 +31,6 @@ from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_
 from subfleet.export.steps.step import Step
 from subfleet.protocol.memory_plan import MemoryPlan
 
-__all__ = [
-    "FIRST_SESSION_BYTES",
-    "TRAINING_BYTES",
-    "VALUE_BYTES",
-    "Scratch",
-    "arena_requests",
-    "executed_calls",
-    "plan_onnx",
-    "scratch_of",
-]
-
 _FLOAT_BYTES = 4
 _CONVOLUTION_BYTES = 65536
 """The part of a convolution's patches that one thread copies at a time."""

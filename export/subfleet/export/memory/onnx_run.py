@@ -22,8 +22,6 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.silence import imported
 
-__all__ = ["ExecutedGraph", "TensorType", "read_onnx", "run_onnx", "session_options"]
-
 _ERRORS_ONLY = 3
 _KERNEL = "_kernel_time"
 _NUMPY: Mapping[str, type[np.generic]] = {"F32": np.float32, "F64": np.float64, "I64": np.int64}

@@ -7,8 +7,6 @@ from subfleet.export.steps.step import Step
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.tensors import DTYPE_BYTES
 
-__all__ = ["fed_bytes", "optimiser_bytes", "round_up_count", "value_bytes", "weights_bytes"]
-
 _WEIGHTS: frozenset[Role] = frozenset({"parameter", "frozen", "buffer", "anchor"})
 _OPTIMISER: frozenset[Role] = frozenset({"optimiser_state", "gradient"})
 

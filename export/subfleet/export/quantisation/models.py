@@ -19,8 +19,6 @@ from subfleet.export.tools import as_export_errors
 from subfleet.protocol.errors import ExportError
 from subfleet.tasks import Dataset
 
-__all__ = ["QuantisationReport", "QuantisationSamples", "export_quantised_model", "judge", "samples_of"]
-
 MOST_SAMPLES = 256
 
 

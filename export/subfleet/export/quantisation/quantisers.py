@@ -16,8 +16,6 @@ from subfleet.export.targets.onnx import add_notes
 from subfleet.export.tools import quiet
 from subfleet.protocol.silence import imported
 
-__all__ = ["QUANTISERS", "Quantiser"]
-
 _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 """Operators that are quantised. Norms and activations between them stay float32: that costs little and keeps
 accuracy."""

@@ -18,8 +18,6 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings
 
-__all__ = ["evaluation_step", "inference_step"]
-
 
 def evaluation_step(module: nn.Module, sample: SampleSpec, *, batch_size: int, objective: ObjectiveSettings) -> Step:
     """Build the evaluation step of a module: (batch, parameters, buffers) -> (loss, correct, count, logits).

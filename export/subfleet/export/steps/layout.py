@@ -11,8 +11,6 @@ from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["StepShapes", "label_of", "mask_of", "metric_values", "scalar", "step_inputs", "step_outputs", "weights_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShapes:

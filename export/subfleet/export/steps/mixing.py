@@ -9,8 +9,6 @@ from subfleet.export.steps.reference import TrainingReference
 from subfleet.export.steps.step import Step
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["check_padding", "check_samples_apart"]
-
 _ALIKE = 1e-7
 """Relative tolerance of sums in double precision."""
 _IN_PARTS = "micro-batches would not add up to their batch", "set micro_batch_size = 0"

@@ -13,18 +13,6 @@ from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
 from subfleet.export.steps.state_snapshot import StateSnapshot
 from subfleet.protocol.errors import ExportError
 
-__all__ = [
-    "buffers_of",
-    "call_with_state",
-    "check_types",
-    "constants_of",
-    "prepare_module",
-    "run_exits",
-    "set_constants",
-    "state_of",
-    "updated_buffers",
-]
-
 _Result = TypeVar("_Result")
 
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings
 
-__all__ = ["OBJECTIVES", "ObjectiveRule", "mutual_distillation", "self_distillation", "total"]
-
 Shape = tuple[int, ...]
 
 

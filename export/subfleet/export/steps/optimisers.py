@@ -15,8 +15,6 @@ from subfleet.export.steps.objectives import total
 from subfleet.export.steps.step import StepInputs
 from subfleet.protocol.training import OptimiserSettings
 
-__all__ = ["OPTIMISERS", "OptimiserRule", "StepScalars", "apply_optimiser", "clip_gradients"]
-
 _CLIP_EPSILON = 1e-6
 """As in `torch.nn.utils.clip_grad_norm_`."""
 

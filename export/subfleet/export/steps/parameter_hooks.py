@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["apply_post_hooks", "check_hooks", "copy_hooks", "has_hooks", "hooks_of"]
-
 _Hook = Callable[[Tensor], Any]
 
 

@@ -16,8 +16,6 @@ from subfleet.export.layers import LAYERS, LayerContext, LayerReplacing
 from subfleet.export.steps.module_calls import call_with_state, set_constants
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["blocks_of", "recompute_blocks"]
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 _Run = Callable[[Sequence[Tensor]], list[Tensor]]
 

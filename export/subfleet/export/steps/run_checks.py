@@ -23,8 +23,6 @@ from subfleet.export.steps.seeding import SEED_COUNT, SeededRandomness
 from subfleet.export.steps.state_snapshot import Change, StateSnapshot
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["RunEffects", "TensorTies", "WriteWatcher", "check_repeats"]
-
 
 class WriteWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch leaves it untyped
     """Detects constants that are changed in place, under any name and through any view.

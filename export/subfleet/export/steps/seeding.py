@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["SEED_COUNT", "SeededRandomness", "is_source"]
-
 _STRATA = 22
 SEED_COUNT = _STRATA + 2
 """Enough seeds that the first number drawn falls into every part of its range, and once close to either end: an event

@@ -23,8 +23,6 @@ from subfleet.export.steps.step import DTYPES
 from subfleet.export.tools import as_export_errors
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["ModuleShapes", "run_on_shapes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleShapes:

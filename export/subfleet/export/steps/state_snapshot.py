@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from subfleet.export.steps.parameter_hooks import hooks_of
 from subfleet.export.steps.seeding import is_source
 
-__all__ = ["Change", "StateSnapshot"]
-
 _CALL_DEPTH = 3
 """How many calls are followed from a method, within its own package."""
 

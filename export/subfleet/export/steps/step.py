@@ -13,8 +13,6 @@ from subfleet.elastic.maps import TensorMap
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Role, ValueInfo
 
-__all__ = ["DTYPES", "SampleSpec", "Step", "StepInputs", "Student"]
-
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "F32", torch.int64: "I64"})
 """Types of a program's values, with their names in the tensor container."""
 

@@ -35,8 +35,6 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["training_step"]
-
 
 def training_step(  # noqa: PLR0913 - each says one thing of the step
     module: nn.Module,

@@ -10,8 +10,6 @@ from torch import Tensor, fx
 from subfleet.export.steps.step import Step
 from subfleet.protocol.memory_plan import MemoryPlan
 
-__all__ = ["Target", "WrittenProgram"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenProgram:

@@ -18,8 +18,6 @@ from subfleet.export.targets.xnnpack.delegating import delegate
 from subfleet.export.tracing import inputs_of
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["ExecutorchTarget"]
-
 
 class ExecutorchTarget:
     """ExecuTorch's .pte format. Its programs call XNNPACK, which the runtime must have."""

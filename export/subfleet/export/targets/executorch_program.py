@@ -27,8 +27,6 @@ from subfleet.export.tools import quiet
 from subfleet.export.tracing import inputs_of, results_of
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["constant_methods", "lower_to_executorch", "make_exported_program"]
-
 aten = torch.ops.aten
 
 _COPIES: Mapping[Any, Any] = MappingProxyType(

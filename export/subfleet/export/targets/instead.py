@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["instead_of"]
-
 _ORDER = (
     "take amax or amin for the largest or smallest value, or a softmax or logsumexp for a smooth choice; nothing that "
     "programs have gives an order"

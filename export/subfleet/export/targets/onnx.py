@@ -28,8 +28,6 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.silence import imported
 
-__all__ = ["OnnxTarget", "add_notes", "training_model"]
-
 aten = torch.ops.aten
 _LEAST_POSITIONS = 8
 """With fewer positions in a channel, the kernel for affine maps spends its time between channels (measured)."""

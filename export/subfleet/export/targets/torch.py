@@ -36,24 +36,6 @@ from subfleet.protocol.tensors import decode_container
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.protocol.transform import DataTransform
 
-__all__ = [
-    "ACTIVATION_FRACTION",
-    "BASE_BYTES",
-    "OPTIMISER_FRACTION",
-    "PARAMETER_FRACTION",
-    "TARGET",
-    "TorchModel",
-    "operator_bytes",
-    "plan_torch",
-    "read_torch_model",
-    "read_torch_request",
-    "read_torch_step",
-    "remove_names",
-    "run_smallest_step",
-    "write_torch_model",
-    "write_torch_program",
-]
-
 TARGET = "torch"
 _MAX_BODY_BYTES = 2**20
 _MAX_BLOCKS = 2**12

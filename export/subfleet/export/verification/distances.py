@@ -13,8 +13,6 @@ from subfleet.export.steps.seeding import SeededRandomness
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 
-__all__ = ["EAGER_FACTOR", "VANISHING", "Distance", "Exact"]
-
 FREE = 2e-5
 """Any result may be off by this fraction of itself: PyTorch's own distance may be small by chance."""
 ROUNDING = 1e-5

@@ -19,22 +19,6 @@ from subfleet.export.steps import Step
 from subfleet.export.verification.distances import EAGER_FACTOR, Distance, Exact
 from subfleet.protocol.errors import ExportError
 
-__all__ = [
-    "ATTEMPTS",
-    "FEW_SAMPLES",
-    "Run",
-    "Trial",
-    "TrialResult",
-    "Verified",
-    "second_step",
-    "seeded_generator",
-    "trials_of",
-    "verify_evaluation",
-    "verify_inference",
-    "verify_training",
-    "verify_trials",
-]
-
 _ANCHOR_DISTANCE = 1e-3
 """Distance of anchors from weights, as a fraction: the proximal term is then about as large as a gradient."""
 
@@ -264,6 +248,15 @@ def verify_trials(run: Run, trials: Iterable[Trial]) -> Verified:
 
 
 def check_result(result: TrialResult, jump: float = 0.0) -> None:
+    """Raise unless every value of a trial lies within its limit.
+
+    Args:
+        result: the trial.
+        jump: relative distance that the step itself may add, see `TrialResult.failures`.
+
+    Raises:
+        ExportError: a value is NaN or infinite in PyTorch, or off by more than its limit.
+    """
     failures = result.failures(jump)
     lost = next((distance for distance in failures if math.isnan(distance.size)), None)
     if lost is not None:

@@ -23,8 +23,6 @@ from subfleet.arrays.codecs.packing import (
 )
 from subfleet.protocol.errors import ProtocolError, TrainingError
 
-__all__ = ["Coder", "Floats", "PlainCoder", "QsgdCoder", "TopKCoder", "Uniform"]
-
 Floats = npt.NDArray[np.float32]
 Uniform = Callable[[int], npt.NDArray[np.float64]]
 """Gives so many fresh numbers from 0 up to, not including, 1."""

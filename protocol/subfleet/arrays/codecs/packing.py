@@ -5,18 +5,6 @@ import numpy.typing as npt
 
 from subfleet.protocol.errors import ProtocolError
 
-__all__ = [
-    "Bytes",
-    "Integers",
-    "Marks",
-    "count_marks_bytes",
-    "count_packed_bytes",
-    "pack",
-    "pack_marks",
-    "unpack",
-    "unpack_marks",
-]
-
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.bool_]

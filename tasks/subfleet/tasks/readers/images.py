@@ -13,8 +13,6 @@ from subfleet.tasks.arrays_file import make_dataset
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.named_dataset import TrainTest
 
-__all__ = ["read_cifar10", "read_cifar100", "read_image_arrays", "read_mnist"]
-
 _LIMIT_BYTES = 2**28
 _IDX_BYTES = 8
 """IDX's type number of unsigned bytes."""

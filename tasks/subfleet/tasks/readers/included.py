@@ -16,19 +16,6 @@ from subfleet.tasks.dataset import Dataset, Inputs, Labels
 from subfleet.tasks.hold_out import hold_out
 from subfleet.tasks.named_dataset import TrainTest
 
-__all__ = [
-    "ATTRIBUTES",
-    "BRIGHTNESSES",
-    "PIXEL_CLASSES",
-    "TOKENS",
-    "read_diabetes",
-    "read_digits",
-    "read_digits_attributes",
-    "read_digits_moments",
-    "read_digits_pixels",
-    "read_digits_tokens",
-]
-
 ATTRIBUTES: tuple[frozenset[int], ...] = (
     frozenset({0, 2, 4, 6, 8}),
     frozenset({2, 3, 5, 7}),

@@ -14,8 +14,6 @@ from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.tokens import character_tokens
 
-__all__ = ["read_femnist", "read_leaf_text"]
-
 _LIMIT_BYTES = 2**30
 _NO_LABEL = -1
 _Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]

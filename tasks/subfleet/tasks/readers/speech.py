@@ -16,8 +16,6 @@ from subfleet.tasks.dataset import NO_OWNER, Dataset
 from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.mel import MelSettings, log_mel
 
-__all__ = ["CLIP_SAMPLES", "KEYWORDS", "MEL", "WORDS", "read_speech_commands", "read_speech_subset"]
-
 CLIP_SAMPLES = 16_000
 """Of one second; shorter clips end in silence, longer ones are cut."""
 MEL = MelSettings()

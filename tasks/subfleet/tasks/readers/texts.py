@@ -13,8 +13,6 @@ from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.tokens import build_vocabulary, character_tokens, split_words, token_windows, word_tokens
 
-__all__ = ["CHARACTER_CONTEXT", "VOCABULARY", "WORD_CONTEXT", "read_characters", "read_roles", "read_wikitext_words"]
-
 CHARACTER_CONTEXT = 80
 """Characters of a sample, as in LEAF's Shakespeare."""
 WORD_CONTEXT = 32

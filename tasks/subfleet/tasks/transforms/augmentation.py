@@ -10,13 +10,6 @@ import numpy.typing as npt
 from subfleet.protocol.training import AugmentationSettings
 from subfleet.tasks.batches import sample_random
 
-__all__ = [
-    "augment",
-    "crop_randomly",
-    "draw_augmentation",
-    "flip_horizontally",
-]
-
 Floats = npt.NDArray[np.float32]
 
 _ROW, _COLUMN, _FLIP = range(3)

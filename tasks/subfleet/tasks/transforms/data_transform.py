@@ -15,8 +15,6 @@ from subfleet.protocol.transform import DataTransform
 from subfleet.tasks.dataset import Dataset, Inputs
 from subfleet.tasks.pictures import MAX_BYTE, load_pillow
 
-__all__ = ["normalise_in_place", "prepare_picture", "transform_dataset", "undo_normalisation"]
-
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[Any]
 """Bytes, or float32."""

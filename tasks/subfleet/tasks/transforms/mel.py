@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MelSettings", "log_mel", "make_mel_filters"]
-
 Floats = npt.NDArray[np.float32]
 
 _BLOCK_CLIPS = 64

@@ -6,17 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "CHARACTERS",
-    "END_OF_LINE",
-    "UNKNOWN",
-    "build_vocabulary",
-    "character_tokens",
-    "split_words",
-    "token_windows",
-    "word_tokens",
-]
-
 Tokens = npt.NDArray[np.int64]
 
 UNKNOWN = "<unk>"

@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-__all__ = ["OF_BLOCKS", "OF_SECTIONS_OR_BLOCKS", "Deep", "block_numbers", "encode_block_numbers", "expand_to_blocks"]
-
 OF_SECTIONS_OR_BLOCKS = ("hidden_widths", "squeezed_widths", "heads")
 """Settings that have one number for each section or one for each block."""
 

@@ -11,8 +11,6 @@ from subfleet.elastic.network import Family
 from subfleet.protocol.bounds import Each, Length
 from subfleet.protocol.limits import Count, Positive
 
-__all__ = ["BlockNumbers", "Counts", "MaybeCounts", "check_image", "check_settings", "check_symbols"]
-
 Counts = Annotated[tuple[Positive, ...], Length(least=1)]
 MaybeCounts = tuple[Positive, ...]
 BlockNumbers = tuple[Annotated[tuple[Count, ...], Each()], ...]

@@ -17,8 +17,6 @@ from subfleet.protocol.limits import Count, Positive
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
-__all__ = ["CONVOLUTION_OPERATORS", "IDENTITY", "SEQUENCE_OPERATORS", "ChoiceCnn", "ChoiceRnn"]
-
 IDENTITY = "identity"
 CONVOLUTION_OPERATORS = (
     "conv1",

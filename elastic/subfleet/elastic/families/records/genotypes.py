@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["CONVOLUTIONS", "LAST_NODE", "STAND_IN", "Edge", "edges_of", "is_passing", "narrow_nodes"]
-
 LAST_NODE = 3
 CONVOLUTIONS = {"nor_conv_1x1": 1, "nor_conv_3x3": 3}
 """ReLU, a convolution of that side, and a norm."""

@@ -14,8 +14,6 @@ from subfleet.protocol.schema import ADDED_LATER
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
-__all__ = ["NasBench201"]
-
 
 def _check_cell(cell: str) -> Iterator[str]:
     edges_of(cell)  # which raises what is wrong with it

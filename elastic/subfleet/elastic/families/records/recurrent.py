@@ -12,8 +12,6 @@ from subfleet.protocol.schema import ADDED_LATER
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
-__all__ = ["Lstm"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols)

@@ -20,8 +20,6 @@ from subfleet.protocol.schema import ADDED_LATER
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
-__all__ = ["Bert", "BertClassifier", "Decoder", "Vit"]
-
 
 def _check_patch(input_shape: tuple[int, ...], patch: int) -> Iterator[str]:
     if any(side % patch for side in input_shape[1:]):

@@ -19,20 +19,6 @@ from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = [
-    "as_exits",
-    "compute_in",
-    "copy_module",
-    "correct_count",
-    "counted_labels",
-    "divergence",
-    "loss_squares",
-    "mutual_divergence",
-    "own_loss",
-    "take_pytorch_step",
-    "tensor_of",
-]
-
 
 def copy_module(module: nn.Module, tensors: Mapping[str, Tensor], precision: torch.dtype) -> nn.Module:
     """Copy a module with the given tensors; each layer keeps its mode.

@@ -23,8 +23,6 @@ from torch.overrides import TorchFunctionMode
 from subfleet.export.layers.random_layers import DRAWS
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["ReplayedRandomness"]
-
 
 class ReplayedRandomness(TorchFunctionMode):
     """Lets layers drop what the given random numbers determine.

@@ -27,8 +27,6 @@ from subfleet.export.steps.step import StepInputs, Student
 from subfleet.protocol.programs import ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["EvaluationReference", "InferenceReference", "TrainingReference"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceReference:

@@ -22,8 +22,6 @@ from subfleet.export.targets.onnx_operators.emitting import (
     ints,
 )
 
-__all__ = ["ELEMENTWISE"]
-
 aten = torch.ops.aten
 
 

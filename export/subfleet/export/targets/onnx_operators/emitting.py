@@ -14,8 +14,6 @@ from subfleet.export.targets.instead import instead_of
 from subfleet.export.tracing import results_of
 from subfleet.protocol.errors import ExportError
 
-__all__ = ["NUMPY_TYPES", "ONNX_TYPES", "Emitter", "Node", "Translation", "arguments", "direct", "dtype_of", "ints"]
-
 ONNX_TYPES: Mapping[torch.dtype, int] = MappingProxyType(
     {torch.float32: 1, torch.int64: 7, torch.bool: 9, torch.float64: 11, torch.int32: 6}
 )

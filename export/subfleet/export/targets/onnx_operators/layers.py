@@ -20,8 +20,6 @@ from subfleet.export.targets.onnx_operators.emitting import (
     ints,
 )
 
-__all__ = ["LAYERS"]
-
 aten = torch.ops.aten
 
 

@@ -19,8 +19,6 @@ from subfleet.export.targets.executorch_program import make_exported_program
 from subfleet.export.targets.xnnpack.graph import XnnpackEmitter, XnnpackGraph, is_floating
 from subfleet.export.targets.xnnpack.operators import HUGE, OPERATORS, is_supported, part, product_by_transposed
 
-__all__ = ["DelegateRegion", "delegate", "prepare", "region_graph", "split_regions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegateRegion:

@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import fx
 
-__all__ = ["Rule", "XnnpackEmitter", "XnnpackGraph", "is_floating"]
-
 _ALIGNMENT = 16
 _UNIONS = ("xnode_union", "xvalue_union")
 

@@ -13,8 +13,6 @@ from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, is_floating
 from subfleet.export.targets.xnnpack.reductions import REDUCTIONS
 
-__all__ = ["HUGE", "OPERATORS", "is_supported", "part", "product_by_transposed"]
-
 aten = torch.ops.aten
 
 _LARGEST_CONSTANT = 1 << 16

@@ -16,8 +16,6 @@ from torch import fx
 from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, XnnpackGraph
 
-__all__ = ["LONGEST_PRODUCT", "REDUCTIONS"]
-
 aten = torch.ops.aten
 
 LONGEST_PRODUCT = 1024
