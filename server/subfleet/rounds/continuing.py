@@ -66,8 +66,8 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
     state = replace(state, failed_attempts=failed_attempts, live=live).enter(Waiting(), now_s)
     if _is_certain(context, state, now_s):
         failure = (
-            f"round {state.round} left nothing to aggregate in {failed_attempts.count} attempts, and another would have "
-            f"the same outcome: {waits_for}; repair these devices, and start the run again"
+            f"round {state.round} left nothing to aggregate in {failed_attempts.count} attempts, and another would "
+            f"have the same outcome: {waits_for}; repair these devices, and start the run again"
         )
         return state.fail(failure, now_s)
     tried, limit_s = state.run_attempt - times.since_attempt, context.config.deadlines.retry_s
