@@ -52,9 +52,9 @@ class Ended:
         return float(self.summary.get("accuracy") or 0.0)
 
     @property
-    def retries(self) -> int:
+    def failed_attempts(self) -> int:
         """Of all rounds."""
-        return sum(int(one.get("retries", 0)) for one in self.summary.get("rounds", ()))
+        return sum(int(one.get("failed_attempts", 0)) for one in self.summary.get("rounds", ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class ByProcesses:
             str(self.rounds),
             str(len(self.beside)),
             f"**no**: {failed} runs" if failed else "yes",
-            str(sum(one.retries for one in self.beside)),
+            str(sum(one.failed_attempts for one in self.beside)),
             "0",
             f"{self.minutes:.1f}",
         )

@@ -137,7 +137,7 @@ def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: Laz
 
 
 def test_it_takes_next_to_no_logical_time(calm: BatchResult) -> None:
-    assert calm.logical_seconds < 1.0, "no retry, no heartbeat, no deadline took part"
+    assert calm.logical_seconds < 1.0, "no attempt, no heartbeat, no deadline took part"
     assert calm.turns < 50
 
 
