@@ -52,10 +52,7 @@ def run_processes(
         SubfleetError: the data or devices of the run cannot be read.
     """
     observer = GuardedObserver(observer)
-    if attackers := [device.id for device in run.fleet.devices if device.attack is not None]:
-        raise ConfigError(
-            f"the device {attackers[0]!r} has an attack, but client processes support none; run it with --host batch"
-        )
+    _refuse_attacks(run)
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
     gathered = gather_run(run)
     files = write_files(gathered, folder)
@@ -86,6 +83,13 @@ def run_processes(
             figures=lambda: compute_figures(collect_gallery(server), result, tiers),
             trial=lambda models: evaluate_models(models, files.test),
             file_of=lambda model: find_fetched_model(folder, result.run_id, model),
+        )
+
+
+def _refuse_attacks(run: Run) -> None:
+    if attackers := [device.id for device in run.fleet.devices if device.attack is not None]:
+        raise ConfigError(
+            f"the device {attackers[0]!r} has an attack, but client processes support none; run it with --host batch"
         )
 
 
