@@ -67,7 +67,7 @@ def test_the_commands_are_those_that_there_are() -> None:
     told = rows("Commands")
     group = typer.main.get_group(app)
     assert told["subfleet"] == sorted(group.commands)
-    assert told["subfleet-edge"] == sorted(options._COMMANDS)
+    assert told["subfleet-edge"] == sorted(options.COMMANDS)
 
 
 def test_the_versions_are_those_on_the_wire() -> None:

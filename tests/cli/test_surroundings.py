@@ -99,7 +99,7 @@ def test_a_console_that_cannot_show_everything_is_given_replacements(console: di
     done = run((sys.executable, "-c", EVERY_HELP), tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("? ? after ")
-    for name in ("", *options._COMMANDS):
+    for name in ("", *options.COMMANDS):
         helped = run((sys.executable, "-m", COMMANDS[1], *name.split(), "--help"), tmp_path, environment=environment)
         assert (helped.returncode, helped.stderr) == (0, "")
 

@@ -16,6 +16,7 @@ from subfleet.export.layers import LAYERS
 from subfleet.export.layers.functions import FUNCTIONS
 from subfleet.export.layers.random_layers import DRAWS, RANDOMNESS
 from subfleet.export.steps import Step
+from subfleet.export.steps.reference.replayed_randomness import RANDOM_LAYERS
 from subfleet.export.steps.reference.step_references import InferenceReference, TrainingReference
 from subfleet.export.verification.verifying import second_step
 from subfleet.protocol.errors import ExportError
@@ -87,11 +88,9 @@ def test_layers_drop_what_the_step_says() -> None:
 
 def test_every_layer_of_ours_that_draws_has_its_reference() -> None:
     """A replacement that takes randomness, and no entry here, would be compared with PyTorch's own random numbers."""
-    from subfleet.export.steps.reference.replayed_randomness import _RANDOM_LAYERS
-
     drawing = {function for function, layer in LAYERS.items() if "refuse" not in layer.__qualname__}
     deterministic = {functional.rms_norm, *FUNCTIONS, *RANDOMNESS.keys() - DRAWS.keys()}
-    assert drawing - deterministic <= {*_RANDOM_LAYERS, *DRAWS}
+    assert drawing - deterministic <= {*RANDOM_LAYERS, *DRAWS}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -164,7 +163,7 @@ class Locked(nn.Module):
         self.lock = threading.Lock() if has_lock else None
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch._C.DisableTorchFunction():
+        with torch.DisableTorchFunction():
             made: Tensor = self.layer(x.float())
         return made
 

@@ -202,7 +202,7 @@ def test_every_other_command_reports_to_nobody(played: tuple[Path, Outcome]) -> 
 
 def test_every_command_is_among_them() -> None:
     lines = [*COMMANDS, "subfleet run run.toml", "subfleet serve", "subfleet-edge join", "subfleet runs replay"]
-    names = [f"subfleet-edge {name}" for name in options._COMMANDS]
+    names = [f"subfleet-edge {name}" for name in options.COMMANDS]
     for name, command in typer.main.get_group(app).commands.items():
         names += [f"subfleet {name} {own}" for own in getattr(command, "commands", ())] or [f"subfleet {name}"]
     assert [name for name in names if not any(line.startswith(name) for line in lines)] == []

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from protocol.test_messages import _ROUND
+from protocol.test_messages import ROUND
 
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.input_statistics import InputStatistics
@@ -28,7 +28,7 @@ TOLD = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.25, devi
 def test_who_tells_nothing_is_understood_by_those_who_know_no_statistics() -> None:
     plain = json.loads(encode(PROFILE))
     assert not plain.keys() & {"inputs", "sizes_differ"}
-    assert "sample_bytes" not in json.loads(encode(_ROUND))
+    assert "sample_bytes" not in json.loads(encode(ROUND))
 
 
 def test_statistics_travel_as_they_are() -> None:
@@ -55,6 +55,6 @@ def test_absurd_statistics_are_refused_as_a_message(wrong: dict[str, object]) ->
 
 
 def test_a_sample_that_takes_more_than_any_device_has_is_refused() -> None:
-    plain = json.loads(encode(_ROUND))
+    plain = json.loads(encode(ROUND))
     with pytest.raises(ProtocolError, match="sample_bytes is"):
         decode(json.dumps({**plain, "sample_bytes": 2**40}).encode())

@@ -40,7 +40,7 @@ _JSON = st.recursive(
 
 
 _BLOB = BlobRef(sha256="0" * 64, size_bytes=1)
-_ROUND = RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0)
+ROUND = RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0)
 
 
 def _decodes_or_refuses(payload: bytes) -> None:
@@ -251,14 +251,14 @@ def test_a_message_above_the_limit_is_refused_before_it_is_parsed() -> None:
 
 @pytest.mark.parametrize("count", [True, 1.0, "1", None, 2**63])
 def test_a_count_is_a_whole_number_of_64_bits(count: object) -> None:
-    plain = json.loads(encode(_ROUND))
+    plain = json.loads(encode(ROUND))
     with pytest.raises(ProtocolError, match=r"round is .*, but must be a whole number"):
         decode(json.dumps({**plain, "round": count}).encode())
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_number_that_is_not_finite_is_neither_sent_nor_taken(number: float) -> None:
-    message = _ROUND
+    message = ROUND
     plain = json.loads(encode(message))
     with pytest.raises(ProtocolError):
         decode(json.dumps({**plain, "log_time_s": number}).encode())

@@ -1,7 +1,9 @@
 """Fakes around a real server: an exporter without programs, devices without trainers, time that tests move."""
 
 import json
+import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -11,11 +13,12 @@ from typing import Any
 import numpy as np
 from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 
+from subfleet.elastic.axes import factors_of
 from subfleet.elastic.building import network_of
-from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
+from subfleet.elastic.size_table import SizeTable
 from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal
@@ -64,11 +67,15 @@ def config(**changes: Any) -> Run:
 
 def estimates_of(network: Network, bytes_per_parameter: int = 16) -> MemoryEstimates:
     """Cost estimates that go by parameters alone."""
-    costs = Costs(network)
+    sizes, tensors = SizeTable(network), Counter[int]()
+    for decl in network.tensors.values():
+        factors = [own for dim, size in zip(decl.axes, decl.shape, strict=True) for own in factors_of(dim, size)]
+        number = math.prod(factor for factor in factors if isinstance(factor, int))
+        tensors[sizes.column(number, Counter(factor for factor in factors if isinstance(factor, str)), decl.part)] += 1
     return MemoryEstimates(
-        columns=costs._columns,
-        held=bytes_per_parameter * costs._counts[:, 0],
-        peaks=np.zeros((0, len(costs._counts))),
+        columns=sizes.columns(),
+        held=bytes_per_parameter * np.array([tensors[column] for column in range(len(sizes))], dtype=np.float64),
+        peaks=np.zeros((0, len(sizes))),
         parts=(),
         factor=1.0,
         base_bytes=1000.0,

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sql
 
-from subfleet.journal import database
 from subfleet.journal.database import DATABASE_NAME, open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.errors import FileError
@@ -87,11 +86,8 @@ def test_a_folder_that_is_not_there_is_sqlites_own_words(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_database_that_another_holds_is_sqlites_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reads: bool
-) -> None:
-    monkeypatch.setattr(database, "_PATIENCE_MS", 1)
-    engine = open_database(no_shared_memory(tmp_path))
+def test_a_database_that_another_holds_is_sqlites_own_words(tmp_path: Path, *, reads: bool) -> None:
+    engine = open_database(no_shared_memory(tmp_path), lock_timeout_s=0.001)
     journal = Journal(engine, begin_run(engine, name="one", settings="{}", round_count=9))
     other = sqlite3.connect(f"file:{tmp_path / DATABASE_NAME}?vfs=unix-dotfile", uri=True)
     other.execute("BEGIN EXCLUSIVE")

@@ -1,4 +1,4 @@
-"""Device profiles, resource logs, replay, and generated series."""
+"""Device profiles, resource logs and their replay, and populations of devices."""
 
 from subfleet.device_profiles.logs import LogRow, ResourceLog, read_log, write_log
 from subfleet.device_profiles.processors import detect_packing_width

@@ -1,7 +1,7 @@
-"""Importer of the Ghent 4G/LTE logs, and the join of a bandwidth trace with a memory series into one resource log.
+"""Reads the Ghent 4G/LTE bandwidth traces, and joins a trace with a series of free memory to one resource log.
 
-The logs were measured by van der Hooft et al., "HTTP/2-Based Adaptive Streaming of HEVC Video over 4G/LTE Networks",
-IEEE Communications Letters 20(11), 2016. They are read as a CSV with the columns `trace,t_s,dur_s,dl_mbps`.
+The traces were measured by van der Hooft et al., "HTTP/2-Based Adaptive Streaming of HEVC Video over 4G/LTE Networks",
+IEEE Communications Letters 20(11), 2016. They are read from a CSV file with the columns `trace,t_s,dur_s,dl_mbps`.
 """
 
 import csv
@@ -17,20 +17,16 @@ from subfleet.device_profiles.logs import LogRow
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.readings import Reading
 
-CITATION = (
-    "van der Hooft et al. 2016, HTTP/2-Based Adaptive Streaming of HEVC Video over 4G/LTE Networks, "
-    "IEEE Communications Letters"
-)
 _COLUMNS = ["trace", "t_s", "dur_s", "dl_mbps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandwidthSample:
-    """A rate that held for a while.
+    """A constant rate over a period.
 
     Attributes:
-        t_s: when it began.
-        duration_s: how long it held, above 0.
+        t_s: start of the period, in seconds.
+        duration_s: length of the period, above 0.
         downlink_bps: bits per second towards the device.
     """
 
@@ -40,15 +36,15 @@ class BandwidthSample:
 
 
 def read_ghent(path: Path, trace: str) -> tuple[BandwidthSample, ...]:
-    """Read one trace, such as "report_bus_0001", from the CSV or its gzip.
+    """Read one trace, such as "report_bus_0001", from the CSV file, which may be gzipped.
 
     Raises:
-        FileError: the file cannot be read, is not of that form, or has no such trace.
+        FileError: the file cannot be read, has another format, or lacks the trace.
     """
     reader = _open(path)
     samples = tuple(_parse(cells, f"{path} line {reader.line_num}") for cells in reader if cells and cells[0] == trace)
     if not samples:
-        raise FileError(f"{path} has no trace {trace!r}; look into its first column for the names that it has")
+        raise FileError(f"{path} has no trace {trace!r}; its first column lists the names")
     return samples
 
 
@@ -56,7 +52,7 @@ def list_traces(path: Path) -> tuple[str, ...]:
     """List the names of all traces of a file, in order.
 
     Raises:
-        FileError: as `read_ghent`.
+        FileError: see `read_ghent`.
     """
     return tuple(sorted({cells[0] for cells in _open(path) if cells}))
 
@@ -80,12 +76,15 @@ def _parse(cells: Sequence[str], where: str) -> BandwidthSample:
     except ValueError as error:
         raise FileError(f"{where} must hold a name and three numbers: {error}") from error
     if not (sample.duration_s > 0 and sample.downlink_bps >= 0):
-        raise FileError(f"{where} has duration {duration_s} and rate {rate_mbps}, but must have above 0 and 0 or more")
+        raise FileError(
+            f"{where} has duration {duration_s} and rate {rate_mbps}, but the duration must be above 0 "
+            "and the rate 0 or more"
+        )
     return sample
 
 
 def average_bps(samples: Iterable[BandwidthSample], start_s: float, end_s: float) -> float | None:
-    """Average the rate between two times, weighted by time; None if no sample covers them."""
+    """Average the rate between two times, weighted by duration; None if no sample overlaps them."""
     covered_s = 0.0
     bits = 0.0
     for sample in samples:
@@ -105,19 +104,19 @@ def join_rows(
     uplink_fraction: float = 0.2,
     network: str = "cellular",
 ) -> tuple[LogRow, ...]:
-    """Join a trace from `start_s` on, averaged over each step, with a memory series to rows of a log.
+    """Join a trace, averaged over each step, with a series of free memory to the rows of a log.
 
     Args:
         samples: of one trace.
-        memory_free_bytes: one value a step; their number is the number of rows.
-        start_s: where in the trace the log begins.
+        memory_free_bytes: one value per step, and one row for each.
+        start_s: time within the trace at which the log begins.
         step_s: seconds between two rows, above 0.
-        uplink_fraction: the uplink as a fraction of the downlink, where the trace measured only the downlink.
-        network: kind of link that the rows name.
+        uplink_fraction: the uplink as a fraction of the downlink; the traces contain only the downlink.
+        network: kind of link, written into each row.
     """
     rows = []
-    for place, free in enumerate(memory_free_bytes):
-        at_s = start_s + place * step_s
+    for index, free in enumerate(memory_free_bytes):
+        at_s = start_s + index * step_s
         rate_bps = average_bps(samples, at_s, at_s + step_s)
         reading = Reading(
             memory_free_bytes=free,
@@ -125,5 +124,5 @@ def join_rows(
             uplink_bps=None if rate_bps is None else float(round(rate_bps * uplink_fraction)),
             network=network,
         )
-        rows.append(LogRow(t_s=place * step_s, reading=reading))
+        rows.append(LogRow(t_s=index * step_s, reading=reading))
     return tuple(rows)

@@ -53,7 +53,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the release and end")
     known = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, (help_text, add_options, log_level) in _COMMANDS.items():
+    for name, (help_text, add_options, log_level) in COMMANDS.items():
         command = known.add_parser(
             name,
             help=help_text,
@@ -216,7 +216,7 @@ def _parse_number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"is {text!r}, but must be a number") from None
 
 
-_COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], int]] = MappingProxyType(
+COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], int]] = MappingProxyType(
     {
         "join": ("take part in a fleet: train what fits, until stopped", _add_join, logging.INFO),
         "capture": ("record what this device has to give, as a resource log", _add_capture, logging.WARNING),

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +21,6 @@ from subfleet.protocol.plugins import explain_plugin_error
 
 _LOG = logging.getLogger(__name__)
 
-_PATIENCE_MS = 10_000
-"""How long SQLite waits for a lock on the database."""
 DATABASE_NAME = "subfleet.sqlite"
 METADATA = sql.MetaData()
 
@@ -48,7 +47,7 @@ runs = sql.Table(
     sql.Column("phase", sql.String, nullable=False),
     sql.Column("round", sql.Integer, nullable=False),
     sql.Column("aggregated_round", sql.Integer, nullable=False),
-    sql.Column("retry", sql.Integer, nullable=False),
+    sql.Column("attempt", sql.Integer, nullable=False),
     sql.Column("lost", sql.Integer, nullable=False),
     sql.Column("waits_for", sql.String, nullable=False),
     sql.Column("failure", sql.String, nullable=False),
@@ -58,12 +57,13 @@ state = _values_table("state")
 records = _values_table("records")
 
 
-def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
+def open_database(place: Path | str, *, warns: bool = True, lock_timeout_s: float = 10.0) -> sql.Engine:
     """Open a database, and create missing tables.
 
     Args:
         place: the folder of `subfleet.sqlite`, or an SQLAlchemy URL of another database.
         warns: whether to log a warning if SQLite cannot use its write-ahead log.
+        lock_timeout_s: how long SQLite waits for a lock that another connection holds.
 
     Raises:
         FileError: it cannot be opened, is damaged, or has the tables of another release; it is not changed then.
@@ -72,7 +72,7 @@ def open_database(place: Path | str, *, warns: bool = True) -> sql.Engine:
     with reporting_damage(place):
         try:
             engine = sql.create_engine(url)
-            sql.event.listen(engine, "connect", _configure)
+            sql.event.listen(engine, "connect", partial(_configure, lock_timeout_s))
             sql.event.listen(engine, "handle_error", lambda context: _convert(context, place))
             refused = _enable_log(engine)
             if refused and warns:
@@ -131,11 +131,11 @@ def _check_tables(engine: sql.Engine, place: Path | str) -> None:
             )
 
 
-def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
+def _configure(lock_timeout_s: float, connection: Any, _: ConnectionPoolEntry) -> None:
     """Configure SQLite: every commit is on disk before it returns."""
     if isinstance(connection, sqlite3.Connection):
         cursor = connection.cursor()
-        for pragma in (f"busy_timeout={_PATIENCE_MS}", "synchronous=FULL", "foreign_keys=ON"):
+        for pragma in (f"busy_timeout={lock_timeout_s * 1000:.0f}", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 

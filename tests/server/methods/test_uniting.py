@@ -20,7 +20,7 @@ from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import size_in
-from subfleet.methods import AnyMethod, uniting
+from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.clustered import Clustered
 from subfleet.methods.fedadp import FedADP
@@ -121,10 +121,9 @@ def test_networks_that_have_no_union_have_each_their_own() -> None:
     assert begun(context) == ()
 
 
-def test_a_union_that_no_server_can_hold_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that is too large is in none, and the others have theirs."""
-    monkeypatch.setattr(uniting, "_MOST_PARAMETERS", 500)
-    (union,) = begun(context_of(FlexiFed(choice="declared")), WIDE, SMALL)
+def test_a_network_that_no_server_can_hold_is_in_no_union() -> None:
+    huge = replace(SMALL, widths=(8192,), depths=(3,))  # 400 million parameters
+    (union,) = begun(context_of(FlexiFed(choice="declared")), huge, SMALL)
     assert union.members == (SMALL,)
 
 

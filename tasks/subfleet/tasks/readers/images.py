@@ -13,7 +13,8 @@ from subfleet.tasks.arrays_file import make_dataset
 from subfleet.tasks.dataset import Dataset
 from subfleet.tasks.named_dataset import TrainTest
 
-_LIMIT_BYTES = 2**28
+LIMIT_BYTES = 2**28
+"""The most bytes that one file may take unpacked."""
 _IDX_BYTES = 8
 """IDX's type number of unsigned bytes."""
 _CIFAR_PIXELS = 3 * 32 * 32
@@ -39,7 +40,7 @@ def read_cifar100(paths: Sequence[Path]) -> TrainTest:
 
 def read_image_arrays(paths: Sequence[Path]) -> TrainTest:
     """Read an `.npz` file with uint8 arrays `x_train`, `y_train`, `x_test` and `y_test`, channels last."""
-    check_zip(paths[0], limit_bytes=_LIMIT_BYTES)
+    check_zip(paths[0], limit_bytes=LIMIT_BYTES)
     with np.load(paths[0], allow_pickle=False) as archive:
         return TrainTest(
             train=make_dataset(archive["x_train"], archive["y_train"], str(paths[0])),
@@ -48,7 +49,7 @@ def read_image_arrays(paths: Sequence[Path]) -> TrainTest:
 
 
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    content = read_gzip(path, limit_bytes=_LIMIT_BYTES)
+    content = read_gzip(path, limit_bytes=LIMIT_BYTES)
     if len(content) < 4 or content[:3] != bytes((0, 0, _IDX_BYTES)):
         raise DataError(f"{path.name!r} is no IDX file of bytes; put the right file there")
     header_bytes = 4 + 4 * content[3]
@@ -63,7 +64,7 @@ def _read_cifar(path: Path, *, train: tuple[str, ...], label_bytes: int) -> Trai
     # The test file is the last of the wanted ones in both versions.
     test = "test_batch.bin" if label_bytes == 1 else "test.bin"
     wanted = (*train, test)
-    found = read_tar(path, lambda name: name.rpartition("/")[2] in wanted, limit_bytes=_LIMIT_BYTES)
+    found = read_tar(path, lambda name: name.rpartition("/")[2] in wanted, limit_bytes=LIMIT_BYTES)
     records = {name.rpartition("/")[2]: _split_records(name, content, label_bytes) for name, content in found}
     missing = [name for name in wanted if name not in records]
     if missing:

@@ -128,7 +128,7 @@ class ReplayedRandomness(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call the function."""
-        layer, draw = _RANDOM_LAYERS.get(func), DRAWS.get(func)
+        layer, draw = RANDOM_LAYERS.get(func), DRAWS.get(func)
         if layer is not None:
             return layer(self, func, *args, **(kwargs or {}))
         return (func if draw is None else partial(draw, self.numbers))(*args, **(kwargs or {}))
@@ -272,7 +272,7 @@ def _batch_norm(
     return outputs
 
 
-_RANDOM_LAYERS: Mapping[Any, _Layer] = MappingProxyType(
+RANDOM_LAYERS: Mapping[Any, _Layer] = MappingProxyType(
     {
         functional.dropout: _dropout(0),
         functional.dropout1d: _dropout(1),
