@@ -57,11 +57,9 @@ def build_target_estimates(
     context: RunContext, wanted: CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> TargetEstimates:
     """The estimates of a network on a target; without memory estimates, the target can train nothing."""
-    estimate, space = (
-        _plan_estimates(context, wanted.lineage, wanted.target, memory),
-        context.declared(wanted.lineage).space,
-    )
-    return TargetEstimates(memory=memory, candidates=tuple(map(estimate, space)), problem=problem)
+    estimate = _plan_estimates(context, wanted.lineage, wanted.target, memory)
+    candidates = tuple(map(estimate, context.declared(wanted.lineage).space))
+    return TargetEstimates(memory=memory, candidates=candidates, problem=problem)
 
 
 def _request(target: str, lineage: Lineage) -> CostRequest:
