@@ -136,15 +136,17 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
             clock=clock,
             samples=gathered.evaluation,
         )
-        topics = Topics(gathered.run.fleet.name)
-        devices = []
-        for client in gathered.devices:
-            trainer = (trainers or {}).get(client.client_id) or shared[client.runtime]
-            trainer = trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
-            wrap = (links or {}).get(client.client_id)
-            plain = broker.client(client.client_id)
-            transport = plain if wrap is None else wrap(plain)
-            devices.append(_BatchDevice(client, trainer, transport, topics, folder, clock))
+        devices = [
+            _BatchDevice(
+                client,
+                _choose_trainer(client, {**shared, **(trainers or {})}),
+                (links or {}).get(client.client_id, _keep)(broker.client(client.client_id)),
+                Topics(gathered.run.fleet.name),
+                folder,
+                clock,
+            )
+            for client in gathered.devices
+        ]
         batch = _Batch(
             server=server, devices=devices, link=link, history=history, clock=clock, stop=stop or threading.Event()
         )
@@ -169,6 +171,16 @@ def _prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
     )
     attacked = any(client.attack is not None for client in gathered.devices)
     return replace(run, data=settings, outliers=run.outliers.emulated(attacked=attacked))
+
+
+def _choose_trainer(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
+    """The client's own trainer, or that of its runtime; an attacker's is wrapped."""
+    trainer = trainers.get(client.client_id) or trainers[client.runtime]
+    return trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
+
+
+def _keep(link: Transport) -> Transport:
+    return link
 
 
 def _choose_scratch_folder() -> Path:
