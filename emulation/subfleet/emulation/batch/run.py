@@ -127,14 +127,9 @@ def run_batch(  # noqa: PLR0913 - replaceable parts of a run
         evaluation = folder / "evaluation.npz"
         tasks.write_npz(evaluation, gathered.evaluation)
         link, history = CountingTransport(broker.client("server")), _History(observer or Unobserved())
+        run, state = _prepare_run(gathered, evaluation), folder / "server"
         server = Server(
-            _prepare_run(gathered, evaluation),
-            link,
-            history,
-            state_folder=folder / "server",
-            exports=exports,
-            clock=clock,
-            samples=gathered.evaluation,
+            run, link, history, state_folder=state, exports=exports, clock=clock, samples=gathered.evaluation
         )
         devices = [
             _BatchDevice(
