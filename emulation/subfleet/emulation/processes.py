@@ -81,7 +81,7 @@ def run_processes(
             observer,
             figures=lambda: compute_figures(collect_gallery(server), result, tiers),
             trial=lambda models: evaluate_models(models, files.test),
-            file_of=lambda model: _fetched(folder, result.run_id, model),
+            file_of=lambda model: find_fetched_model(folder, result.run_id, model),
         )
 
 
@@ -122,7 +122,7 @@ def _state_folder(folder: Path, client_id: str) -> Path:
     return folder / "devices" / client_id
 
 
-def _fetched(folder: Path, run_id: str, model: DeployedModel) -> Path:
+def find_fetched_model(folder: Path, run_id: str, model: DeployedModel) -> Path:
     """The model file that the device itself has fetched."""
     fetched = _state_folder(folder, model.client_id) / "models" / run_id / f"model{model.path.suffix}"
     if model.status != "deployed" or not fetched.exists():
