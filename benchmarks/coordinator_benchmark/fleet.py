@@ -99,9 +99,9 @@ class Fleet:
 
     def measures(self, state: RunState) -> None:
         """Everybody tells what it can give, once in each try of a round; some say besides that they are there."""
-        if state.phase != "measure" or self._told == (state.round, state.retry):
+        if state.phase != "measure" or self._told == (state.round, state.attempt):
             return
-        self._told = (state.round, state.retry)
+        self._told = (state.round, state.attempt)
         for place, name in enumerate(self.names):
             self.waiting.append(self._telemetry(state, name))
             if place % 10 == 0:
@@ -125,7 +125,7 @@ class Fleet:
             log_time_s=0.0,
             reading=reading,
             memory_budget_bytes=memory_bytes,
-            retry=state.retry,
+            attempt=state.attempt,
         )
 
     def take(self, state: RunState, action: Action) -> None:

@@ -93,14 +93,14 @@ class Played:
         accuracy: mean accuracy of the honest members' models on the server's samples; 0 without a result.
         rounds: that closed.
         wanted: rounds that the run was to have.
-        retries: rounds that were tried again, each try once.
+        failed_attempts: attempts of rounds that aggregated nothing.
         failure: why it did not end; empty where it did.
     """
 
     accuracy: float
     rounds: int
     wanted: int
-    retries: int = 0
+    failed_attempts: int = 0
     failure: str = ""
 
 
@@ -254,5 +254,5 @@ def played(game: Game, exports: LazyExports) -> Played:
         accuracy=told["tiers"]["honest"] or 0.0,
         rounds=len(result.rounds),
         wanted=run.total_rounds,
-        retries=sum(record.retries for record in result.rounds),
+        failed_attempts=sum(record.failed_attempts for record in result.rounds),
     )

@@ -52,9 +52,9 @@ class Ended:
         return float(self.summary.get("accuracy") or 0.0)
 
     @property
-    def retries(self) -> int:
+    def failed_attempts(self) -> int:
         """Of all rounds."""
-        return sum(int(one.get("retries", 0)) for one in self.summary.get("rounds", ()))
+        return sum(int(one.get("failed_attempts", 0)) for one in self.summary.get("rounds", ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class ByProcesses:
             str(self.rounds),
             str(len(self.beside)),
             f"**no**: {failed} runs" if failed else "yes",
-            str(sum(one.retries for one in self.beside)),
+            str(sum(one.failed_attempts for one in self.beside)),
             "0",
             f"{self.minutes:.1f}",
         )
@@ -155,7 +155,7 @@ def _ended(method: str, folder: Path, rounds: int, seed: int, *, liars: bool) ->
         for device in game.devices:
             name = device.client_id
             command = _member(name, broker, files, folder)
-            arguments = command.arguments()
+            arguments = command.build_arguments()
             if name in LIARS:
                 arguments = [sys.executable, str(_LIAR), *_liar_arguments(command)]
             processes[name] = _started(stack, arguments, folder / f"{name}.txt")

@@ -13,7 +13,7 @@ MOST_LOST = 0.02
 """Of accuracy, that honest members may lose by liars: the mean over seeds."""
 _HEADS = (
     *("method", "without liars %", "with liars %", "difference (points)", "worst seed (points)", "rounds", "seeds"),
-    *("all rounds closed", "retries", "restarts"),
+    *("all rounds closed", "failed attempts", "restarts"),
 )
 
 
@@ -28,7 +28,7 @@ class ProcessPlayed(Protocol):
 
 PROCESS_HEADS = (
     *("method", "without liars %", "with liars %", "difference (points)", "worst seed (points)", "rounds", "seeds"),
-    *("all ended by themselves", "retries", "restarts", "minutes"),
+    *("all ended by themselves", "failed attempts", "restarts", "minutes"),
 )
 
 
@@ -42,7 +42,7 @@ class Row:
         differences: what liars added to it, by seed; below 0 where honest members lost.
         rounds: of a run.
         closed: whether every run ended with all of its rounds.
-        retries: of rounds, over all seeds, with liars.
+        failed_attempts: of rounds, over all seeds, with liars.
         failures: why runs did not end.
     """
 
@@ -52,7 +52,7 @@ class Row:
     differences: tuple[float, ...]
     rounds: int
     closed: bool
-    retries: int
+    failed_attempts: int
     failures: tuple[str, ...]
 
     @property
@@ -81,7 +81,7 @@ def row_of(method: str, without: Sequence[Played], beside: Sequence[Played]) -> 
         differences=tuple(two.accuracy - one.accuracy for one, two in zip(without, beside, strict=True)),
         rounds=beside[0].wanted,
         closed=all(one.rounds == one.wanted for one in runs),
-        retries=sum(one.retries for one in beside),
+        failed_attempts=sum(one.failed_attempts for one in beside),
         failures=tuple(one.failure for one in runs if one.failure),
     )
 
@@ -111,7 +111,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     shares = (f"{100 * row.without:.1f}", f"{100 * row.beside:.1f}", _points(row.difference), _points(worst))
     closed = "yes" if row.closed else "**no**"
     # Server and members are in one process: what would need a restart ends the run.
-    return (row.method, *shares, str(row.rounds), str(len(row.differences)), closed, str(row.retries), "0")
+    return (row.method, *shares, str(row.rounds), str(len(row.differences)), closed, str(row.failed_attempts), "0")
 
 
 def _points(difference: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 from search_benchmark.spaces import Case
-from subfleet.elastic.spaces import Genes
+from subfleet.elastic.spaces import Genes, SearchSpace
 from subfleet.search.query import Query, fit_of
 
 __all__ = ["most_found"]
@@ -45,6 +45,16 @@ def most_found(case: Case, query: Query, starts: Sequence[Genes], *, trials: int
         if rng.random() < _CROSSED:
             genes = tuple(rng.choice(pair) for pair in zip(genes, rng.choice(known), strict=True))
         for _ in range(rng.randint(1, _MOST_MUTATIONS)):
-            genes = space.mutate(genes, rng)
+            genes = _mutate(space, genes, rng)
         look(space.canonical(genes))
     return max(everyone.values())
+
+
+def _mutate(space: SearchSpace, genes: Genes, rng: Random) -> Genes:
+    """Move a random gene that has several options one step up or down."""
+    open_genes = [index for index, gene in enumerate(space.genes) if len(gene.options) > 1]
+    if not open_genes:
+        return genes
+    chosen = rng.choice(open_genes)
+    steps = [step for step in (-1, 1) if 0 <= genes[chosen] + step < len(space.genes[chosen].options)]
+    return (*genes[:chosen], genes[chosen] + rng.choice(steps), *genes[chosen + 1 :])

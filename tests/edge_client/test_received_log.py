@@ -24,13 +24,13 @@ def told(caplog: pytest.LogCaptureFixture, *messages: Message) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def skip(number: int = 1, why: str = WHY, retry: str = "") -> Ack:
-    of = f"telemetry.s1.run.{number}{retry}"
+def skip(number: int = 1, why: str = WHY, attempt: str = "") -> Ack:
+    of = f"telemetry.s1.run.{number}{attempt}"
     return Ack(of=of, status="accepted", reason=why, message_id=f"skipped/{of}")
 
 
 def test_an_announcement_is_told_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
-    again = replace(announce(1), retry=2, message_id="run/1.2/measure")
+    again = replace(announce(1), attempt=2, message_id="run/1.2/measure")
     beacons = [announce(1, deadline) for deadline in ("measure", "train") for _ in range(27)]
     assert told(caplog, *beacons, again, again, announce(2)) == [
         "run run round 1 of 3: measure",
@@ -46,7 +46,7 @@ def test_why_a_device_has_no_task_is_told_once_until_it_changes_or_there_was_one
     messages = (
         *(announce(1), Ack(of="telemetry.s1.run.1", status="accepted"), skip(1), skip(1)),
         *(announce(2), skip(1, "late"), skip(2), skip(2, "its link is \x1b[2J slow")),
-        *(announce(3), train_task("t", 3), skip(3, "its link is \x1b[2J slow"), skip(3, "x", retry=".1")),
+        *(announce(3), train_task("t", 3), skip(3, "its link is \x1b[2J slow"), skip(3, "x", attempt=".1")),
     )
     lines = [line for line in told(caplog, *messages) if "no task" in line]
     assert lines == [

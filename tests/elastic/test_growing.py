@@ -187,7 +187,7 @@ def test_unions_go_by_numbers_and_not_by_places() -> None:
     one = insert_block(first, section=0, after=0, sizes={"hidden_widths": 12})
     other = replace(first, widths=(12,), depths=(4,), hidden_widths=(8, 4, 4, 16))
     assert unite_families([first, other]) == replace(other, hidden_widths=(8, 8, 4, 16))
-    with pytest.raises(ConfigError, match=r"blocks \[1, 2, 3\] of section 0 in orders that contradict each other"):
+    with pytest.raises(ConfigError, match=r"blocks \[1, 2, 3\] of section 0 in contradictory orders"):
         unite_families([one, other])
     beside = replace(first, depths=(3,), block_numbers=((0, 1, 5),), hidden_widths=(4, 4, 4))
     assert unite_families([one, beside]) == replace(
@@ -198,7 +198,7 @@ def test_unions_go_by_numbers_and_not_by_places() -> None:
     open_ones = replace(first, hidden_widths=(), widths=(16,))
     assert unite_families([open_ones, other]) == replace(other, widths=(16,), hidden_widths=(16, 16, 4, 16))
     swapped = replace(first, depths=(3,), hidden_widths=(), block_numbers=((0, 2, 1),))
-    with pytest.raises(ConfigError, match=r"'section0\.block1'\], which stand there as \['section0\.block1'"):
+    with pytest.raises(ConfigError, match=r"'section0\.block1'\], but there the order is \['section0\.block1'"):
         size_in(network_of(replace(swapped, block_numbers=())), network_of(swapped))
 
 

@@ -160,7 +160,7 @@ def test_layers_of_their_sections_widths_compute_the_same_with_axes_of_their_own
     # What has layers of two widths is a size of the one whose layers are apart, and of no other.
     narrow = network_of(replace(VGG, layer_widths=(2, 3, 4)))
     size_in(other, narrow)
-    with pytest.raises(ConfigError, match=r"its layers of section 0 give \[2, 3, 4\] channels, but there all give as"):
+    with pytest.raises(ConfigError, match=r"its layers of section 0 have \[2, 3, 4\] channels, but there all have"):
         size_in(one, narrow)
 
 

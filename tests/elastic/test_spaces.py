@@ -137,18 +137,13 @@ def test_submodels_of_other_spaces_are_refused() -> None:
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_a_mutation_moves_one_gene_by_one_step(space: SearchSpace) -> None:
-    rng = Random(1)
-    for _ in range(20):
-        genes = space.random(rng)
-        moved = [abs(new - old) for new, old in zip(space.mutate(genes, rng), genes, strict=True)]
-        assert sorted(moved)[-2:] in ([0, 1], [1])
+def test_draws_follow_from_the_seed(space: SearchSpace) -> None:
     assert space.random(Random(7)) == space.random(Random(7))
 
 
-def test_a_gene_without_a_choice_does_not_mutate() -> None:
+def test_a_space_without_a_choice_has_one_submodel() -> None:
     space = search_space(network_of(MLP), (1,), width="network", depth="whole")
-    assert space.mutate(space.largest, Random(0)) == space.largest == space.smallest
+    assert space.largest == space.smallest
 
 
 def test_kernels_are_cut_to_centres() -> None:

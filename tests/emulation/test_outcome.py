@@ -1,4 +1,4 @@
-"""What an experiment leaves behind, whatever becomes of the devices' own models."""
+"""The results of a run are written even if devices' models are missing."""
 
 import json
 from pathlib import Path

@@ -179,7 +179,9 @@ _SERVERS: dict[str, st.SearchStrategy[Any]] = {
     "deadline_s": st.floats(0, 1e9),
 }
 """What devices compose ids of, and wait for."""
-_ROUNDS: dict[str, st.SearchStrategy[Any]] = dict.fromkeys(("round", "round_count", "retry"), st.integers(0, 2**31 - 1))
+_ROUNDS: dict[str, st.SearchStrategy[Any]] = dict.fromkeys(
+    ("round", "round_count", "attempt"), st.integers(0, 2**31 - 1)
+)
 
 
 @st.composite

@@ -41,7 +41,7 @@ DECODED = frozenset(
     }
 )
 """Which a decoder refuses beyond a range of their own."""
-COMPARED = frozenset({"round", "retry", "indices", "size", "start", "modulus", "offset", "groups", "order"})
+COMPARED = frozenset({"round", "attempt", "indices", "size", "start", "modulus", "offset", "groups", "order"})
 """With what is known: an odd one names nothing, or describes no submodel."""
 SHAPES = frozenset({"input_shape", "other_input_shapes"})
 """With the run's."""

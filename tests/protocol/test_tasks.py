@@ -72,10 +72,10 @@ def test_the_bytes_of_a_task_are_fixed() -> None:
         *(architecture % b"w1 d1", program, second),
     )
     settings = canonical_json(TrainingSettings())
-    assert encode(score_task(retry=2, classes=("b", "a"))) == (
-        b'{"budget":{"downlink_bytes":null,"memory_bytes":1000,"uplink_bytes":null},'
+    assert encode(score_task(attempt=2, classes=("b", "a"))) == (
+        b'{"attempt":2,"budget":{"downlink_bytes":null,"memory_bytes":1000,"uplink_bytes":null},'
         b'"classes":["b","a"],"client_id":"pi","deadline_s":60.0,"kind":"task","message_id":"m-s1",'
-        b'"planned_peak_bytes":500,"retry":2,"round":1,"run_id":"run","schema":3,"submodels":%s,"task_id":"s1","transform":null,'
+        b'"planned_peak_bytes":500,"round":1,"run_id":"run","schema":3,"submodels":%s,"task_id":"s1","transform":null,'
         b'"work":{"batches":2,"settings":%s,"type":"score"}}' % (candidates, settings)
     )
 

@@ -79,7 +79,7 @@ def joined(context: RunContext, state: RunState, name: str, now_s: float) -> Run
 
 
 def telemetry(
-    context: RunContext, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES, *, retry: int = 0
+    context: RunContext, name: str, round_number: int = 1, memory_bytes: int = PLENTY_BYTES, *, attempt: int = 0
 ) -> Telemetry:
     return Telemetry(
         client_id=name,
@@ -89,7 +89,7 @@ def telemetry(
         log_time_s=0.0,
         reading=Reading(memory_free_bytes=memory_bytes),
         memory_budget_bytes=memory_bytes,
-        retry=retry,
+        attempt=attempt,
     )
 
 

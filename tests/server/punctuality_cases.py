@@ -49,7 +49,7 @@ def missed(state: RunState, name: str, duty: Duty = "training") -> int:
 def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     """These tell what they can give, and whoever is chosen is sent a task."""
     for name in names or CLIENTS:
-        state, _ = step(context, state, telemetry(context, name, state.round, retry=state.retry), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)
     assert state.phase == "train"
     for name, client in sorted(state.clients.items()):
         if client.stage == "preparing":

@@ -48,7 +48,7 @@ def attempt(context: RunContext, state: RunState, answers: Answers) -> RunState:
     assert state.phase == "measure"
     now_s = state.live.entered_s
     for name in answers:
-        state, _ = step(context, state, telemetry(context, name, state.round, retry=state.retry), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)
     if state.phase == "measure":
         state, _ = step(context, state, Tick(), now_s + context.config.deadlines.measure_s)
     for name, (reason, detail) in answers.items():
@@ -75,9 +75,9 @@ def test_every_reason_of_the_wire_has_one_answer_with_a_name_that_tables_know() 
 @pytest.mark.parametrize("reason", ["data", "diverged"])
 def test_where_every_device_fails_for_good_the_run_ends_after_the_second_attempt(reason: RefusalReason) -> None:
     state = attempt(PLAN, measuring(PLAN), all_say(reason, "label 12 of 10"))
-    assert (state.phase, state.retry) == ("waiting", 1)
+    assert (state.phase, state.attempt) == ("waiting", 1)
     state = attempt(PLAN, state, all_say(reason, "label 12 of 10"))
-    assert (state.phase, state.retry) == ("failed", 2)
+    assert (state.phase, state.attempt) == ("failed", 2)
     assert state.failure == (
         "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: "
         f"ada, bob, cyd refused: {reason}: label 12 of 10; repair these devices, and start the run again"
@@ -90,9 +90,9 @@ def test_a_program_that_no_device_can_run_ends_the_run_once_every_size_was_tried
     state = measuring(PLAN)
     for number in (1, 2):
         state = attempt(PLAN, state, all_say(reason, f"no kernel {number}"))
-        assert (state.phase, state.retry) == ("waiting", number)
+        assert (state.phase, state.attempt) == ("waiting", number)
     state = attempt(PLAN, state, all_say(reason, "nothing was given"))
-    assert (state.phase, state.retry) == ("failed", 3)
+    assert (state.phase, state.attempt) == ("failed", 3)
     assert {client.stage for client in state.clients.values()} == {"skipped"}
     assert f"ada, bob, cyd refused: {reason}: no kernel 2;" in state.failure
 
@@ -102,7 +102,7 @@ def test_what_may_pass_is_waited_for(reason: RefusalReason) -> None:
     state = measuring(PLAN)
     for number in range(1, 6):
         state = attempt(PLAN, state, all_say(reason))
-        assert (state.phase, state.retry) == ("waiting", number)
+        assert (state.phase, state.attempt) == ("waiting", number)
 
 
 def test_what_is_unclear_lasts_where_it_is_said_again_in_the_same_words() -> None:
@@ -158,7 +158,7 @@ def test_a_healthy_device_that_joins_before_the_second_attempt_has_ended_brings_
 def test_a_device_that_starts_anew_is_given_two_attempts_again() -> None:
     state = attempt(PLAN, measuring(PLAN), all_say("data"))
     state, _ = step(PLAN, state, replace(profile("ada"), session_id="ada-2"), state.live.entered_s)
-    assert set(state.tries.failing) == {"bob", "cyd"}
+    assert set(state.failed_attempts.failing) == {"bob", "cyd"}
     state = attempt(PLAN, state, all_say("data"))
     assert state.phase == "waiting"
 
@@ -172,7 +172,7 @@ def test_who_is_not_drawn_has_not_failed_and_has_not_mended() -> None:
         for name, client in state.clients.items():
             drawn[name] += client.stage == "refused"
         assert (state.phase == "failed") == (min(drawn.values()) >= 2)
-        assert state.retry < 30
+        assert state.attempt < 30
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_devices_that_can_take_no_part_as_long_as_they_are_what_they_are_end_the
         state, _ = step(PLAN, state, replace(profile(name), **changes), 1.0)
     for number in (1, 2):
         state = attempt(PLAN, state, all_say("data"))
-        assert state.retry == number
+        assert state.attempt == number
     assert state.phase == "failed"
     assert words in state.failure
 
@@ -202,7 +202,7 @@ def test_a_device_that_is_not_available_now_is_waited_for() -> None:
         if state.phase == "waiting":
             state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
         for name in CLIENTS:
-            told = telemetry(PLAN, name, state.round, retry=state.retry)
+            told = telemetry(PLAN, name, state.round, attempt=state.attempt)
             told = replace(told, reading=replace(told.reading, available=False))
             state, _ = step(PLAN, state, told, state.live.entered_s)
         assert state.phase == "waiting"
@@ -216,7 +216,7 @@ def test_sizes_that_cannot_be_exported_end_the_run_with_the_reason_that_the_expo
         if state.phase == "waiting":
             state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
         for name in CLIENTS:
-            state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.live.entered_s)
+            state, _ = step(PLAN, state, telemetry(PLAN, name, attempt=state.attempt), state.live.entered_s)
         for name in [name for name, client in state.clients.items() if client.stage == "preparing"]:
             state, _ = step(
                 PLAN, state, task_failed(state, name, "export failed: no lowering of Fft"), state.live.entered_s
@@ -230,14 +230,14 @@ def test_updates_that_cannot_be_used_are_the_same_again() -> None:
         if state.phase == "waiting":
             state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
         for name in CLIENTS:
-            state, _ = step(PLAN, state, telemetry(PLAN, name, retry=state.retry), state.live.entered_s)
+            state, _ = step(PLAN, state, telemetry(PLAN, name, attempt=state.attempt), state.live.entered_s)
         for name in CLIENTS:
             state, _ = step(PLAN, state, prepared(PLAN, state, name), state.live.entered_s)
             event = RequestFailed(
                 request=CheckRequest(update=update(PLAN, state, name)), reason="tensor 'a' is not finite"
             )
             state, _ = step(PLAN, state, event, state.live.entered_s)
-        assert state.retry == number
+        assert state.attempt == number
     assert state.phase == "failed"
     assert "refused: tensor 'a' is not finite" in state.failure
 
@@ -249,8 +249,8 @@ def test_the_journal_knows_whose_attempts_came_to_nothing(tmp_path: Path) -> Non
     Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).save(RunState(), state)
     engine = open_database(tmp_path)
     loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
-    assert loaded.tries.failing == state.tries.failing
-    assert {one.times for one in loaded.tries.failing.values()} == {1}
+    assert loaded.failed_attempts.failing == state.failed_attempts.failing
+    assert {one.times for one in loaded.failed_attempts.failing.values()} == {1}
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
     world = World(tmp_path, config(clock=None, rounds=1, deploy_targets=()), fleet(refuse=refuse))
     world.run()
     failure = world.server.state.failure
-    assert world.server.state.retry == 2
+    assert world.server.state.attempt == 2
     assert failure.startswith(
         "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: ada, bob"
     )
@@ -276,6 +276,6 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
     assert "refused: diverged" in said
     broken = False
     world.kill_server()
-    assert world.server.state.tries.failing == {}
+    assert world.server.state.failed_attempts.failing == {}
     world.run()
     assert world.server.state.phase == "finished"

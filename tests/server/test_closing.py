@@ -37,7 +37,7 @@ def answered(context: RunContext, state: RunState, names: Sequence[str], now_s: 
         state = joined(context, state, name, now_s)
     assert state.phase == "measure"
     for name in names:
-        state, _ = step(context, state, telemetry(context, name, state.round, retry=state.retry), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)
     return state
 
 
@@ -126,10 +126,11 @@ def test_where_all_are_far_outside_nobody_is_to_blame() -> None:
     state, _ = after(three, state, 1.0)
     state, actions = trained(three, state, dict.fromkeys(FOUR[1:], 1e6))
     assert not [action for action in actions if isinstance(action, (AggregationRequest, Close))]
-    assert (state.phase, state.round, state.aggregated_round, state.retry) == ("waiting", 2, 1, 1)
+    assert (state.phase, state.round, state.aggregated_round, state.attempt) == ("waiting", 2, 1, 1)
     assert state.outliers.excluded == {}
     assert (
-        "bob, cyd, eve refused: its change of weights is 1e+06 times that of the last rounds" in state.tries.waits_for
+        "bob, cyd, eve refused: its change of weights is 1e+06 times that of the last rounds"
+        in state.failed_attempts.waits_for
     )
 
 
@@ -332,9 +333,9 @@ def test_a_aggregate_that_cannot_be_made_whoever_is_left_out_ends_a_try_and_not_
             RequestFailed(request=AggregationRequest(round=1, clients=()), reason="aggregation failed: MemoryError"),
             3.0,
         )
-    assert (state.phase, state.retry, state.failure) == ("waiting", 1, "")
-    assert "MemoryError" in state.tries.waits_for
+    assert (state.phase, state.attempt, state.failure) == ("waiting", 1, "")
+    assert "MemoryError" in state.failed_attempts.waits_for
     late, actions = step(
         four, state, RequestFailed(request=AggregationRequest(round=1, clients=()), reason="too late"), 4.0
     )
-    assert (late.tries, actions) == (state.tries, ())
+    assert (late.failed_attempts, actions) == (state.failed_attempts, ())

@@ -123,14 +123,14 @@ class Fleet(RuleBasedStateMachine):
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
         number = max(self.state.round - back, 1)
-        self.apply(telemetry(self.context, name, number, memory, retry=self.state.retry))
+        self.apply(telemetry(self.context, name, number, memory, attempt=self.state.attempt))
 
     @rule()
     def everyone_is_there(self) -> None:
         for name in CLIENTS:
             self.presence(name, 1, online=True)
             self.profile(name, CLIENTS.index(name))
-            self.apply(telemetry(self.context, name, max(self.state.round, 1), retry=self.state.retry))
+            self.apply(telemetry(self.context, name, max(self.state.round, 1), attempt=self.state.attempt))
 
     @rule(
         data=st.data(),

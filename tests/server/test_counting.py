@@ -15,7 +15,7 @@ from subfleet.export.requests import EvaluateRequest, TrainRequest
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.networks import NEVER, list_first_turns
+from subfleet.rounds.networks import NEVER, list_first_attempts
 from subfleet.search.queue import SizedProgram
 from subfleet.settings.run import Run
 from subfleet.settings.run_folder import SUMMARY, read_description, read_replay, write_description
@@ -47,11 +47,11 @@ def test_rounds_that_are_played_again_give_programs_when_they_were_given() -> No
         given.append([client.size for client in state.clients.values()])
     smallest, wanted = context.space[0], context.space[1]
     assert given == [[smallest] * 3, [wanted, smallest, smallest], [wanted, smallest, smallest]]
-    turns = list_first_turns(context, state)
+    attempts = list_first_attempts(context, state)
     first = SizedProgram(size=smallest, target="onnx").key
-    assert turns == {first: 2, slow.key: 3, lost.key: NEVER}
+    assert attempts == {first: 2, slow.key: 3, lost.key: NEVER}
 
-    again = replace(context, config=replace(context.config, programs_from=dict(turns)))
+    again = replace(context, config=replace(context.config, programs_from=dict(attempts)))
     fast, _ = asked(again, measuring(again))
     fast = written(again, fast)
     for number, expected in enumerate(given, start=1):
@@ -59,7 +59,7 @@ def test_rounds_that_are_played_again_give_programs_when_they_were_given() -> No
         assert is_aggregating(actions), number
         fast, _ = asked(again, aggregated(again, fast)[0])
         assert [client.size for client in fast.clients.values()] == expected
-    assert list_first_turns(again, fast) == turns
+    assert list_first_attempts(again, fast) == attempts
 
     late, _ = asked(again, measuring(again))
     late, actions = trained(again, late)
@@ -128,14 +128,14 @@ def outcome(world: World) -> Any:
 def test_a_run_whose_networks_were_slow_to_write_is_played_again_to_the_same_bits(tmp_path: Path) -> None:
     settings = config(rounds=6, method=GROWING, evaluation=Evaluations(every=1))
     slow = played(tmp_path / "slow", settings, slow=2, kills=9)
-    _, rounds, evaluations, turns, lineages = expected = outcome(slow)
+    _, rounds, evaluations, attempts, lineages = expected = outcome(slow)
     assert len(lineages) > 2
     assert len({architecture_id for clients in rounds for _, architecture_id, _ in clients}) > 1
     assert len({architecture_id for clients in evaluations for _, architecture_id, _ in clients}) > 1
     assert {status for clients in evaluations for *_, status in clients} == {"evaluated"}, "nobody waited for an export"
     fast = played(tmp_path / "fast", settings)
     assert outcome(fast)[1] != rounds, "when they are written matters"
-    again = replace(settings, programs_from=turns)
+    again = replace(settings, programs_from=attempts)
     assert outcome(played(tmp_path / "again", again)) == expected
 
 
@@ -146,5 +146,5 @@ def test_the_turns_of_a_run_that_is_over_are_read_from_its_folder(tmp_path: Path
         read_replay(tmp_path)
     (tmp_path / SUMMARY).write_text(json.dumps({"programs_from": {"onnx/0": 4}}), encoding="utf-8")
     assert read_replay(tmp_path) == replace(read_description(tmp_path), programs_from={"onnx/0": 4})
-    with pytest.raises(ValueError, match=r"programs_from\.onnx/0 is -1, but must be a turn, or 0 for never"):
+    with pytest.raises(ValueError, match=r"programs_from\.onnx/0 is -1, but must be an attempt, or 0 for never"):
         replace(run, programs_from={"onnx/0": -1})

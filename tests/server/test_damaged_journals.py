@@ -205,7 +205,10 @@ def check_column(tmp_path: Path, written: Written, column: str, *values: object)
         ("state SET value = '{\"type\":\"trai\"}' WHERE part = 'at'", "at has the type 'trai', but must be one of"),
         ("state SET value = x'00'", "state.value is b"),
         ("state SET value = '4' WHERE part = 'round'", "the run is in round 4 after the aggregation of round 1"),
-        ("state SET value = '-1' WHERE part = 'requested_turn'", "counts of rounds and attempts are (2, 0, 0, 0, -1)"),
+        (
+            "state SET value = '-1' WHERE part = 'requested_attempt'",
+            "counts of rounds and attempts are (2, 0, 0, 0, -1)",
+        ),
         ("state SET value = '[{' WHERE part = 'outliers'", "Expecting property name"),
         ("state SET part = 'lasting' WHERE part = 'last'", "'lasting' is no part of a state; known are"),
         ("runs SET settings = '[]'", "'list' object has no attribute"),

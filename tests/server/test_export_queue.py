@@ -196,7 +196,7 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     context = wishing(requested_programs)
     state, (queued,) = asked(context, measuring(context))
     state, _ = step(context, state, written_ahead(state, queued, 777), 3.0)
-    assert (state.queue, state.written[queued.key].facts.planned_peak_bytes, state.written[queued.key].turn) == (
+    assert (state.queue, state.written[queued.key].facts.planned_peak_bytes, state.written[queued.key].run_attempt) == (
         (),
         777,
         1,

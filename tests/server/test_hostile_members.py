@@ -135,7 +135,7 @@ class WithEve(Fleet):
         self.hear(data, self.measured())
 
     def measured(self) -> Telemetry:
-        known = telemetry(self.context, EVE, max(self.state.round, 1), retry=self.state.retry)
+        known = telemetry(self.context, EVE, max(self.state.round, 1), attempt=self.state.attempt)
         reading = replace(known.reading, downlink_bps=1e6, uplink_bps=1e6, latency_s=0.1)
         return replace(known, reading=reading, disk_budget_bytes=10**9)
 

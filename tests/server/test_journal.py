@@ -134,7 +134,7 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("retry", "lost", "waits_for")],
+        *[(f"ALTER TABLE runs DROP COLUMN {name}", name) for name in ("attempt", "lost", "waits_for")],
         ("ALTER TABLE runs ADD COLUMN plans TEXT", "plans"),
         ("ALTER TABLE records ADD COLUMN energy_j REAL", "energy_j"),
     ],

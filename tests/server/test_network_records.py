@@ -29,26 +29,35 @@ WIDER = Lineage(id="m1", config=WIDE, parent="", map=Replicated(), born_round=1,
 DEEPER = Lineage(id="m2", config=deepen_cell(WIDE, CELLS[1]), parent="m1", map=Replicated(), born_round=2)
 
 
-def written(lineage: Lineage, turn: int, *, target: str = "onnx", peak_bytes: int | None = 1000) -> WrittenProgram:
+def written(
+    lineage: Lineage, run_attempt: int, *, target: str = "onnx", peak_bytes: int | None = 1000
+) -> WrittenProgram:
     size = CONTEXT.declared(lineage).space[-1]
     return WrittenProgram(
-        program=SizedProgram(size=size, target=target), facts=ProgramFacts(planned_peak_bytes=peak_bytes), turn=turn
+        program=SizedProgram(size=size, target=target),
+        facts=ProgramFacts(planned_peak_bytes=peak_bytes),
+        run_attempt=run_attempt,
     )
 
 
 def state_of(
-    *programs: WrittenProgram, lineages: tuple[Lineage, ...] = (FIRST, WIDER, DEEPER), turn: int = 0
+    *programs: WrittenProgram, lineages: tuple[Lineage, ...] = (FIRST, WIDER, DEEPER), run_attempt: int = 0
 ) -> RunState:
-    return RunState(round=turn, lineages=lineages, written=MappingProxyType({one.program.key: one for one in programs}))
+    return RunState(
+        round=run_attempt, lineages=lineages, written=MappingProxyType({one.program.key: one for one in programs})
+    )
 
 
-def played(*networks: Sequence[str], retries: Sequence[int] = ()) -> tuple[RoundRecord, ...]:
+def played(*networks: Sequence[str], failed_attempts: Sequence[int] = ()) -> tuple[RoundRecord, ...]:
     """Rounds in each of which clients c0, c1, ... were aggregated with these networks."""
     rounds = []
     for number, of_round in enumerate(networks, start=1):
         rows = [replace(ROW, client_id=f"c{place}", network=name) for place, name in enumerate(of_round)]
         rounds.append(record(number, 1.0, *rows))
-    return tuple(replace(one, retries=count) for one, count in zip(rounds, retries or [0] * len(rounds), strict=True))
+    return tuple(
+        replace(one, failed_attempts=count)
+        for one, count in zip(rounds, failed_attempts or [0] * len(rounds), strict=True)
+    )
 
 
 def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
@@ -70,13 +79,13 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
 
 
 @pytest.mark.parametrize(
-    ("programs", "retries", "trained", "expected"),
+    ("programs", "failed_attempts", "trained", "expected"),
     [
         ((), (0, 0, 0, 0), None, None),
         ((written(WIDER, 1),), (0, 0, 0, 0), None, 2),
         ((written(WIDER, 2), written(WIDER, 3, target="executorch")), (0, 0, 0, 0), None, 3),
         ((written(WIDER, 4),), (0, 0, 0, 0), None, None),  # in the last round, which is over
-        # The second round was tried twice before, so that its turn is the fourth.
+        # The second round was tried twice before, so that its attempt is the fourth.
         ((written(WIDER, 3),), (0, 2, 0, 0), None, 2),
         ((written(WIDER, 4),), (0, 2, 0, 0), None, 3),
         ((written(WIDER, 2, peak_bytes=None),), (0, 0, 0, 0), None, None),
@@ -85,9 +94,9 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
     ],
 )
 def test_a_network_is_ready_for_the_round_after_the_turn_in_which_its_program_was_written(
-    programs: tuple[WrittenProgram, ...], retries: Sequence[int], trained: int | None, expected: int | None
+    programs: tuple[WrittenProgram, ...], failed_attempts: Sequence[int], trained: int | None, expected: int | None
 ) -> None:
-    rounds = played(*(["m1" if number == trained else ""] for number in range(1, 5)), retries=retries)
+    rounds = played(*(["m1" if number == trained else ""] for number in range(1, 5)), failed_attempts=failed_attempts)
     _, wider, _ = build_network_records(CONTEXT, state_of(*programs), rounds, ())
     assert wider.ready_round == expected
 
@@ -139,22 +148,22 @@ def test_every_network_comes_once_and_behind_its_parent(parents: list[int]) -> N
 
 
 def test_people_are_told_when_a_network_may_be_trained() -> None:
-    nothing = state_of(written(FIRST, 1), turn=2)
-    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=None), turn=2)
-    ready = state_of(written(FIRST, 1), written(WIDER, 2), turn=2)
-    more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), turn=3)
+    nothing = state_of(written(FIRST, 1), run_attempt=2)
+    unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=None), run_attempt=2)
+    ready = state_of(written(FIRST, 1), written(WIDER, 2), run_attempt=2)
+    more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), run_attempt=3)
     assert describe_readiness(CONTEXT, nothing, unwritable) == ()
     assert describe_readiness(CONTEXT, nothing, ready) == ("network m1 may be trained from the next round on",)
     assert describe_readiness(CONTEXT, ready, more) == ()
-    assert describe_readiness(CONTEXT, RunState(), state_of(written(FIRST, 1), lineages=(), turn=1)) == ()
+    assert describe_readiness(CONTEXT, RunState(), state_of(written(FIRST, 1), lineages=(), run_attempt=1)) == ()
 
 
 def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
     """A program that is there earlier than it was is ready no sooner."""
     early = written(WIDER, 2)
     again = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 4}))
-    state = state_of(early, turn=2)
-    assert describe_readiness(again, state_of(turn=2), state) == ()
+    state = state_of(early, run_attempt=2)
+    assert describe_readiness(again, state_of(run_attempt=2), state) == ()
     said = ("network m1 may be trained from the next round on",)
     assert describe_readiness(again, state, replace(state, round=3)) == said
     assert describe_readiness(again, replace(state, round=3), replace(state, round=4)) == ()

@@ -283,7 +283,7 @@ def retiring(context: RunContext) -> tuple[RunState, RunState]:
     }
     state = replace(
         state,
-        written={one.key: WrittenProgram(program=one, facts=facts, turn=1) for one in programs.values()},
+        written={one.key: WrittenProgram(program=one, facts=facts, run_attempt=1) for one in programs.values()},
         queue=tuple(programs.values()),
         last=last,
     )
@@ -382,8 +382,8 @@ def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_coun
     )
     assert client.size is not None
     other = context.declared(after.lineages[2]).space[0]
-    for turn, nothing_written, expected in ((2, False, True), (1, False, False), (2, True, False)):
-        state = replace(after, round=turn, written={} if nothing_written else after.written)
+    for number, nothing_written, expected in ((2, False, True), (1, False, False), (2, True, False)):
+        state = replace(after, round=number, written={} if nothing_written else after.written)
         find_standing(told, state, client)
         assert asked[-1].ready(replace(client.size, name="as it is called elsewhere"))
         assert asked[-1].ready(other) == expected

@@ -154,9 +154,9 @@ def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     again, _ = step(CONTEXT, begun, RequestDone(request=wanted, result=()), 3.0)
     assert again.lineages == made
     lost, _ = step(CONTEXT, state, RequestFailed(request=wanted, reason="no"), 3.0)
-    assert (lost.lineages, lost.tries.retry) == ((), 1), "nobody has a network that is trained"
+    assert (lost.lineages, lost.failed_attempts.count) == ((), 1), "nobody has a network that is trained"
     late, _ = step(CONTEXT, state, Tick(), 1e9)
-    assert (late.lineages, late.tries.retry) == ((), 1)
+    assert (late.lineages, late.failed_attempts.count) == ((), 1)
 
 
 def test_who_brings_nothing_and_who_declares_a_submodel_of_a_model_that_is_not_trained_are_left_out() -> None:
@@ -229,7 +229,7 @@ def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_
         before = survived(state, 1.0)
         state, _ = step(CONTEXT, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
         state, _ = step(CONTEXT, state, told_now, 1.0)
-        state, _ = step(CONTEXT, state, telemetry(CONTEXT, "eve", max(state.round, 1), retry=state.retry), 2.0)
+        state, _ = step(CONTEXT, state, telemetry(CONTEXT, "eve", max(state.round, 1), attempt=state.attempt), 2.0)
         assert (state.clients["eve"].offer.brought is None) == (number > MOST_NETWORKS)
         state = replace(
             state, clients=MappingProxyType({}), live=replace(state.live, members=state.live.members.without({"eve"}))

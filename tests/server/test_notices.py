@@ -73,7 +73,7 @@ def test_in_a_try_that_leaves_nothing_to_aggregate_everybody_is_told() -> None:
     for name in CLIENTS:
         state, actions = step(PLAN, state, telemetry(PLAN, name, memory_bytes=LITTLE), 2.0)
         told |= notices(actions)
-    assert (state.phase, state.retry) == ("measure", 1)
+    assert (state.phase, state.attempt) == ("measure", 1)
     assert told.keys() == set(CLIENTS)
 
 

@@ -275,7 +275,7 @@ def test_an_emulated_fleet_without_attackers_is_honest_unless_its_file_says_othe
         {"loss_factor": 0.5},
         {"remembered_rounds": 0},
         {"exclusion_rounds": -1},
-        {"spoiled_tries": 0},
+        {"spoiled_attempts": 0},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:

@@ -184,13 +184,13 @@ def test_where_only_extras_are_there_one_of_them_is_waited_for_until_the_deadlin
     assert {client.stage for client in state.clients.values()} == {"out"}
     assert trained(CONTEXT, state, 500.0, "bob").phase == "aggregate"
     late = closes_after(CONTEXT, state, 600.0)
-    assert (late.phase, late.retry, missed(late, "bob")) == ("waiting", 1, 3)
+    assert (late.phase, late.attempt, missed(late, "bob")) == ("waiting", 1, 3)
 
 
 def test_where_nobody_answered_nobody_has_missed_a_training() -> None:
     """It may be the server that was not heard: the whole fleet would be extras after it."""
     late = closes_after(CONTEXT, given_tasks(CONTEXT, measuring(CONTEXT), 2.0), 600.0)
-    assert (late.phase, late.retry) == ("waiting", 1)
+    assert (late.phase, late.attempt) == ("waiting", 1)
     assert [missed(late, name) for name in CLIENTS] == [0, 0, 0]
 
 

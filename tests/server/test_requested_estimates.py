@@ -39,7 +39,7 @@ METHOD = DynamicSelection(distillation=None)
 PLAN = context_of(method=METHOD)
 ESTIMATES = estimates_of(network_of(MODEL))
 ONNX = CostRequest(target="onnx")
-FIRST = SearchRequest(turn=1)
+FIRST = SearchRequest(run_attempt=1)
 
 
 def asked() -> tuple[RunState, tuple[Action, ...]]:
@@ -97,20 +97,20 @@ def test_a_target_that_has_no_estimates_leaves_its_devices_out_with_the_reason()
     state, _ = step(PLAN, state, RequestFailed(request=ONNX, reason="export failed: no such operator"), 3.0)
     made = explore_sizes(PLAN, state)
     state, _ = step(PLAN, state, RequestDone(request=FIRST, result=made), 3.0)
-    assert state.tries.waits_for == "ada, bob, cyd skipped: export failed: no such operator"
+    assert state.failed_attempts.waits_for == "ada, bob, cyd skipped: export failed: no such operator"
 
 
 def test_a_search_that_fails_leaves_everybody_out_with_the_reason() -> None:
     state, _ = estimated(asked()[0])
     state, _ = step(PLAN, state, RequestFailed(request=FIRST, reason="the search failed: no"), 3.0)
-    assert state.tries.waits_for == "ada, bob, cyd skipped: the search failed: no"
+    assert state.failed_attempts.waits_for == "ada, bob, cyd skipped: the search failed: no"
 
 
 def test_the_deadline_ends_the_wait_for_estimates() -> None:
     state, _ = asked()
     late_s = 2.0 + PLAN.config.deadlines.round_s
     state, _ = step(PLAN, state, Tick(), late_s)
-    assert (state.phase, state.tries.waits_for) == (
+    assert (state.phase, state.failed_attempts.waits_for) == (
         "waiting",
         "ada, bob, cyd missing: no size was chosen for it in time",
     )
@@ -205,18 +205,18 @@ def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_s
     members = dict.fromkeys(names, state.live.members["ada"])
     state = replace(
         state,
-        requested_turn=0,
+        requested_attempt=0,
         clients=MappingProxyType(waiting),
         live=replace(state.live, members=PersistentMap(members), entered_s=2.0),
     )
     sized = []
     while any(client.stage == "answered" for client in state.clients.values()):
-        assert state.requested_turn == 0, "requested programs are weighed when all are told"
+        assert state.requested_attempt == 0, "requested programs are weighed when all are told"
         state, actions = step(context, state, Tick(), 2.0)
         sized.append([one.client_id for one in wanted_of(TaskRequest, actions)])
     assert [len(some) for some in sized] == [AT_ONCE, AT_ONCE, 1]
     assert [name for some in sized for name in some] == names
-    assert state.requested_turn == 1
+    assert state.requested_attempt == 1
 
 
 class Slow:

@@ -22,10 +22,12 @@ from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.testing.rounds import with_steps
 
 
-def drawn(names: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0) -> tuple[str, ...]:
+def drawn(names: Iterable[str], count: int, *, seed: int, round_number: int, attempt: int = 0) -> tuple[str, ...]:
     """Who is chosen by the draw that is usual."""
     clients = tuple(AvailableClient(client_id=name, sample_count=1, budget=Budget(memory_bytes=1)) for name in names)
-    found = select_at_random(SelectionContext(clients=clients, count=count, round=round_number, retry=retry, seed=seed))
+    found = select_at_random(
+        SelectionContext(clients=clients, count=count, round=round_number, attempt=attempt, seed=seed)
+    )
     return tuple(sorted(found.clients))
 
 

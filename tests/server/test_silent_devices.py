@@ -158,5 +158,5 @@ def test_logs_are_replayed_at_once_though_somebody_is_silent() -> None:
     for name in OTHERS:
         starved = telemetry(context, name, state.round, memory_bytes=0)
         state, _ = step(context, state, starved, now_s)
-    assert (state.phase, state.retry) == ("measure", 1)
-    assert "cyd missing: it has been silent since round 1" in state.tries.waits_for
+    assert (state.phase, state.attempt) == ("measure", 1)
+    assert "cyd missing: it has been silent since round 1" in state.failed_attempts.waits_for

@@ -269,7 +269,7 @@ def known(context: RunContext, operators: Mapping[int, tuple[str, ...]]) -> Mapp
     programs = {place: SizedProgram(size=context.space[place], target="onnx") for place in operators}
     facts = {place: ProgramFacts(planned_peak_bytes=1000, operators=names) for place, names in operators.items()}
     return MappingProxyType(
-        {one.key: WrittenProgram(program=one, facts=facts[place], turn=0) for place, one in programs.items()}
+        {one.key: WrittenProgram(program=one, facts=facts[place], run_attempt=0) for place, one in programs.items()}
     )
 
 

@@ -16,7 +16,11 @@ def is_stale(state: AgentState, info: RoundInfo, now_s: float) -> bool:
         # A broker may still retain the end of an older run, which is irrelevant here.
         return info.phase == "finished"
     # Within an attempt of a round the phases may repeat: a restarted server measures again.
-    older = (info.round, info.retry, info.phase == "finished") < (known.round, known.retry, known.phase == "finished")
+    older = (info.round, info.attempt, info.phase == "finished") < (
+        known.round,
+        known.attempt,
+        known.phase == "finished",
+    )
     return older and state.round_at_s is not None and now_s - state.round_at_s < REORDER_S
 
 
@@ -25,7 +29,7 @@ def is_over(message: Telemetry | Answer, info: RoundInfo) -> bool:
     if message.run_id != info.run_id:
         return True
     if isinstance(message, Telemetry):
-        return info.phase != "measure" or (message.round, message.retry) != (info.round, info.retry)
+        return info.phase != "measure" or (message.round, message.attempt) != (info.round, info.attempt)
     if isinstance(message, Scores):
         return info.phase == "finished" or message.round < info.round
     return info.phase == "finished" and isinstance(message, (Update, Evaluated))
@@ -40,7 +44,7 @@ def is_past(task: Task, info: RoundInfo) -> bool:
 
 def is_before(task: Task, other: Task | RoundInfo) -> bool:
     """Whether a task belongs to an earlier round, or an earlier attempt of the round, than another task or round."""
-    return (task.round, task.retry) < (other.round, other.retry)
+    return (task.round, task.attempt) < (other.round, other.attempt)
 
 
 def is_open(info: RoundInfo | None, task: Task) -> bool:
@@ -49,4 +53,4 @@ def is_open(info: RoundInfo | None, task: Task) -> bool:
         return True
     if info is None or info.phase == "finished":
         return False
-    return (info.run_id, info.round, info.retry) == (task.run_id, task.round, task.retry)
+    return (info.run_id, info.round, info.attempt) == (task.run_id, task.round, task.attempt)

@@ -55,7 +55,7 @@ def compose_telemetry(settings: AgentSettings, event: Measured, now_s: float) ->
         reading=event.reading,
         memory_budget_bytes=event.memory_budget_bytes,
         message_id=regular_id if info is None else make_telemetry_id(settings, info),
-        retry=0 if info is None else info.retry,
+        attempt=0 if info is None else info.attempt,
         log_low=event.log_low,
         disk_budget_bytes=event.disk_budget_bytes,
     )
@@ -64,7 +64,7 @@ def compose_telemetry(settings: AgentSettings, event: Measured, now_s: float) ->
 def make_telemetry_id(settings: AgentSettings, info: RoundInfo) -> str:
     """Make the id of the telemetry that answers an announcement."""
     name = f"telemetry.{settings.session_id}.{info.run_id}.{info.round}"
-    return name + (f".{info.retry}" if info.retry else "")
+    return name + (f".{info.attempt}" if info.attempt else "")
 
 
 def compose_update(settings: AgentSettings, current: CurrentTask, event: TrainingEnded, now_s: float) -> Update:

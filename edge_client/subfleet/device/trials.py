@@ -1,4 +1,4 @@
-"""Tries packages and runtimes in child processes: one that aborts ends its child only.
+"""FailedAttempts packages and runtimes in child processes: one that aborts ends its child only.
 
 A build for a newer processor ends its process at the first instruction that this one lacks, without an exception that
 could be caught; so does a library that calls `abort`, or one for which there is no memory.

@@ -1,13 +1,12 @@
-"""In-place distillation: on noise, and without any data, the full model teaches its own submodels.
+"""In-place distillation: the full model teaches its own submodels on noise, without any data.
 
 Yao et al., "Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection", section 3.3, algorithm 1;
 the paper's text and its algorithm differ, so there are two modes, and a third of ours. Images are drawn from N(0, 1),
-as clients normalise their inputs. Noise means nothing to a token model, whose symbols are drawn uniformly instead:
-their embeddings are the noise. All draws are made on the CPU, so that they are the same wherever the model is.
+because clients normalise their inputs. For token models symbols are drawn uniformly, so that their embeddings are the
+noise. All draws are made on the CPU, so they are the same on every device.
 
-Norms with running statistics use those of the noise batch, on copies that are thrown away: what they measured on real
-data stays. Everything else, such as dropout, works as in evaluation, so that a student of the full size agrees with its
-teacher exactly.
+Norms with running statistics use those of the noise batch on discarded copies, so the statistics of real data stay.
+Everything else, such as dropout, works as in evaluation, so a student of the full size agrees exactly with its teacher.
 """
 
 import random
@@ -31,27 +30,26 @@ from subfleet.protocol.submodel import Architecture
 
 Tensors = Mapping[str, Tensor]
 _ROUNDING = 1e-5
-"""Probabilities that differ by this share are those of logits that differ by it: a few digits of float32."""
+"""Relative difference of probabilities, and so of logits, that rounding explains: a few digits of float32."""
 
 
 def draw_students(
     network: Network, space: Sequence[Architecture] | SearchSpace, count: int, seed: int
 ) -> tuple[Architecture, ...]:
-    """The submodels that are taught: the one with the fewest parameters first, the others drawn at random.
+    """Draw the submodels that are taught: the one with the fewest parameters first, the others at random.
 
     Args:
-        network: the declaration.
-        space: the submodels to choose from, listed or by their genes, of which each is then drawn uniformly.
-        count: of students, 1 or more; the paper takes as many as clients took part.
-        seed: of the draw.
+        network: the network.
+        space: the submodels to choose from, as a list or as a space of genes, each drawn uniformly.
+        count: number of students, at least 1; the paper takes the number of clients of the round.
+        seed: seed of the draw.
 
     Raises:
-        ConfigError: there is no submodel to choose from, no student to choose, or an architecture is no submodel of
-            this network.
+        ConfigError: the space or the count is empty, or an architecture is not a submodel of this network.
     """
-    there = space.count() if isinstance(space, SearchSpace) else len(space)
-    if not there or count < 1:
-        raise ConfigError(f"{count} students are to be drawn from {there} submodels, but both must be 1 or more")
+    available = space.count() if isinstance(space, SearchSpace) else len(space)
+    if not available or count < 1:
+        raise ConfigError(f"{count} students are to be drawn from {available} submodels, but both must be 1 or more")
     stream = random.Random(f"subfleet students 1/{seed}")  # noqa: S311 - chooses submodels, keeps no secret
     if isinstance(space, SearchSpace):
         return tuple(map(space.architecture, (space.smallest, *(space.random(stream) for _ in range(count - 1)))))
@@ -61,13 +59,13 @@ def draw_students(
 def distil(
     network: Network, state: Tensors, architectures: Sequence[Architecture], settings: DistillationSettings, seed: int
 ) -> dict[str, Tensor]:
-    """Teach submodels what the full model says of noise.
+    """Teach submodels the full model's outputs on noise.
 
-    With learning rate 0, and where every student is the full model, no bit changes; neither does an element that no
-    student holds, nor any running statistic.
+    With learning rate 0, or if every student is the full model, no bit changes. Elements that no student holds and
+    running statistics never change.
 
     Args:
-        network: the declaration.
+        network: the network.
         state: the full model's tensors by name.
         architectures: the students; each of their divergences counts equally. One that is there twice counts twice, and
             costs no more than once.
@@ -78,19 +76,19 @@ def distil(
         The new full model; it shares no memory with the old one where it differs.
 
     Raises:
-        ConfigError: there is no student, or an architecture is no submodel of this network.
+        ConfigError: there is no student, or an architecture is not a submodel of this network.
     """
     if not architectures:
-        raise ConfigError("distillation needs one or more students, but got none; draw some, or leave distillation out")
+        raise ConfigError("distillation needs at least one student, but got none; draw some, or turn distillation off")
     return _MODES[settings.mode](network, state, architectures, settings, seed)
 
 
 def divergence_gradient(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """The gradient, with respect to a student's logits, of its divergence from the teacher's, averaged over the rows.
+    """The gradient of the divergence from the teacher's logits with respect to the student's, averaged over the rows.
 
-    The divergence is T^2 KL(softmax(teacher / T) || softmax(student / T)). This closed form is exactly 0 where both
-    agree up to rounding, as a student of the full size does: one network computed twice may differ in its last digits.
-    Differentiating the logarithms would leave errors of 1e-9, which Adam, as it divides by the gradient's size, would
+    The divergence is T^2 KL(softmax(teacher / T) || softmax(student / T)). This closed form is exactly 0 if both agree
+    up to rounding, as for a student of the full size: one network computed twice may differ in the last digits.
+    Differentiating the logarithms would leave errors of 1e-9, which Adam, dividing by the size of the gradient, would
     turn into steps of the full learning rate.
 
     Args:
@@ -121,13 +119,13 @@ def _distil_shared(
         with torch.no_grad():
             expected = _rows(teacher, teaching, inputs)
         optimiser.zero_grad()
-        # One student after the other: the memory of one graph, and the gradient of the sum.
+        # Students in turn: the gradient of the sum with the memory of one graph.
         for student, maps, share in students:
             logits = _rows(student, _slices(maps, current), inputs)
             gradient = share * divergence_gradient(logits.detach(), expected, settings.temperature)
             torch.autograd.backward(logits, gradient)
         optimiser.step()
-    # Adding nothing to -0.0 may make it 0.0.
+    # Adding 0 to -0.0 may give 0.0.
     moved = {name: torch.where(tensor == state[name], state[name], tensor.detach()) for name, tensor in weights.items()}
     return {**state, **moved}
 
@@ -141,15 +139,15 @@ def _distil_copies(
         expected = [_rows(teacher, state, inputs) for inputs in _noise(network, settings, seed, device)]
     accumulator = Accumulator(network, state, total_weight=len(architectures) + 1)
     accumulator.add(network.full_architecture(), {name: torch.zeros_like(tensor) for name, tensor in state.items()}, 1)
-    # One student after the other, on the same noise: the memory of one copy.
+    # Students in turn, on the same noise: the memory of one copy.
     for architecture, count in Counter(architectures).items():
         module, received = _module(network, architecture, state), extract(network, architecture, state)
         weights = {name: received[name].clone().requires_grad_() for name in _iterate_trainable(network, received)}
         optimiser = torch.optim.Adam(list(weights.values()), lr=settings.learning_rate)
-        for inputs, wanted in zip(_noise(network, settings, seed, device), expected, strict=True):
+        for inputs, target in zip(_noise(network, settings, seed, device), expected, strict=True):
             logits = _rows(module, {**received, **weights}, inputs)
             optimiser.zero_grad()
-            torch.autograd.backward(logits, divergence_gradient(logits.detach(), wanted, settings.temperature))
+            torch.autograd.backward(logits, divergence_gradient(logits.detach(), target, settings.temperature))
             optimiser.step()
         trained = {**received, **weights}
         accumulator.add(
@@ -173,7 +171,7 @@ def _iterate_trainable(network: Network, tensors: Tensors) -> Iterator[str]:
 
 
 def _slices(maps: Mapping[str, TensorMap], state: Tensors) -> dict[str, Tensor]:
-    """The tensors of a submodel, which lead the gradient back to the full model's."""
+    """The tensors of a submodel, through which the gradient flows to the full model's."""
     return {name: tensor_map.extract(state[name]) for name, tensor_map in maps.items()}
 
 
@@ -185,14 +183,14 @@ def _module(network: Network, architecture: Architecture, state: Tensors) -> nn.
 
 
 def _rows(module: nn.Module, tensors: Tensors, inputs: Tensor) -> Tensor:
-    """The logits of a module with these tensors, one row for each prediction: (rows, classes)."""
+    """The logits of a module with these tensors, a row for each prediction: (rows, classes)."""
     buffers = {name: tensors[name].clone() for name, _ in module.named_buffers() if name in tensors}
     logits: Tensor = functional_call(module, {**tensors, **buffers}, (inputs,))
     return logits.flatten(0, -2)
 
 
 def _noise(network: Network, settings: DistillationSettings, seed: int, device: torch.device) -> Iterator[Tensor]:
-    """The inputs of every iteration, the same for the same seed."""
+    """The inputs of all iterations, determined by the seed."""
     generator = torch.Generator().manual_seed(seed)
     shape = (settings.batch_size, *network.config.input_shape)
     for _ in range(settings.iterations):

@@ -1,16 +1,16 @@
-"""A smaller network inside a larger one, each of whose indices copies one of the smaller's: widening, and the way back.
+"""Replication: a smaller network inside a larger one, in which each index copies one of the smaller network.
 
-Up: what computes an index is copied to all that copy it; what reads an index is divided among them, in equal shares or
-in others, so that they add up to what the one gave. Blocks that the smaller network lacks start as the identity, which
-is copied likewise: a layer then passes on what it reads, however many channels the larger network has before and behind
-it. The larger network then computes what the smaller one does (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016,
-section 2.2).
-Down: what computes an index is the mean of its copies; what reads it is their sum. Down after up is the identity, and
-up after down moves the larger network to the nearest that the smaller one can be. Where the larger network has itself
-become larger since, copies are of different shares in a mean, so that what comes down is what it was.
+Up (widening): weights that compute an index are copied to all its copies; weights that read it are divided among them,
+in equal or other shares, so that they add up to the original. Blocks that the smaller network lacks start as the
+identity, which is copied likewise: a layer then passes its input on, however many channels are before and after it. The
+larger network then computes the same as the smaller one (Chen, Goodfellow and Shlens, "Net2Net", ICLR 2016, section
+2.2).
+Down: weights that compute an index are the mean of its copies; weights that read it are their sum. Down after up is the
+identity. Up after down moves the larger network to the nearest one that the smaller can express. If the larger network
+has grown itself, copies have different shares in a mean, so that down still restores the smaller network.
 
-Net2Net divides by the copies of the index that is read. FedADP's printed rule (section III) counts otherwise and never
-divides; and it narrows by sharing out what is cut among what stays, which no widening undoes.
+Net2Net divides by the number of copies of the read index. FedADP's printed rule (section III) counts otherwise and
+never divides; it narrows by distributing removed weights among those that stay, which no widening undoes.
 """
 
 import random
@@ -35,23 +35,23 @@ from subfleet.protocol.submodel import Architecture, Prefix
 __all__ = ["Replicate", "Replication", "is_replicable", "size_in"]
 
 _READING: frozenset[str] = frozenset({"weight", "residual"})
-"""Roles of tensors whose first dimension is what they compute and whose others are what they read."""
+"""Roles of tensors with computed indices in the first dimension and read indices in the others."""
 _ROUNDING = 1e-6
-"""Of shares that are stored."""
+"""Rounding error of stored shares."""
 _DRAWN_SHARES = (0.3, 0.7)
-"""Bounds of what is drawn for each copy before the copies of one are brought to the sum 1."""
+"""Bounds of the drawn share of each copy before the shares of an index are normalised to the sum 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replicate:
-    """One tensor's part of a replication; see `subfleet.elastic.maps.TensorMap`.
+    """The map of one tensor of a replication; see `subfleet.elastic.maps.TensorMap`.
 
     Attributes:
-        sources: for each factor of each dimension, the local index that each index copies; None where they are alike.
-        shares: of these, how much each index counts among the copies of one, float64 and with sum 1 over these.
-        reads: whether the factor is what the tensor reads.
-        unfolded: shape of the full tensor with each product of factors as dimensions of its own.
-        kept: the same of the local tensor.
+        sources: for each factor of each dimension, the local index that each index copies; None if they are the same.
+        shares: for each factor, the share of each index among the copies of one, float64 with sum 1 per copied index.
+        reads: whether the tensor reads the factor.
+        unfolded: shape of the full tensor with one dimension for each factor.
+        kept: the same shape of the local tensor.
         local: shape of the local tensor.
     """
 
@@ -63,25 +63,25 @@ class Replicate:
     local: tuple[int, ...]
 
     def extract(self, tensor: Tensor) -> Tensor:
-        """The local tensor: means over the copies of what is computed, sums over those of what is read."""
-        found = tensor.reshape(self.unfolded).double()
-        for dim, source, share, reads in self._iterate_copies(found.device):
-            shape = [*found.shape]
+        """The local tensor: means over the copies of computed indices, sums over the copies of read indices."""
+        result = tensor.reshape(self.unfolded).double()
+        for dim, source, share, reads in self._iterate_copies(result.device):
+            shape = [*result.shape]
             shape[dim] = self.kept[dim]
-            counted = found if reads else found * _along(share, dim, found.dim())
-            found = found.new_zeros(shape).index_add_(dim, source, counted)
-        return found.reshape(self.local).to(tensor.dtype)
+            counted = result if reads else result * _along(share, dim, result.dim())
+            result = result.new_zeros(shape).index_add_(dim, source, counted)
+        return result.reshape(self.local).to(tensor.dtype)
 
     def scatter(self, local: Tensor, into: Tensor) -> None:
-        """Add to a full tensor: to every copy what is computed, and its share of what is read."""
-        found = local.reshape(self.kept).double()
-        for dim, source, share, reads in self._iterate_copies(found.device):
-            copied = found.index_select(dim, source)
-            found = copied * _along(share, dim, found.dim()) if reads else copied
-        into.view(self.unfolded).add_(found.to(into.dtype))
+        """Add to a full tensor: computed indices to every copy, and read indices by the copy's share."""
+        result = local.reshape(self.kept).double()
+        for dim, source, share, reads in self._iterate_copies(result.device):
+            copied = result.index_select(dim, source)
+            result = copied * _along(share, dim, result.dim()) if reads else copied
+        into.view(self.unfolded).add_(result.to(into.dtype))
 
     def _iterate_copies(self, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor, bool]]:
-        """The dimensions that have copies: which, what each index copies, its share, and whether it is read."""
+        """Yield each dimension with copies, the index that each index copies, its share, and whether it is read."""
         for dim, (source, share, reads) in enumerate(zip(self.sources, self.shares, self.reads, strict=True)):
             if source is not None and share is not None:
                 yield dim, source.to(device), share.to(device), reads
@@ -89,21 +89,20 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """Where a smaller network lies in a larger one; an `Exchange` between a client's network and the model.
+    """The position of a smaller network in a larger one; an `Exchange` between a client's network and the model.
 
     Attributes:
-        network: the larger one.
-        size: the smaller one, as a size of the larger: kept at the front of every axis.
-        sources: by axis that differs in size, the index of the smaller that each index of the larger copies. Of an axis
-            that keeps aligned groups, whole groups are copied.
-        shares: by axis, how much each of its indices counts among the copies of one, above 0 and with sum 1 over these;
-            of an axis that is not named, all alike.
+        network: the larger network.
+        size: the smaller network as a submodel of the larger, at the front of every axis.
+        sources: for each axis of another size, the index of the smaller network that each index copies. In an axis with
+            groups, whole groups are copied.
+        shares: by axis, the share of each index among the copies of one, above 0 with sum 1; equal for unnamed axes.
 
     Raises:
-        ConfigError: an axis of another size is not named, an index of the smaller has no copy, groups are split, one of
-            a stream that is normalised as a whole has more copies than another, or a product of computed values sums
-            over the axis, which no weight can make up for; or a block that the smaller one lacks cannot be the
-            identity; or shares are not those of the sources.
+        ConfigError: an axis of another size is not named; an index of the smaller network has no copy; groups are
+            split; an axis that is normalised as a whole has unequal numbers of copies; a product of computed values
+            sums over the axis, which no weight can compensate; a missing block cannot be the identity; or shares do not
+            match the sources.
     """
 
     network: Network
@@ -130,10 +129,10 @@ class Replication:
 
     @classmethod
     def drawn(cls, network: Network, size: Architecture, stream: random.Random) -> "Replication":
-        """One in which every index of the smaller network comes first, and the rest are copies that are drawn.
+        """Draw the copies at random; the indices of the smaller network come first.
 
-        Copies are drawn in rounds through all indices, or groups of an axis that keeps such: none has two more than
-        another, so that norms over a whole axis measure what they did wherever its size is a multiple.
+        Copies are drawn in rounds through all indices or groups, so none has two more copies than another, and norms
+        over a whole axis keep their statistics if its size is a multiple.
         """
         sizes = network.sizes(size)
         sources = {
@@ -145,9 +144,9 @@ class Replication:
 
     @classmethod
     def cycle(cls, network: Network, size: Architecture) -> "Replication":
-        """One in which the indices of the larger network copy those of the smaller in turn, again and again.
+        """Copy the indices of the smaller network cyclically.
 
-        Of sizes that are whole multiples of each other, copies of copies are then the same as copies.
+        For sizes that are whole multiples of each other, copies of copies are then the same as copies.
         """
         sizes = network.sizes(size)
         axes = {name: axis for name, axis in network.axes.items() if sizes[name] < axis.size}
@@ -156,27 +155,27 @@ class Replication:
 
     @classmethod
     def of(cls, network: Network, parent: Network, how: Replicated) -> "Replication":
-        """The one by which a network grew from its parent.
+        """Create the replication by which a network grew from its parent.
 
         Raises:
-            ConfigError: the parent is no size of the network, or the map does not fit the two.
+            ConfigError: the parent is not a submodel of the network, or the map does not fit the two.
         """
         sources, shares = MappingProxyType(dict(how.sources)), MappingProxyType(dict(how.shares))
         return cls(network=network, size=size_in(network, parent), sources=sources, shares=shares)
 
     def draw_shares(self, stream: random.Random) -> "Replication":
-        """The same copies, of shares that are drawn: of two copies, each has 0.3 to 0.7.
+        """Draw the shares of the same copies: of two copies, each has 0.3 to 0.7.
 
-        Copies of equal shares have equal gradients, and stay copies for ever. A copy's gradient is as large as its
-        share, so that copies of different shares part in training, though they are equal at first.
+        Copies with equal shares have equal gradients and stay equal. The gradient of a copy is proportional to its
+        share, so copies with different shares diverge in training although they are equal at first.
         """
         shares = {}
         for axis, source in self.sources.items():
             drawn = [stream.uniform(*_DRAWN_SHARES) for _ in source]
             sums = dict.fromkeys(source, 0.0)
-            for one, part in zip(source, drawn, strict=True):
-                sums[one] += part
-            shares[axis] = tuple(part / sums[one] for one, part in zip(source, drawn, strict=True))
+            for index, part in zip(source, drawn, strict=True):
+                sums[index] += part
+            shares[axis] = tuple(part / sums[index] for index, part in zip(source, drawn, strict=True))
         return replace(self, shares=MappingProxyType(shares))
 
     @property
@@ -187,53 +186,52 @@ class Replication:
         ).decode()
 
     def share_of(self, axis: str) -> tuple[float, ...]:
-        """How much each index of an axis that has copies counts among those of one."""
+        """The share of each index of an axis with copies among the copies of one index."""
         counts = Counter(self.sources[axis])
-        return self.shares.get(axis) or tuple(1 / counts[one] for one in self.sources[axis])
+        return self.shares.get(axis) or tuple(1 / counts[index] for index in self.sources[axis])
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Blocks of the larger network that the smaller one has not, in network order."""
+        """Blocks that only the larger network has, in network order."""
         return tuple(block.name for block in self.network.blocks if block.name not in self.size.blocks)
 
     @property
     def moved(self) -> Architecture:
-        """What of the larger network the smaller one's change moves: all of every axis, and its own blocks."""
+        """The part of the larger network that a change of the smaller moves: whole axes and the smaller's blocks."""
         return Architecture(blocks=self.size.blocks, name=self.size.name, network=self.network.id)
 
     def maps(self) -> dict[str, Replicate]:
-        """A map for each tensor of the smaller network, in network order."""
+        """The map of each tensor of the smaller network, in network order."""
         return self._maps(self.size)
 
     def grow(self, local: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The larger network that computes what the smaller one does.
+        """Compute the larger network that computes the same as the smaller one.
 
         Args:
             local: the smaller network's tensors.
-            first: the larger network's first weights, of which the blocks are taken that the smaller one lacks, as
-                the identity.
+            first: first weights of the larger network, for blocks that the smaller lacks; these become the identity.
         """
         whole = replace(self.size, blocks=tuple(block.name for block in self.network.blocks))
         small = add_identities(self.network, self.lacking, self.network.shapes(whole), local)
-        found = {**first, **self._up(self._maps(whole), small)}
-        return {name: found[name] for name in self.network.tensors}
+        grown = {**first, **self._up(self._maps(whole), small)}
+        return {name: grown[name] for name in self.network.tensors}
 
     def up(self, change: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What all or some of the smaller network's tensors, or their changes, are in the larger one, in its order."""
+        """Map all or some of the smaller network's tensors, or changes, to the larger network, in its order."""
         return self._up(self.maps(), change)
 
     def down(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The smaller network's tensors out of the larger one's, or changes likewise."""
-        return {name: one.extract(state[name]) for name, one in self.maps().items()}
+        """Map the larger network's tensors, or changes, to the smaller network."""
+        return {name: tensor_map.extract(state[name]) for name, tensor_map in self.maps().items()}
 
     def _up(self, maps: Mapping[str, Replicate], change: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {}
-        for name, one in maps.items():
+        mapped = {}
+        for name, tensor_map in maps.items():
             if name in change:
                 local = change[name]
-                found[name] = local.new_zeros(self.network.tensors[name].shape)
-                one.scatter(local, found[name])
-        return found
+                mapped[name] = local.new_zeros(self.network.tensors[name].shape)
+                tensor_map.scatter(local, mapped[name])
+        return mapped
 
     def _maps(self, size: Architecture) -> dict[str, Replicate]:
         sizes, shapes = self.network.sizes(size), self.network.shapes(size)
@@ -250,14 +248,14 @@ class Replication:
                 None if axis is None else torch.tensor(self.share_of(axis), dtype=torch.float64) for axis in named
             ),
             reads=tuple(place > 0 and decl.role in _READING for _, place in factors),
-            unfolded=tuple(one if isinstance(one, int) else axes[one].size for one, _ in factors),
-            kept=tuple(one if isinstance(one, int) else sizes[one] for one, _ in factors),
+            unfolded=tuple(factor if isinstance(factor, int) else axes[factor].size for factor, _ in factors),
+            kept=tuple(factor if isinstance(factor, int) else sizes[factor] for factor, _ in factors),
             local=local,
         )
 
 
 def is_replicable(network: Network, size: Architecture) -> bool:
-    """Whether a network can be made of one of its sizes by copies and by blocks that compute nothing."""
+    """Whether a network can grow from a submodel by copies and by blocks that are the identity."""
     sizes = network.sizes(size)
     shorter = {name for name, axis in network.axes.items() if sizes[name] != axis.size}
     whole = {
@@ -272,13 +270,13 @@ def is_replicable(network: Network, size: Architecture) -> bool:
 
 
 def size_in(network: Network, smaller: Network) -> Architecture:
-    """A network as a size of a larger one of the same family.
+    """The architecture of a network as a submodel of a larger one of the same family.
 
-    Where one of the two has widths of layers and the other of sections, the latter's layers have those.
+    If only one of them has widths of layers, the layers of the other have the widths of their sections.
 
     Raises:
-        ConfigError: the larger one lacks a block or an axis of it, has it smaller, or has its blocks in another order;
-            or their tensors differ in more than sizes of axes.
+        ConfigError: the larger network lacks a block or an axis, has a smaller axis or another order of blocks, or the
+            tensors differ in more than the sizes of axes.
     """
     blocks = [block.name for block in network.blocks]
     own_blocks = [block.name for block in smaller.blocks]
@@ -286,11 +284,13 @@ def size_in(network: Network, smaller: Network) -> Architecture:
     sizes = _sizes_in(network, smaller)
     beyond = [name for name, size in sizes.items() if size > network.axes[name].size]
     if lacking or beyond:
-        raise ConfigError(f"a network is no size of another, which lacks {(lacking + beyond)[0]!r} or has less of it")
+        raise ConfigError(
+            f"a network is not a submodel of another, which lacks {(lacking + beyond)[0]!r} or has less of it"
+        )
     kept = tuple(name for name in blocks if name in own_blocks)
     if list(kept) != own_blocks:
         raise ConfigError(
-            f"a network is no size of another: its blocks are {own_blocks}, which stand there as {list(kept)}"
+            f"a network is not a submodel of another: its blocks are {own_blocks}, but there the order is {list(kept)}"
         )
     axes = tuple((name, Prefix(size=size)) for name, size in sorted(sizes.items()) if size < network.axes[name].size)
     size = Architecture(axes=axes, blocks=kept, network=network.id)
@@ -300,32 +300,32 @@ def size_in(network: Network, smaller: Network) -> Architecture:
     if shapes != own:
         odd = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
         raise ConfigError(
-            f"a network is no size of another: the tensor {odd[0]!r} is {own.get(odd[0])} in the one and would be "
-            f"{shapes.get(odd[0])} in the other"
+            f"a network is not a submodel of another: tensor {odd[0]!r} has the shape {own.get(odd[0])}, but would "
+            f"have {shapes.get(odd[0])} there"
         )
     return size
 
 
 def _sizes_in(network: Network, smaller: Network) -> dict[str, int]:
-    """How many indices a smaller network has of each axis that it says something of."""
-    found = {name: axis.size for name, axis in smaller.axes.items() if name in network.axes}
+    """The size of each axis of the larger network in the smaller one, as far as known."""
+    known = {name: axis.size for name, axis in smaller.axes.items() if name in network.axes}
     for section, numbers in enumerate(block_numbers(network.config)):
         stream, layers = f"section{section}.stream", [layer_axis(section, number) for number in numbers]
         if stream in smaller.axes:
-            found |= {layer: smaller.axes[stream].size for layer in layers if layer in network.axes}
+            known |= {layer: smaller.axes[stream].size for layer in layers if layer in network.axes}
         elif stream in network.axes:
             own = {smaller.axes[layer].size for layer in layers if layer in smaller.axes}
             if len(own) > 1:
                 raise ConfigError(
-                    f"a network is no size of another: its layers of section {section} give {sorted(own)} channels, "
-                    "but there all give as many; give the other one layer_widths"
+                    f"a network is not a submodel of another: its layers of section {section} have {sorted(own)} "
+                    "channels, but there all have the same number; give the other network layer_widths"
                 )
             if own:
-                found[stream] = own.pop()
-    for block in network.blocks:  # what a lacking one would have read is passed on
-        if block.gives and block.gives not in found and block.reads in found:
-            found[block.gives] = found[block.reads]
-    return found
+                known[stream] = own.pop()
+    for block in network.blocks:  # a missing block passes its input on
+        if block.gives and block.gives not in known and block.reads in known:
+            known[block.gives] = known[block.reads]
+    return known
 
 
 def _draw_source(axis: Axis, size: int, stream: random.Random) -> tuple[int, ...]:
@@ -343,20 +343,21 @@ def _check_source(axis: Axis, size: int, source: Sequence[int]) -> None:
     whole = all(group[0] % step == 0 and group == [*range(group[0], group[0] + step)] for group in groups)
     if axis.kind in ("class", "kernel") or len(source) != axis.size or set(source) != set(range(size)) or not whole:
         raise ConfigError(
-            f"axis {axis.name!r} of kind {axis.kind!r} has {axis.size} indices in aligned groups of {step}, which must "
-            f"copy every one of {size}, but {len(source)} are said to copy {len(set(source))}; no axis of kind 'class' "
-            "or 'kernel' can be copied"
+            f"axis {axis.name!r} of kind {axis.kind!r} has {axis.size} indices in aligned groups of {step} that must "
+            f"copy each of {size} indices, but {len(source)} copy {len(set(source))}; axes of kind 'class' or 'kernel' "
+            "cannot be copied"
         )
 
 
 def _check_shares(axis: str, source: Sequence[int], share: Sequence[float]) -> None:
     sums = dict.fromkeys(source, 0.0)
-    for one, part in zip(source, share, strict=False):
-        sums[one] += part
-    if len(source) != len(share) or min(share) <= 0 or any(abs(one - 1) > _ROUNDING for one in sums.values()):
+    for index, part in zip(source, share, strict=False):
+        sums[index] += part
+    if len(source) != len(share) or min(share) <= 0 or any(abs(total - 1) > _ROUNDING for total in sums.values()):
         raise ConfigError(
-            f"axis {axis!r} has {len(source)} indices whose copies must have shares above 0 with sum 1, but it has "
-            f"{len(share)} of sums from {min(sums.values(), default=0):g} to {max(sums.values(), default=0):g}"
+            f"the shares of the copies of each index of axis {axis!r} ({len(source)} indices) must be above 0 with sum "
+            f"1, but there are {len(share)} shares with sums from {min(sums.values(), default=0):g} to "
+            f"{max(sums.values(), default=0):g}"
         )
 
 
@@ -369,14 +370,14 @@ def _check_norm(network: Network, axis: str, source: Sequence[int]) -> None:
     counts = Counter(source)
     if network.config.norm == "layer" and network.axes[axis].kind == "embed" and len(set(counts.values())) > 1:
         raise ConfigError(
-            f"axis {axis!r} is normalised as a whole, so that all of its {len(counts)} indices must have as many "
-            f"copies, but {len(source)} are no multiple; make it larger by a whole factor"
+            f"axis {axis!r} is normalised as a whole, so its {len(counts)} indices must have equally many copies, but "
+            f"{len(source)} is not a multiple; enlarge it by a whole factor"
         )
 
 
 def _check_sums(network: Network, axis: str) -> None:
     if any(axis in product.summed for product in network.products):
         raise ConfigError(
-            f"axis {axis!r} is summed over in a product of computed values, such as of queries with keys, so that no "
-            "copy of it leaves the outputs as they are"
+            f"axis {axis!r} is summed over in a product of computed values, such as queries and keys, so copying it "
+            "would change the outputs"
         )

@@ -1,4 +1,4 @@
-"""Sets of submodels to choose from: all width rates with all depths, and spaces of genes too large to list."""
+"""Spaces of submodels: all width rates with all depths, and spaces of genes that are too large to list."""
 
 import itertools
 import math
@@ -20,33 +20,33 @@ __all__ = ["Gene", "Genes", "Option", "SearchSpace", "search_space", "uniform_sp
 
 _MOST_DEPTHS = 256
 _SCALED: frozenset[AxisKind] = frozenset({"channel", "squeeze", "head_dim", "ffn", "embed"})
-"""Kinds of axes that a width rate cuts. Heads are kept and become narrower, as in HeteroFL's transformers."""
+"""Kinds of axes that a width rate cuts. All heads are kept and become narrower, as in HeteroFL's transformers."""
 
 
 def uniform_space(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
     """Every width rate with every depth: nested prefixes of all scaled axes, and the first blocks of each section.
 
-    An axis keeps `ceil(rate * size)` indices, rounded up to whole groups. Rates that round to the same widths make one
-    submodel, named after the largest of them. A name such as "w1/2 d2-1" tells the rate and the blocks of each section,
-    counting those that are always there. Where sections of many blocks have more than 256 depths together, all
-    sections shrink alike: the k-th depth keeps the same fraction of the blocks of each. Where a block is left out that
-    gives another axis than it reads, both keep what the shorter one would.
+    An axis keeps `ceil(rate * size)` indices, rounded up to whole groups. Rates with the same widths give one submodel,
+    named after the largest rate. A name such as "w1/2 d2-1" contains the rate and the number of blocks of each section,
+    including those that are always kept. If the sections have more than 256 combinations of depths, all shrink alike:
+    the k-th depth keeps the same fraction of each section's blocks. If a block with different input and output axes is
+    left out, both axes keep the size of the shorter.
 
     Args:
         network: the declaration.
         rates: widths relative to the full network, from 0.001 to 1.
 
     Returns:
-        Different submodels from the fewest to the most parameters.
+        Distinct submodels in ascending order of parameters.
 
     Raises:
-        ConfigError: there is no rate, or one is out of range.
+        ConfigError: there is no rate, or a rate is out of range.
     """
     fractions = sorted(_fractions(rates), reverse=True)
-    found: dict[object, Architecture] = {}
-    for architecture in itertools.chain.from_iterable(_of_rate(network, rate) for rate in fractions):
-        found.setdefault((architecture.axes, architecture.blocks), architecture)
-    architectures = [*found.values()]
+    distinct: dict[object, Architecture] = {}
+    for architecture in itertools.chain.from_iterable(_list_depths(network, rate) for rate in fractions):
+        distinct.setdefault((architecture.axes, architecture.blocks), architecture)
+    architectures = [*distinct.values()]
     sizes = [parameters for parameters, _ in Costs(network).of(architectures)]
     return tuple(
         architecture
@@ -56,13 +56,13 @@ def uniform_space(network: Network, rates: Sequence[float]) -> tuple[Architectur
 
 def _fractions(rates: Sequence[float]) -> set[Fraction]:
     if not rates or not all(0.001 <= rate <= 1 for rate in rates):
-        raise ConfigError(f"width rates are {list(rates)}, but must be one or more numbers from 0.001 to 1")
-    # 0.1 means one tenth: exact fractions keep ceil() from seeing 0.1 * 30 as a little more than 3.
+        raise ConfigError(f"width rates are {list(rates)}, but must be at least one number from 0.001 to 1")
+    # 0.1 means one tenth: as a float, 0.1 * 30 is slightly above 3 for ceil().
     return {Fraction(rate).limit_denominator(1000) for rate in rates}
 
 
 def _depths(network: Network) -> list[tuple[int, ...]]:
-    """How many skippable blocks each section keeps."""
+    """Numbers of kept skippable blocks of each section."""
     most = [len(names) for names in _sections(network)]
     if math.prod(count + 1 for count in most) <= _MOST_DEPTHS:
         return list(itertools.product(*(range(count + 1) for count in most)))
@@ -78,8 +78,8 @@ def _sections(network: Network) -> list[list[str]]:
     return names
 
 
-def _of_rate(network: Network, rate: Fraction) -> Iterator[Architecture]:
-    """Submodels of one width and every depth."""
+def _list_depths(network: Network, rate: Fraction) -> Iterator[Architecture]:
+    """The submodels of one width and every depth."""
     sections = _sections(network)
     always = [most - len(names) for most, names in zip(network.config.depths, sections, strict=True)]
     cut = [axis for axis in network.axes.values() if axis.kind in _SCALED]
@@ -99,15 +99,15 @@ def _scaled_size(axis: Axis, rate: Fraction) -> int:
 
 
 Genes = tuple[int, ...]
-"""One submodel of a space: of each gene, the place of the option that it takes."""
+"""One submodel of a space: the index of the chosen option of each gene."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What one gene may say.
+    """One option of a gene.
 
     Attributes:
-        axes: axes that it cuts, with what they keep, sorted by name; the gene's other axes are whole.
+        axes: axes that it cuts, with their index sets, sorted by name; the gene's other axes are kept whole.
         blocks: skippable blocks that it keeps.
     """
 
@@ -117,13 +117,13 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gene:
-    """One choice that a space leaves open.
+    """One open decision of a space.
 
     Attributes:
         name: what it decides on.
-        axes: that it sizes; no other gene does.
-        blocks: that it keeps or drops; no other gene does.
-        options: each keeps at least what the one before it keeps.
+        axes: axes that this gene alone sizes.
+        blocks: blocks that this gene alone keeps or drops.
+        options: in ascending order; each keeps at least the elements of the previous one.
     """
 
     name: str
@@ -136,15 +136,14 @@ class Gene:
 class SearchSpace:
     """All combinations of the options of genes: the space (w, S) of dynamic model selection (section 3.1).
 
-    Options of a gene are ordered from the fewest to the most kept elements, so larger genes make a submodel that holds
-    the smaller one's elements. Where a block is dropped that gives another axis than it reads, both keep what the
-    shorter one would.
+    Options are in ascending order, so a submodel of larger genes contains the submodel of smaller ones. If a dropped
+    block has different input and output axes, both keep the size of the shorter.
 
     Attributes:
-        network: the declaration.
-        genes: their order is that of `Genes`.
-        owners: axes that only skippable blocks use, and none of them passes on, with these blocks. Without them such an
-            axis means nothing, and is not named.
+        network: the network.
+        genes: in the order of `Genes`.
+        owners: axes that only skippable blocks use and none passes on, with these blocks. Without these blocks the axis
+            is unused, and not named.
     """
 
     network: Network = field(repr=False)
@@ -153,31 +152,31 @@ class SearchSpace:
 
     @property
     def smallest(self) -> Genes:
-        """The submodel that all others contain."""
+        """The genes of the submodel that all others contain."""
         return (0,) * len(self.genes)
 
     @property
     def largest(self) -> Genes:
-        """The submodel that contains all others."""
+        """The genes of the submodel that contains all others."""
         return tuple(len(gene.options) - 1 for gene in self.genes)
 
     def count(self) -> int:
-        """Number of combinations. Some are the same submodel, where a gene sizes a block that is dropped."""
+        """Number of combinations. Some may be the same submodel, when a gene sizes a dropped block."""
         return math.prod(len(gene.options) for gene in self.genes)
 
     def canonical(self, genes: Genes) -> Genes:
-        """The smallest genes that make the same submodel."""
+        """The smallest genes of the same submodel."""
         kept = self._kept_blocks(genes)
         return self._canonical(genes, kept, self._sets(genes, kept))
 
     def _canonical(self, genes: Genes, kept: frozenset[str], axes: tuple[tuple[str, IndexSet], ...]) -> Genes:
-        """A gene may size axes that are unused, or of which tied ones keep less: its first option that keeps enough."""
+        """For genes that size unused or tied axes, the first option that keeps enough."""
         tied, sets = {axis for chain in self.network.tied_axes(kept) for axis in chain}, dict(axes)
         return tuple(
-            place
+            option
             if gene.blocks or not any(axis in tied or self._unused(axis, kept) for axis in gene.axes)
-            else self._place(gene, sets, kept)
-            for gene, place in zip(self.genes, genes, strict=True)
+            else self._find_option(gene, sets, kept)
+            for gene, option in zip(self.genes, genes, strict=True)
         )
 
     def architecture(self, genes: Genes) -> Architecture:
@@ -198,12 +197,10 @@ class SearchSpace:
             ConfigError: the submodel is not in this space.
         """
         sets, kept = dict(architecture.axes), frozenset(architecture.blocks)
-        genes = tuple(self._place(gene, sets, kept) for gene in self.genes)
-        found = self.architecture(genes)
-        if (found.axes, found.blocks, found.network) != (architecture.axes, architecture.blocks, architecture.network):
-            raise ConfigError(
-                f"the submodel {architecture.name!r} is not in the search space; choose one of its own submodels"
-            )
+        genes = tuple(self._find_option(gene, sets, kept) for gene in self.genes)
+        own = self.architecture(genes)
+        if (own.axes, own.blocks, own.network) != (architecture.axes, architecture.blocks, architecture.network):
+            raise ConfigError(f"submodel {architecture.name!r} is not in the search space; choose one of its submodels")
         return genes
 
     def holds(self, architecture: Architecture) -> bool:
@@ -215,14 +212,13 @@ class SearchSpace:
         return True
 
     def random(self, rng: Random) -> Genes:
-        """Options of all genes, each drawn uniformly."""
+        """Draw each option uniformly."""
         return tuple(rng.randrange(len(gene.options)) for gene in self.genes)
 
     def spread(self, rng: Random) -> Genes:
-        """A submodel of any size alike, where independent draws of many genes are nearly all of middle size.
+        """Draw a submodel of any size alike; independent draws of many genes would nearly all be of medium size.
 
-        Its genes keep about one fraction of their options, or a share that rises or falls along the network, more or
-        less closely.
+        The genes keep about the same fraction of their options, or one that rises or falls along the network.
         """
         share, slope, noise = rng.random(), rng.uniform(-1, 1), rng.uniform(0, 0.6)
         span = max(len(self.genes) - 1, 1)
@@ -231,32 +227,23 @@ class SearchSpace:
         return tuple(round(min(max(own, 0), 1) * last) for own, last in zip(shares, most, strict=True))
 
     def corner(self, rng: Random) -> Genes:
-        """A submodel whose every gene is the smallest or the largest, of any size alike.
+        """Draw a submodel of any size alike in which each gene is smallest or largest.
 
-        What has the most parameters within a budget is near such a one: where memory is dear it is spent on the genes
-        that give most parameters for it, and on no other.
+        The submodel with the most parameters within a budget is near one of these: memory goes to the genes that give
+        the most parameters for it.
         """
         share = rng.random()
         return tuple(last if rng.random() < share else 0 for last in self.largest)
 
-    def mutate(self, genes: Genes, rng: Random) -> Genes:
-        """One gene, drawn among those with several options, a step up or down; the same genes where there is none."""
-        open_genes = [place for place, gene in enumerate(self.genes) if len(gene.options) > 1]
-        if not open_genes:
-            return genes
-        chosen = rng.choice(open_genes)
-        steps = [step for step in (-1, 1) if 0 <= genes[chosen] + step < len(self.genes[chosen].options)]
-        return (*genes[:chosen], genes[chosen] + rng.choice(steps), *genes[chosen + 1 :])
-
     def enumerate(self, limit: int = 200_000) -> Iterator[Genes]:
-        """Every different submodel once, from the smallest to the largest.
+        """Every distinct submodel once, from the smallest to the largest.
 
         Raises:
             ConfigError: there are more combinations than `limit`.
         """
         if self.count() > limit:
             raise ConfigError(
-                f"the search space has {self.count()} combinations, but at most {limit} are listed; use fewer rates"
+                f"the search space has {self.count()} combinations, but at most {limit} can be listed; use fewer rates"
             )
         every = itertools.product(*(range(len(gene.options)) for gene in self.genes))
         return (genes for genes in every if self.canonical(genes) == genes)
@@ -271,20 +258,20 @@ class SearchSpace:
         return owners is not None and owners.isdisjoint(kept)
 
     def _sets(self, genes: Genes, kept: frozenset[str]) -> tuple[tuple[str, IndexSet], ...]:
-        """What a submodel of these genes keeps of each axis that it names."""
+        """The index sets of a submodel of these genes."""
         chosen = (pair for gene, place in zip(self.genes, genes, strict=True) for pair in gene.options[place].axes)
         return tied_sets(self.network, {axis: own for axis, own in chosen if not self._unused(axis, kept)}, kept)
 
-    def _place(self, gene: Gene, sets: Mapping[str, IndexSet], kept: frozenset[str]) -> int:
-        """The first option with these blocks that keeps enough of every axis that is used."""
+    def _find_option(self, gene: Gene, sets: Mapping[str, IndexSet], kept: frozenset[str]) -> int:
+        """The index of the first option with these blocks that keeps enough of each used axis."""
         used = [axis for axis in gene.axes if not self._unused(axis, kept)]
         blocks = kept.intersection(gene.blocks)
-        wanted = [kept_size(self.network, sets, axis) for axis in used]
-        for place, option in enumerate(gene.options):
+        needed = [kept_size(self.network, sets, axis) for axis in used]
+        for index, option in enumerate(gene.options):
             own = dict(option.axes)
-            enough = all(kept_size(self.network, own, axis) >= least for axis, least in zip(used, wanted, strict=True))
+            enough = all(kept_size(self.network, own, axis) >= least for axis, least in zip(used, needed, strict=True))
             if blocks == set(option.blocks) and enough:
-                return place
+                return index
         return 0
 
 
@@ -296,21 +283,20 @@ def search_space(
     depth: Literal["whole", "section", "block"] = "block",
     kernels: bool = False,
 ) -> SearchSpace:
-    """The space of a network.
+    """The search space of a network.
 
-    The paper's own space, with its ratio set S as `rates`, has the widths of axes and the depths of blocks: a layer's
-    ratio of 0 drops its block, any other ratio sizes the axes that the block alone uses.
+    The paper's space, with its ratio set S as `rates`, has a width for each axis and a depth for each block: a layer's
+    ratio of 0 drops its block, any other ratio sizes the axes of the block.
 
     Args:
         network: the declaration.
-        rates: widths relative to the full network, from 0.001 to 1; without any, every size that is a whole number of
-            groups.
-        width: "axis" sizes each axis by itself, but those that a skippable block alone uses together, with the block
-            where `depth` is "block"; "section" sizes all axes of one kind together whose names begin with the same
-            section; "network" sizes all by one rate, as HeteroFL does, and leaves numbers of heads alone.
+        rates: widths relative to the full network, from 0.001 to 1; if empty, every whole number of groups.
+        width: "axis" sizes each axis by itself, and the axes of one skippable block together, with the block itself if
+            `depth` is "block"; "section" sizes all axes of one kind in a section together; "network" sizes all by one
+            rate, as in HeteroFL, and leaves numbers of heads alone.
         depth: "block" keeps or drops each skippable block, "section" keeps the first blocks of each section, "whole"
             keeps all.
-        kernels: kernels are cut to their centres, down to a side of 3, each by itself.
+        kernels: also cut kernels to their centres, each by itself, down to a side of 3.
 
     Raises:
         ConfigError: a rate is out of range.
@@ -335,7 +321,7 @@ def _gene(name: str, axes: Sequence[str], options: tuple[Option, ...]) -> Gene:
 
 
 def _owners(network: Network) -> dict[str, frozenset[str]]:
-    """Axes that only skippable blocks use, and none of them passes on, with these blocks."""
+    """Axes that only skippable blocks use and none passes on, with these blocks."""
     passed = {axis for block in network.blocks for axis in (block.reads, block.gives)}
     users: dict[str, set[str | None]] = {}
     for decl in network.tensors.values():

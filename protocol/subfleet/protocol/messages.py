@@ -186,7 +186,7 @@ class Telemetry:
         reading: what was measured or replayed.
         memory_budget_bytes: what this device gives to training: its fraction of free memory, at most its limit, and
             less since a training killed its process.
-        retry: of the announcement that it answers.
+        attempt: of the announcement that it answers.
         log_low: what its log has but for the fraction of time that the announcement names; None where nothing is told.
         disk_budget_bytes: what a task may take of its disk, as `subfleet.protocol.disk` counts; None is unknown.
     """
@@ -200,7 +200,7 @@ class Telemetry:
     reading: Reading
     memory_budget_bytes: Count
     message_id: MessageId = field(default_factory=make_message_id)
-    retry: int = field(default=0, metadata=ADDED_LATER)
+    attempt: int = field(default=0, metadata=ADDED_LATER)
     log_low: LogLow | None = field(default=None, metadata=ADDED_LATER)
     disk_budget_bytes: Count | None = field(default=None, metadata=ADDED_LATER)
 
@@ -214,7 +214,7 @@ class RoundInfo:
         phase: "measure" asks for telemetry, "train" says that tasks are out, "finished" that the run is over.
         log_time_s: where replayed logs are to be read in this round; None for a live run.
         deadline_s: seconds after which the phase closes without those who are missing.
-        retry: how often this round was tried before without anything to aggregate.
+        attempt: number of earlier attempts of the round, which aggregated nothing.
         log_quantile: devices that replay a log tell what it has but for this fraction of its time; None asks for
             nothing.
         sample_bytes: what a sample takes in memory once the run's transform has brought it to one size; 0 where samples
@@ -229,7 +229,7 @@ class RoundInfo:
     log_time_s: float | None
     deadline_s: Seconds
     message_id: Annotated[str, Length(most=256), Shown] = field(default_factory=make_message_id)
-    retry: RoundCount = field(default=0, metadata=ADDED_LATER)
+    attempt: RoundCount = field(default=0, metadata=ADDED_LATER)
     log_quantile: Annotated[float, Range(least=0, below=1)] | None = field(default=None, metadata=ADDED_LATER)
     sample_bytes: Annotated[int, Range(least=0, most=MAX_SAMPLE_BYTES)] = field(default=0, metadata=ADDED_LATER)
 

@@ -127,7 +127,7 @@ class Task:
         planned_peak_bytes: planned memory of the program that needs most.
         budget: the device's offer when the task was made.
         deadline_s: seconds after which an answer is of no use.
-        retry: of the announcement of the task's round.
+        attempt: of the announcement of the task's round.
         classes: the run's class names, in the order of its model's outputs, by which the device maps data with named
             classes; empty if the run numbers its classes.
         transform: applied to each sample before it is fed; None feeds samples as they are.
@@ -144,7 +144,7 @@ class Task:
     budget: Budget
     deadline_s: Seconds
     message_id: Annotated[str, Length(most=384), Shown] = field(default_factory=make_message_id)
-    retry: int = 0
+    attempt: int = 0
     classes: ClassNames = ()
     transform: DataTransform | None = None
 

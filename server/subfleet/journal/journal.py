@@ -273,7 +273,7 @@ def _list_clients(
 def _build_run_row(at: RunState) -> dict[str, Any]:
     """The columns of a run that follow from its state."""
     own = {"phase": at.phase, "round": at.round, "aggregated_round": at.aggregated_round, "failure": at.failure}
-    return {**own, "retry": at.retry, "lost": at.tries.lost, "waits_for": at.tries.waits_for}
+    return {**own, "attempt": at.attempt, "lost": at.failed_attempts.lost, "waits_for": at.failed_attempts.waits_for}
 
 
 def _name_work(phase: str) -> str:

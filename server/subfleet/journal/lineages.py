@@ -10,7 +10,7 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import NEVER, find_first_turn, list_lineages
+from subfleet.rounds.networks import NEVER, find_first_attempt, list_lineages
 from subfleet.rounds.state import RunState
 from subfleet.search.queue import WrittenProgram
 
@@ -27,9 +27,11 @@ def build_network_records(
         evaluations: its evaluations by devices, in order.
     """
     lineages = {one.id: one for one in list_lineages(context, state.lineages)}
-    turns = _find_first_turns(context, state.written.values())
+    attempts = _find_first_attempts(context, state.written.values())
     found = evaluations[-1].evaluated if evaluations else ()
-    return tuple(_build_record(context, lineages, one, rounds, found, turns.get(one.id)) for one in lineages.values())
+    return tuple(
+        _build_record(context, lineages, one, rounds, found, attempts.get(one.id)) for one in lineages.values()
+    )
 
 
 def _build_record(
@@ -38,7 +40,7 @@ def _build_record(
     lineage: Lineage,
     rounds: Sequence[RoundRecord],
     found: Sequence[EvaluationRow],
-    ready_turn: int | None,
+    ready_attempt: int | None,
 ) -> NetworkRecord:
     declared = context.declared(lineage)
     whole = declared.estimate(declared.network.full_architecture())
@@ -66,31 +68,31 @@ def _build_record(
         training_macs=sum(
             row.training_macs for record in rounds for row in record.clients if row.network == lineage.id
         ),
-        ready_round=_find_ready_round(rounds, ready_turn, min(trained, default=None)),
+        ready_round=_find_ready_round(rounds, ready_attempt, min(trained, default=None)),
         owners=tuple(own),
         own_mean=math.fsum(own.values()) / len(own) if own else None,
         metric=headline,
     )
 
 
-def _find_first_turns(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
+def _find_first_attempts(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
     """By network, the first attempt with a program that trains a size of it."""
-    turns: dict[str, int] = {}
+    attempts: dict[str, int] = {}
     for one in written:
-        name, turn = one.program.size.network, find_first_turn(context, one)
-        if one.facts.planned_peak_bytes is not None and turn != NEVER:
-            turns[name] = min(turn, turns.get(name, turn))
-    return turns
+        name, attempt = one.program.size.network, find_first_attempt(context, one)
+        if one.facts.planned_peak_bytes is not None and attempt != NEVER:
+            attempts[name] = min(attempt, attempts.get(name, attempt))
+    return attempts
 
 
-def _find_ready_round(rounds: Sequence[RoundRecord], ready_turn: int | None, trained: int | None) -> int | None:
+def _find_ready_round(rounds: Sequence[RoundRecord], ready_attempt: int | None, trained: int | None) -> int | None:
     """The first round with a program for the network; by its training if its programs are unknown."""
-    lost = accumulate(record.retries for record in rounds)
+    lost = accumulate(record.failed_attempts for record in rounds)
     ready = next(
         (
             record.round
             for record, before in zip(rounds, lost, strict=True)
-            if ready_turn is not None and record.round + before >= ready_turn
+            if ready_attempt is not None and record.round + before >= ready_attempt
         ),
         None,
     )

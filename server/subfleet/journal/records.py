@@ -173,7 +173,8 @@ class RoundRecord:
         seconds: from its announcement until its model was evaluated; None if not measured.
         programs_written: training programs that were written in the round.
         calibrated: whether devices measured the running statistics of norms, and trained nothing.
-        retries: number of earlier attempts of the round, which aggregated nothing; `seconds` are of the last attempt.
+        failed_attempts: number of earlier attempts of the round, which aggregated nothing; `seconds` are of the last
+            attempt.
         model_bytes: of all tensors that the server kept after the round: of every network in use, of personalised
             copies, of the server optimiser, and of the method's memory.
         metrics: further metrics of the run's kind of task, by their names in `subfleet.protocol.task_kinds.METRICS`.
@@ -189,7 +190,7 @@ class RoundRecord:
     clients: tuple[ClientRow, ...]
     programs_written: int = 0
     calibrated: bool = False
-    retries: int = 0
+    failed_attempts: int = 0
     model_bytes: int = 0
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     headline: str = "accuracy"

@@ -32,14 +32,14 @@ def build_round_record(context: RunContext, close: Close, traffic: Traffic) -> R
         accuracy=close.result.accuracy,
         loss=close.result.loss,
         seconds=close.seconds,
-        log_time_s=context.config.log_time_s(close.turn),
+        log_time_s=context.config.log_time_s(close.run_attempt),
         clients=tuple(
             _build_client_row(context, close, client, traffic, weights.get(client.client_id))
             for client in close.clients
         ),
         programs_written=close.exported,
         calibrated=context.config.calibrates(close.round),
-        retries=close.retries,
+        failed_attempts=close.failed_attempts,
         model_bytes=close.result.model_bytes,
         model=close.result.model,
         metrics=dict(close.result.metrics),

@@ -122,7 +122,7 @@ def _check(state: RunState) -> RunState:
         raise ProtocolError(
             f"the run is in round {state.round} after the aggregation of round {state.aggregated_round}"
         )
-    counts = (state.round, state.retry, state.tries.lost, state.explored_turn, state.requested_turn)
+    counts = (state.round, state.attempt, state.failed_attempts.lost, state.explored_attempt, state.requested_attempt)
     if not all(0 <= count < MAX_ROUNDS for count in counts):
         raise ProtocolError(f"the counts of rounds and attempts are {counts}, but must be 0 or more and below 2^31")
     return state

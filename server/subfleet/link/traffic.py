@@ -41,7 +41,7 @@ class Traffic:
 
     def follow(self, before: RunState, after: RunState) -> None:
         """Restart the counts if a step begins or ends an attempt of a round, an evaluation or the deployment."""
-        if (after.turn, _name_account(after)) != (before.turn, _name_account(before)):
+        if (after.run_attempt, _name_account(after)) != (before.run_attempt, _name_account(before)):
             self.restart()
 
     def restart(self, counted: Mapping[str, tuple[int, int]] | None = None) -> None:

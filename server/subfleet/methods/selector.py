@@ -138,7 +138,7 @@ class SelectionContext:
         clients: the available ones, in the order of their ids; one or more.
         count: how many to select, as configured; 0 selects all.
         round: its number.
-        retry: earlier attempts of the round that aggregated nothing; another attempt may select other clients.
+        attempt: earlier attempts of the round that aggregated nothing; another attempt may select other clients.
         seed: of the run.
         memory: what the method remembers.
         networks: the networks in use, by id.
@@ -147,14 +147,14 @@ class SelectionContext:
     clients: tuple[AvailableClient, ...]
     count: int
     round: int
-    retry: int = 0
+    attempt: int = 0
     seed: int = 0
     memory: Any = None
     networks: Mapping[str, Network] = field(default_factory=lambda: MappingProxyType({}))
 
     def stream(self, purpose: str) -> random.Random:
         """Random numbers for one purpose in one attempt of the round."""
-        return open_stream(f"{self.seed}/{self.round}.{self.retry}/{purpose}")
+        return open_stream(f"{self.seed}/{self.round}.{self.attempt}/{purpose}")
 
     def find_overselected(self, selections: Sequence[PastSelection], count: int, most_often: float) -> frozenset[str]:
         """The clients that earlier rounds selected too often to be selected now while there are others.
@@ -192,18 +192,16 @@ def select_at_random(context: SelectionContext) -> Selection:
     of clients does not matter, and a client that comes or goes does not change the number of another.
     """
     names = (client.client_id for client in context.clients)
-    drawn = draw_at_random(names, context.count, seed=context.seed, round_number=context.round, retry=context.retry)
+    drawn = draw_at_random(names, context.count, seed=context.seed, round_number=context.round, attempt=context.attempt)
     return Selection(clients=drawn, memory=context.memory)
 
 
 def draw_at_random(
-    names: Iterable[str], count: int, *, seed: int, round_number: int, retry: int = 0
+    names: Iterable[str], count: int, *, seed: int, round_number: int, attempt: int = 0
 ) -> tuple[str, ...]:
     """The same for names alone; a count of 0, or more than there are, draws all."""
-    attempt = f"{round_number}.{retry}" if retry else str(round_number)
-    drawn = sorted(
-        names, key=lambda name: (hashlib.sha256(f"selection/{seed}/{attempt}/{name}".encode()).digest(), name)
-    )
+    key = f"selection/{seed}/{round_number}.{attempt}" if attempt else f"selection/{seed}/{round_number}"
+    drawn = sorted(names, key=lambda name: (hashlib.sha256(f"{key}/{name}".encode()).digest(), name))
     return tuple(drawn[:count] if count else drawn)
 
 

@@ -80,8 +80,8 @@ class Health(BaseModel):
 class Run(BaseModel):
     """Where a run stands.
 
-    `waits_for` says who did not take part in the last try of the round and why, where that left nothing to aggregate,
-    and `retry` how often the round was tried so; `lost` counts such tries over the whole run.
+    `waits_for` says who did not take part in the last attempt of the round and why, where that left nothing to
+    aggregate, and `attempt` counts the earlier attempts of the round; `lost` counts those of the whole run.
     """
 
     run_id: str
@@ -90,7 +90,7 @@ class Run(BaseModel):
     round: int
     aggregated_round: int
     round_count: int
-    retry: int
+    attempt: int
     lost: int
     waits_for: str
     failure: str
@@ -159,7 +159,7 @@ class _Reader:
         newest = next(iter(self.runs()), None)
         if newest is None:
             return render_status("none yet", "There is no run yet.", ())
-        lacking = f" It was tried {newest.retry} times and waits for {newest.waits_for}." if newest.waits_for else ""
+        lacking = f" It was tried {newest.attempt} times and waits for {newest.waits_for}." if newest.waits_for else ""
         state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{lacking} {newest.failure}"
         now = time.time()
         away = [(name, one.describe(now), _time(one) or "-") for name, one in self.absences(newest.run_id).items()]

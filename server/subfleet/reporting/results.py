@@ -198,7 +198,7 @@ def build_round_row(record: RoundRecord) -> dict[str, Any]:
         "utilisation": sum(row.utilisation or 0.0 for row in aggregated) / len(aggregated) if aggregated else None,
         "parameters_lost": sum(row.parameters_lost for row in aggregated) / len(aggregated) if aggregated else 0.0,
         "programs_written": record.programs_written,
-        "retries": record.retries,
+        "failed_attempts": record.failed_attempts,
     }
 
 

@@ -134,7 +134,7 @@ def _remember_program(context: RunContext, state: RunState, client: ClientState,
 
 def _add_program(context: RunContext, state: RunState, program: SizedProgram, facts: ProgramFacts) -> RunState:
     """The state that knows one more written program; the first facts stay."""
-    one = WrittenProgram(program=program, facts=facts, turn=state.turn)
+    one = WrittenProgram(program=program, facts=facts, run_attempt=state.run_attempt)
     written = MappingProxyType({program.key: one, **state.written})
     live = replace(state.live, written_estimates=_add_estimate(context, state, program))
     return replace(state, written=written, live=live)
@@ -212,11 +212,11 @@ def _receive_search(
     context: RunContext, state: RunState, request: work.SearchRequest, made: work.SearchResult
 ) -> Outcome:
     state = state.without_request(request)
-    if request.turn != state.turn:
+    if request.run_attempt != state.run_attempt:
         return state, ()
-    if state.explored_turn != state.turn:
+    if state.explored_attempt != state.run_attempt:
         pool = tuple(dict.fromkeys((*state.pool, *made.found)))
-        state = replace(state, pool=pool, explored_turn=state.turn)
+        state = replace(state, pool=pool, explored_attempt=state.run_attempt)
     written = MappingProxyType({**state.live.written_estimates, **made.written_estimates})
     live = replace(state.live, searches=made.searches, written_estimates=written)
     return _request_next(context, replace(state, live=live))
@@ -225,7 +225,7 @@ def _receive_search(
 def _skip_unsearched(state: RunState, wanted: work.SearchRequest, reason: str) -> RunState:
     """Skip the clients without a task after a failed search; no smaller size could be chosen for them either."""
     state = state.without_request(wanted)
-    if wanted.turn != state.turn:
+    if wanted.run_attempt != state.run_attempt:
         return state
     skipped = {
         name: replace(client, stage="skipped", reason=reason)

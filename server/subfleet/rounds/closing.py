@@ -128,9 +128,9 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
         result=result,
         seconds=now_s - state.live.opened_s,
         clients=tuple(client for _, client in sorted(state.clients.items())),
-        exported=sum(known.turn >= state.turn - state.retry for known in state.written.values()),
-        turn=state.turn,
-        retries=state.retry,
+        exported=sum(known.run_attempt >= state.run_attempt - state.attempt for known in state.written.values()),
+        run_attempt=state.run_attempt,
+        failed_attempts=state.attempt,
         lineages=state.lineages,
     )
     done = {client.client_id: client for client in _list_stage(state, "done")}
@@ -140,7 +140,7 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
         clients=MappingProxyType({}),
         last=MappingProxyType({**state.last, **done}),
         settled=frozenset(client.task.task_id for client in done.values() if client.task is not None),
-        tries=replace(state.tries, waits_for=""),
+        failed_attempts=replace(state.failed_attempts, waits_for=""),
         outliers=_update_detection(context, state, result.loss),
     )
     state = replace_lineages(context, remember_round(context, state, result, done), result.lineages)
@@ -162,7 +162,7 @@ def _fail_round(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Attempt the round again, as no update is more suspect than the others; fail the run after too many attempts."""
     state = _refuse(state, {client.client_id: client.reason for client in _list_stage(state, "suspect")})
     count = state.outliers.spoiled + 1
-    if count < context.config.outliers.spoiled_tries:
+    if count < context.config.outliers.spoiled_attempts:
         state = replace(state, outliers=replace(state.outliers, spoiled=count))
         return fail_attempt(context, state, now_s), ()
     failure = (

@@ -17,9 +17,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import RetryTimes
+from subfleet.rounds.live import AttemptTimes
 from subfleet.rounds.members import SILENT_SINCE, list_expected
-from subfleet.rounds.progress import Failed, Failing, Measuring, Searching, Tries, Waiting
+from subfleet.rounds.progress import Failed, FailedAttempts, Failing, Measuring, Searching, Waiting
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.rounds.state import ClientState, RunState, get_memory
 
@@ -39,32 +39,38 @@ def open_round(state: RunState, now_s: float) -> RunState:
         state.live,
         # An attempt without an answer is announced again, but it began with its first announcement.
         opened_s=state.live.opened_s if unanswered else now_s,
-        retries=state.live.retries if again else RetryTimes(),
+        attempt_times=state.live.attempt_times if again else AttemptTimes(),
     )
-    tries = state.tries if again else Tries(lost=state.tries.lost)
-    state = replace(state, round=state.aggregated_round + 1, clients=MappingProxyType({}), tries=tries, live=live)
+    failed_attempts = state.failed_attempts if again else FailedAttempts(lost=state.failed_attempts.lost)
+    state = replace(
+        state,
+        round=state.aggregated_round + 1,
+        clients=MappingProxyType({}),
+        failed_attempts=failed_attempts,
+        live=live,
+    )
     return state.enter(Measuring(), now_s)
 
 
 def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState:
     """The state after an attempt without an update: the run waits for the next attempt, or fails."""
-    before, times = state.tries, state.live.retries
+    before, times = state.failed_attempts, state.live.attempt_times
     if times.since_s is None:
-        times = RetryTimes(since_s=now_s, since_turn=state.turn)
+        times = AttemptTimes(since_s=now_s, since_attempt=state.run_attempt)
     failing = _update_failing(before.failing, state.clients)
     # The first reason says more than those that follow from it.
     first = {name: one.first for name, one in failing.items() if name in state.clients}
     waits_for = _group_reasons({**_list_reasons(state.clients), **first})
-    tries = Tries(retry=before.retry + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
-    live = replace(state.live, retries=replace(times, pause_s=_choose_pause_s(context, state)))
-    state = replace(state, tries=tries, live=live).enter(Waiting(), now_s)
+    failed_attempts = FailedAttempts(count=before.count + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing)
+    live = replace(state.live, attempt_times=replace(times, pause_s=_choose_pause_s(context, state)))
+    state = replace(state, failed_attempts=failed_attempts, live=live).enter(Waiting(), now_s)
     if _is_certain(context, state, now_s):
         failure = (
-            f"round {state.round} left nothing to aggregate in {tries.retry} attempts, and another would have the same "
-            f"outcome: {waits_for}; repair these devices, and start the run again"
+            f"round {state.round} left nothing to aggregate in {failed_attempts.count} attempts, and another would "
+            f"have the same outcome: {waits_for}; repair these devices, and start the run again"
         )
         return state.fail(failure, now_s)
-    tried, limit_s = state.turn - times.since_turn, context.config.deadlines.retry_s
+    tried, limit_s = state.run_attempt - times.since_attempt, context.config.deadlines.retry_s
     if max(now_s - (times.since_s or 0.0), _get_log_s(context, tried)) < limit_s:
         return state
     failure = (
@@ -96,7 +102,7 @@ def _update_failure(before: Failing | None, client: ClientState) -> Failing | No
 def _is_certain(context: RunContext, state: RunState, now_s: float) -> bool:
     """Whether every present device has failed for a lasting reason."""
     assigned = (name for name, client in state.clients.items() if client.stage != "missing")
-    there, failing = {*list_expected(context, state, now_s), *assigned}, state.tries.failing
+    there, failing = {*list_expected(context, state, now_s), *assigned}, state.failed_attempts.failing
     is_over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
     return is_over and len(there) >= context.config.min_clients
 
@@ -130,11 +136,13 @@ def _choose_pause_s(context: RunContext, state: RunState) -> float:
     waited_for = (client for client in state.clients.values() if not client.reason.startswith(SILENT_SINCE))
     if _get_log_s(context, 1) > 0 and all(client.stage == "skipped" for client in waited_for):
         return 0.0
-    return float(min(deadlines.pause_s * 2 ** min(state.tries.retry, _MOST_DOUBLINGS), deadlines.longest_pause_s))
+    return float(
+        min(deadlines.pause_s * 2 ** min(state.failed_attempts.count, _MOST_DOUBLINGS), deadlines.longest_pause_s)
+    )
 
 
-def _get_log_s(context: RunContext, turns: int) -> float:
-    return 0.0 if context.config.clock is None else turns * context.config.clock.step_s
+def _get_log_s(context: RunContext, attempts: int) -> float:
+    return 0.0 if context.config.clock is None else attempts * context.config.clock.step_s
 
 
 def is_over(context: RunContext, state: RunState) -> bool:
@@ -148,8 +156,8 @@ def resume_state(context: RunContext, state: RunState) -> RunState:
     A failed run is attempted again, a run with more rounds goes on, and a generation is scored by devices again.
     """
     if isinstance(state.at, Failed):
-        tries = replace(state.tries, failing=MappingProxyType({}))
-        return replace(state, at=Waiting(), tries=tries)
+        failed_attempts = replace(state.failed_attempts, failing=MappingProxyType({}))
+        return replace(state, at=Waiting(), failed_attempts=failed_attempts)
     if isinstance(state.at, Searching):
         return replace(state, clients=MappingProxyType({}))
     if state.phase in ("deploy", "finished") and not is_over(context, state):

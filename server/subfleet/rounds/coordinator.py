@@ -65,16 +65,16 @@ def build_round_info(context: RunContext, state: RunState, now_s: float) -> Roun
     if state.phase not in phases:
         return None
     phase, limit_s = phases[state.phase]
-    again = f".{state.retry}" if state.retry else ""
+    again = f".{state.attempt}" if state.attempt else ""
     return RoundInfo(
         run_id=context.run_id,
         round=state.round,
         round_count=context.config.total_rounds,
         phase=phase,
-        log_time_s=context.config.log_time_s(max(state.turn, 1)),
+        log_time_s=context.config.log_time_s(max(state.run_attempt, 1)),
         deadline_s=max(0.0, limit_s - (now_s - state.live.entered_s)),
         message_id=f"{context.run_id}/{state.round}{again}/{phase}",
-        retry=state.retry,
+        attempt=state.attempt,
         log_quantile=context.log_quantile if phase == "measure" else None,
         sample_bytes=context.sample_bytes,
     )
@@ -215,7 +215,7 @@ def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetr
     state = _with_member(state, client_id, member)
     if telemetry.round is None:
         return state, ()
-    if (telemetry.run_id, telemetry.round, telemetry.retry) != (context.run_id, state.round, state.retry):
+    if (telemetry.run_id, telemetry.round, telemetry.attempt) != (context.run_id, state.round, state.attempt):
         return state, (reply(client_id, message_id, "refused", f"round {telemetry.round} of that run is not open"),)
     if client_id in state.clients and state.clients[client_id].stage != "missing":
         return state, (reply(client_id, message_id, "duplicate"),)

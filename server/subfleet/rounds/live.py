@@ -181,17 +181,17 @@ class GenerationScores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryTimes:
+class AttemptTimes:
     """Times of the open round's lost attempts, which aggregated nothing, as far as this server has seen them.
 
     Attributes:
         since_s: monotonic time of the first one; None if there was none.
-        since_turn: the number of that attempt.
+        since_attempt: the number of that attempt.
         pause_s: seconds from the last one to the next attempt.
     """
 
     since_s: float | None = None
-    since_turn: int = 0
+    since_attempt: int = 0
     pause_s: float = 0.0
 
 
@@ -207,20 +207,20 @@ class LiveState:
         written_estimates: estimated costs of written programs by their keys, if the method has a search.
         scores: of the generation that devices are scoring; None if they score none.
         requested: the shared requests that are open.
-        begun_turn: the attempt in which the run's first networks were chosen.
+        begun_attempt: the attempt in which the run's first networks were chosen.
     """
 
     members: PersistentMap[FleetMember] = field(default_factory=PersistentMap)
     swept: Sweep = field(default_factory=Sweep)
     entered_s: float = 0.0
     opened_s: float = 0.0
-    retries: RetryTimes = field(default_factory=RetryTimes)
+    attempt_times: AttemptTimes = field(default_factory=AttemptTimes)
     estimates: Mapping[str, TargetEstimates] = field(default_factory=lambda: MappingProxyType({}))
     searches: Mapping[str, Search] = field(default_factory=lambda: MappingProxyType({}))
     written_estimates: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
     scores: GenerationScores | None = None
     requested: frozenset[Requested] = frozenset()
-    begun_turn: int = 0
+    begun_attempt: int = 0
 
     @classmethod
     def of_clients(cls, client_ids: Iterable[str], now_s: float) -> "LiveState":

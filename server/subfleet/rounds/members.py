@@ -139,7 +139,7 @@ def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunS
     are new, client states have changed, or one may have been silent for too long.
     """
     live, profiles = state.live, state.profiles
-    if now_s <= live.swept.until_s and live.swept.clients == (state.turn, state.phase):
+    if now_s <= live.swept.until_s and live.swept.clients == (state.run_attempt, state.phase):
         return state
     deadlines = context.config.deadlines
 
@@ -163,7 +163,7 @@ def forget_strangers(context: RunContext, state: RunState, now_s: float) -> RunS
                 count, values = count - 1, values - _count_values(profiles.get(name))
     members = live.members.without(gone)
     until_s = min((expires_s(name) for name in members if name not in state.last), default=math.inf)
-    swept = Sweep(until_s=until_s, clients=(state.turn, state.phase))
+    swept = Sweep(until_s=until_s, clients=(state.run_attempt, state.phase))
     return replace(state, profiles=profiles.without(gone), live=replace(live, members=members, swept=swept))
 
 

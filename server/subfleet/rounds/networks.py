@@ -180,7 +180,7 @@ def describe_networks(before: Iterable[Lineage], after: Iterable[Lineage]) -> tu
 
 def describe_readiness(context: RunContext, before: RunState, after: RunState) -> tuple[str, ...]:
     """A sentence for each network that can be trained from the next attempt on, as its first program is written."""
-    if (after.written is before.written and after.turn == before.turn) or not after.lineages:
+    if (after.written is before.written and after.run_attempt == before.run_attempt) or not after.lineages:
         return ()
     known = _list_trainable(context, before)
     born = [one.id for one in after.lineages if one.born_round and one.living]
@@ -193,7 +193,8 @@ def _list_trainable(context: RunContext, state: RunState) -> set[str]:
     return {
         one.program.size.network
         for one in state.written.values()
-        if one.facts.planned_peak_bytes is not None and NEVER < find_first_turn(context, one) <= state.turn + 1
+        if one.facts.planned_peak_bytes is not None
+        and NEVER < find_first_attempt(context, one) <= state.run_attempt + 1
     }
 
 
@@ -215,36 +216,36 @@ NEVER = 0
 """In place of an attempt: the program was not written in time for any."""
 
 
-def find_first_turn(context: RunContext, written: WrittenProgram) -> int:
+def find_first_attempt(context: RunContext, written: WrittenProgram) -> int:
     """The first attempt in which a program can be given; 0 for never."""
-    return context.config.programs_from.get(written.program.key, written.turn + 1)
+    return context.config.programs_from.get(written.program.key, written.run_attempt + 1)
 
 
 def is_available(context: RunContext, state: RunState, written: WrittenProgram) -> bool:
     """Whether a program was written early enough to be given in this attempt."""
-    return NEVER < find_first_turn(context, written) <= state.turn
+    return NEVER < find_first_attempt(context, written) <= state.run_attempt
 
 
 def has_awaited_programs(context: RunContext, state: RunState) -> bool:
     """Whether a round with all answers stays open for programs that are being written."""
     told = context.config.programs_from
     if told:
-        return any(NEVER < told.get(one.key, NEVER) <= state.turn + 1 for one in state.queue)
+        return any(NEVER < told.get(one.key, NEVER) <= state.run_attempt + 1 for one in state.queue)
     return bool(state.queue) and context.config.strict and context.roles.assigner.awaits_programs
 
 
-def list_first_turns(context: RunContext, state: RunState) -> Mapping[str, int]:
+def list_first_attempts(context: RunContext, state: RunState) -> Mapping[str, int]:
     """The first attempt of each program, by its key, as `Run.programs_from` takes them."""
-    found = {key: find_first_turn(context, one) for key, one in state.written.items()}
+    found = {key: find_first_attempt(context, one) for key, one in state.written.items()}
     return dict(sorted({**{one.key: NEVER for one in state.queue}, **found}.items()))
 
 
 def request_networks(context: RunContext, state: RunState) -> tuple[NetworksRequest, ...]:
     """Request the first networks before the clients of the first round are chosen; nothing if they are known."""
-    begun = state.aggregated_round or state.lineages or state.live.begun_turn == state.turn
+    begun = state.aggregated_round or state.lineages or state.live.begun_attempt == state.run_attempt
     if context.roles.networks.begin is None or begun or not _list_answered(state):
         return ()
-    return (NetworksRequest(turn=state.turn),)
+    return (NetworksRequest(run_attempt=state.run_attempt),)
 
 
 def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
@@ -295,10 +296,10 @@ def begin_with(
 
     The configured network may have been given to clients in an earlier attempt; nothing of it remains.
     """
-    if state.aggregated_round or state.lineages or request.turn != state.turn:
+    if state.aggregated_round or state.lineages or request.run_attempt != state.run_attempt:
         return state
     state = replace_lineages(context, state, lineages)
-    return replace(state, live=replace(state.live, begun_turn=state.turn))
+    return replace(state, live=replace(state.live, begun_attempt=state.run_attempt))
 
 
 def _list_answered(state: RunState) -> list[ClientState]:

@@ -190,7 +190,7 @@ def forget_refusals(state: RunState, client_id: str) -> RunState:
     if client_id in state.disks:
         disks = {name: size_bytes for name, size_bytes in state.disks.items() if name != client_id}
         state = replace(state, disks=MappingProxyType(disks))
-    if client_id in state.tries.failing:
-        failing = {name: one for name, one in state.tries.failing.items() if name != client_id}
-        state = replace(state, tries=replace(state.tries, failing=MappingProxyType(failing)))
+    if client_id in state.failed_attempts.failing:
+        failing = {name: one for name, one in state.failed_attempts.failing.items() if name != client_id}
+        state = replace(state, failed_attempts=replace(state.failed_attempts, failing=MappingProxyType(failing)))
     return state

@@ -67,7 +67,9 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
     # A strict run waits for those who went away, but begins no round on the strength of them.
     there = sum(holds_lease(context, state.live.members[name], now_s) for name in list_expected(context, state, now_s))
     if there >= context.config.min_clients:
-        paused = state.round > state.aggregated_round and now_s - state.live.entered_s < state.live.retries.pause_s
+        paused = (
+            state.round > state.aggregated_round and now_s - state.live.entered_s < state.live.attempt_times.pause_s
+        )
         return (state if paused else open_round(state, now_s)), ()
     if now_s - state.live.entered_s < context.config.deadlines.join_s:
         return state, ()

@@ -100,17 +100,17 @@ class Failing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tries:
-    """The attempts that aggregated nothing; their times are in `LiveState.retries`.
+class FailedAttempts:
+    """The attempts that aggregated nothing; their times are in `LiveState.attempt_times`.
 
     Attributes:
-        retry: number of such attempts of the open or last round.
+        count: number of such attempts of the open or last round.
         lost: the same of the whole run.
         waits_for: which clients did not take part in the last one, and why; empty once the round is aggregated.
         failing: the clients that fail in every attempt, see `continuing`.
     """
 
-    retry: int = 0
+    count: int = 0
     lost: int = 0
     waits_for: str = ""
     failing: Mapping[str, Failing] = field(default_factory=lambda: MappingProxyType({}))

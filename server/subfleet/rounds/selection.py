@@ -49,8 +49,8 @@ def select_clients(context: RunContext, state: RunState) -> tuple[RunState, froz
 
 def _draw_at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
     config = context.config
-    count, retry = config.clients_per_round, state.retry
-    return frozenset(draw_at_random(names, count, seed=config.seed, round_number=state.round, retry=retry))
+    count, attempt = config.clients_per_round, state.attempt
+    return frozenset(draw_at_random(names, count, seed=config.seed, round_number=state.round, attempt=attempt))
 
 
 def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
@@ -70,7 +70,7 @@ def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...])
             clients=tuple(_build_available(context, state, client, training, estimate) for client in able),
             count=config.clients_per_round,
             round=state.round,
-            retry=state.retry,
+            attempt=state.attempt,
             seed=config.seed,
             memory=get_memory(context, state),
             networks=MappingProxyType({one.network.id: one.network for one in list_networks(context, state)}),

@@ -94,8 +94,8 @@ class Close:
         result: of its aggregation.
         seconds: from its announcement until it was closed.
         exported: programs that were written in it.
-        turn: the number of this attempt, counted over the whole run.
-        retries: attempts of the round that aggregated nothing.
+        run_attempt: number of this attempt, counted over the whole run.
+        failed_attempts: attempts of the round that aggregated nothing.
         lineages: of the networks that the run had when the round began.
     """
 
@@ -104,8 +104,8 @@ class Close:
     seconds: float
     clients: tuple[ClientState, ...]
     exported: int = 0
-    turn: int = 0
-    retries: int = 0
+    run_attempt: int = 0
+    failed_attempts: int = 0
     lineages: tuple[Lineage, ...] = ()
 
 

@@ -48,8 +48,8 @@ def list_lacking(context: RunContext, state: RunState) -> tuple[CostRequest | Se
     unpriced = [wanted for target in sorted(targets) for wanted in request_estimates(context, state, target)]
     if unpriced or not targets:
         return tuple(unpriced)
-    found = state.explored_turn == state.turn and targets <= state.live.searches.keys()
-    return () if found else (SearchRequest(turn=state.turn),)
+    found = state.explored_attempt == state.run_attempt and targets <= state.live.searches.keys()
+    return () if found else (SearchRequest(run_attempt=state.run_attempt),)
 
 
 def request_new(state: RunState, wanted: Iterable[Requested]) -> Outcome:
@@ -80,9 +80,9 @@ def give_sizes(context: RunContext, state: RunState) -> Outcome:
 
 def _request_programs(context: RunContext, state: RunState) -> Outcome:
     """Request the programs that the round's clients lacked, for later rounds, once all clients have a size."""
-    if state.requested_turn == state.turn:
+    if state.requested_attempt == state.run_attempt:
         return state, ()
-    state = replace(state, requested_turn=state.turn)
+    state = replace(state, requested_attempt=state.run_attempt)
     if context.config.calibrates(state.round):
         return state, ()
     requested_programs = [client.first_wanted for client in state.clients.values() if client.first_wanted is not None]
@@ -121,7 +121,7 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
     new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
     for client in clients:
-        if client.stage != "answered" or client.offer.budget is None or state.explored_turn == state.turn:
+        if client.stage != "answered" or client.offer.budget is None or state.explored_attempt == state.run_attempt:
             continue
         target = client.offer.runtime
         ask = replace(build_question(context, state, client, search=searches[target]), estimate=recalled[target])

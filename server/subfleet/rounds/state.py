@@ -45,7 +45,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import LiveState, Requested
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
-from subfleet.rounds.progress import Failed, Phase, PhaseName, Searching, Tries, Waiting
+from subfleet.rounds.progress import Failed, FailedAttempts, Phase, PhaseName, Searching, Waiting
 from subfleet.rounds.work import ModelFile
 from subfleet.search.fitting import Obstacle
 from subfleet.search.query import FoundSize
@@ -253,12 +253,12 @@ class RunState:
         at: the phase.
         profiles: the profile of each client of the fleet.
         clients: client states of the open round, or of the deploy phase; while the run waits, of the last attempt.
-        tries: the attempts that aggregated nothing.
+        failed_attempts: the attempts that aggregated nothing.
         last: each client's state in the last round that aggregated its update; its own model follows from it.
         pool: sizes that the method's search has found so far, in the order in which they were found.
         written: the programs written so far, by their keys.
-        explored_turn: the last attempt that the search has explored sizes for; they are in the pool.
-        requested_turn: the last attempt in which all clients have a first size, so that programs were requested.
+        explored_attempt: the last attempt that the search has explored sizes for; they are in the pool.
+        requested_attempt: the last attempt in which all clients have a first size, so that programs were requested.
         queue: programs that are being written for later rounds.
         unfit: by "client/target/size's id", why the device's runtime cannot run the program that trains the size; by
             "client/score/target/size's id", the program that scores it. The device is not given the program again until
@@ -281,8 +281,8 @@ class RunState:
     clients: Mapping[str, ClientState] = field(default_factory=lambda: MappingProxyType({}))
     last: Mapping[str, ClientState] = field(default_factory=lambda: MappingProxyType({}))
     pool: tuple[FoundSize, ...] = ()
-    explored_turn: int = 0
-    requested_turn: int = 0
+    explored_attempt: int = 0
+    requested_attempt: int = 0
     queue: tuple[SizedProgram, ...] = ()
     written: Mapping[str, WrittenProgram] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, Obstacle] = field(default_factory=lambda: MappingProxyType({}))
@@ -293,7 +293,7 @@ class RunState:
     lineages: tuple[Lineage, ...] = ()
     settled: frozenset[str] = frozenset()
     evaluated: Mapping[str, LastEvaluation] = field(default_factory=lambda: MappingProxyType({}))
-    tries: Tries = field(default_factory=Tries)
+    failed_attempts: FailedAttempts = field(default_factory=FailedAttempts)
     live: LiveState = field(default_factory=LiveState)
 
     @property
@@ -312,14 +312,14 @@ class RunState:
         return self.at.generations if isinstance(self.at, Searching) else 0
 
     @property
-    def turn(self) -> int:
+    def run_attempt(self) -> int:
         """Number of the round attempt, counted over the whole run; replayed logs are read at its time."""
-        return self.round + self.tries.lost
+        return self.round + self.failed_attempts.lost
 
     @property
-    def retry(self) -> int:
+    def attempt(self) -> int:
         """Number of earlier attempts of the open round, which aggregated nothing."""
-        return self.tries.retry
+        return self.failed_attempts.count
 
     def with_clients(self, *clients: ClientState) -> "RunState":
         """The state with these client states added or replaced."""

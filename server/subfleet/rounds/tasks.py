@@ -152,7 +152,7 @@ def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds
         budget=_get_budget(client),
         deadline_s=max(0.0, limit - (now_s - state.live.entered_s)),
         message_id=task_id,
-        retry=state.retry,
+        attempt=state.attempt,
         classes=context.config.data.classes,
         transform=context.config.data.transform,
     )
@@ -190,4 +190,4 @@ def _get_budget(client: ClientState) -> Budget:
 
 
 def _name_attempt(context: RunContext, state: RunState) -> str:
-    return f"{context.run_id}/r{state.round}.{state.retry}" if state.retry else f"{context.run_id}/r{state.round}"
+    return f"{context.run_id}/r{state.round}.{state.attempt}" if state.attempt else f"{context.run_id}/r{state.round}"

@@ -113,14 +113,14 @@ class NetworksRequest:
     Results in a tuple of lineages; it is empty if the run begins with the configured network.
     """
 
-    turn: int
+    run_attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
     """Search sizes for the clients of an attempt, by the method. Results in `SearchResult`."""
 
-    turn: int
+    run_attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,12 +90,12 @@ class WrittenProgram:
     Attributes:
         program: identifies it; with a student, its plan is of both networks.
         facts: what is known of it.
-        turn: the round attempt in which it was written; it can be given from the next one on.
+        run_attempt: the attempt, counted over the run, in which it was written; it can be given from the next one on.
     """
 
     program: SizedProgram
     facts: ProgramFacts
-    turn: int
+    run_attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

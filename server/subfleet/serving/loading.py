@@ -19,7 +19,7 @@ from subfleet.methods.describing import describe_status
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.continuing import explain_early_end
-from subfleet.rounds.networks import list_first_turns, list_lineages
+from subfleet.rounds.networks import list_first_attempts, list_lineages
 from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState
 from subfleet.settings.sections import FirstWeights
@@ -111,5 +111,5 @@ def build_result(context: RunContext, state: RunState, journal: Journal, checkpo
         evaluations=evaluations,
         generations=journal.generations(),
         ended_early=explain_early_end(context, state),
-        programs_from=list_first_turns(context, state),
+        programs_from=list_first_attempts(context, state),
     )

@@ -18,11 +18,11 @@ from subfleet.rounds.state import RunState
 def describe_step(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """Sentences about the changes of a step."""
     yield from _data_told(context, before, after)
-    if after.tries.lost != before.tries.lost:
-        tries, pause_s = after.tries, after.live.retries.pause_s
+    if after.failed_attempts.lost != before.failed_attempts.lost:
+        failed_attempts, pause_s = after.failed_attempts, after.live.attempt_times.pause_s
         pause = f"in {pause_s:g} s" if pause_s else "at once"
         again = "" if after.phase == "failed" else f"; it is tried again {pause}"
-        yield f"round {before.round} left nothing to aggregate ({tries.waits_for}){again}"
+        yield f"round {before.round} left nothing to aggregate ({failed_attempts.waits_for}){again}"
     for name, excluded in after.outliers.excluded.items():
         if before.outliers.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
@@ -49,7 +49,7 @@ def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterat
             yield f"client {name} joined: {profile.device}, {runtimes}, {profile.sample_count} samples"
         if warning := find_scale_warning(context, profile):
             yield f"client {name}: {warning}"
-    if after.phase == "train" != before.phase and after.round == 1 and not after.retry:
+    if after.phase == "train" != before.phase and after.round == 1 and not after.attempt:
         yield from compare_peers(
             context, {name: after.profiles[name] for name in after.clients if name in after.profiles}
         )

@@ -134,7 +134,7 @@ class Run:
     deadlines: Deadlines = field(default_factory=Deadlines, metadata=CHANGEABLE)
     max_attempts: Positive = 3
     exports_per_round: Positive = 4
-    programs_from: dict[str, Annotated[int, Range(least=0, words="a turn, or 0 for never")]] = field(
+    programs_from: dict[str, Annotated[int, Range(least=0, words="an attempt, or 0 for never")]] = field(
         default_factory=dict
     )
     targets: Annotated[tuple[str, ...], Length(least=1)] = ("onnx", "executorch")
@@ -213,9 +213,9 @@ class Run:
         rate = self.training.learning_rate * self.learning_rate_decay ** (round_number - 1 - measured)
         return replace(self.training, learning_rate=rate, seed=self.seed)
 
-    def log_time_s(self, turn: int) -> float | None:
+    def log_time_s(self, run_attempt: int) -> float | None:
         """The time of replayed logs in an attempt, counted from 1; None for live readings."""
-        return None if self.clock is None else self.clock.start_s + (turn - 1) * self.clock.step_s
+        return None if self.clock is None else self.clock.start_s + (run_attempt - 1) * self.clock.step_s
 
     def fingerprint(self) -> str:
         """All settings that determine the outcome, as canonical JSON; a run is only resumed with the same.

@@ -96,7 +96,7 @@ class OutlierSettings:
         loss_factor: a round has diverged if its evaluation loss is larger than this multiple of the previous loss, or
             of the loss of guessing if that is larger; 0 only checks that losses are finite.
         exclusion_rounds: number of rounds that a client is excluded for after an excluded update.
-        spoiled_tries: the run fails after this many consecutive diverged attempts.
+        spoiled_attempts: the run fails after this many consecutive diverged attempts.
     """
 
     outliers: Outliers = field(default="auto", metadata=ADDED_LATER)
@@ -109,7 +109,7 @@ class OutlierSettings:
         Condition(accepts=lambda factor: factor == 0 or 1 < factor < math.inf, words="above 1, or 0 for no limit"),
     ] = 10.0
     exclusion_rounds: Count = 3
-    spoiled_tries: Positive = 3
+    spoiled_attempts: Positive = 3
 
     @property
     def alters(self) -> bool:

@@ -107,7 +107,7 @@ def test_who_waits_is_explored_where_there_are_no_others() -> None:
 def test_a_round_that_is_tried_again_explores_others() -> None:
     clients = tuple(client(name) for name in NAMES)
     first = OORT.select(SelectionContext(clients=clients, count=10, round=1, memory=OORT.roles().memory.initial))
-    again = OORT.select(SelectionContext(clients=clients, count=10, round=1, retry=1, memory=first.memory))
+    again = OORT.select(SelectionContext(clients=clients, count=10, round=1, attempt=1, memory=first.memory))
     assert set(first.clients) | set(again.clients) == set(NAMES)
 
 

@@ -141,7 +141,7 @@ def test_a_turn_that_came_to_nothing_leaves_nothing_of_the_configured_network() 
     state = measuring(context)
     for turn, budgets in enumerate(((10**9, 10**9, 10**9), (10, 10**9, 10**9))):
         for name, memory_bytes in zip(CLIENTS, budgets, strict=True):
-            message = telemetry(context, name, memory_bytes=memory_bytes, retry=turn)
+            message = telemetry(context, name, memory_bytes=memory_bytes, attempt=turn)
             state, actions = step(context, state, message, 2.0)
             state, _ = looked_around(context, state, actions, 2.0)
         assert state.phase == "train"
@@ -149,7 +149,7 @@ def test_a_turn_that_came_to_nothing_leaves_nothing_of_the_configured_network() 
             for name in CLIENTS:
                 state, _ = step(context, state, prepared(context, state, name, planned_peak_bytes=10**10), 2.0)
             assert [one.program.size.network for one in state.written.values()] == [""], "it is known to be too large"
-            assert (state.phase, state.tries.retry) == ("measure", 1)
+            assert (state.phase, state.failed_attempts.count) == ("measure", 1)
     assert [(one.id, one.living) for one in state.lineages] == [("", False), ("m0", True)]
     assert not state.written
     assert {client.size.network for client in state.clients.values() if client.size is not None} == {"m0"}

@@ -20,11 +20,10 @@ from subfleet.device_profiles import ReplayedLog
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.announcing import build_profile
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import create_trainers
-from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
@@ -296,7 +295,7 @@ class _Stage:
             step_s = LEAST_STEP_S if moved else min(2 * step_s, MOST_STEP_S)
             self.clock.advance(step_s)
         state = self.server.state
-        waits_for = f" and waits for {state.tries.waits_for}" if state.tries.waits_for else ""
+        waits_for = f" and waits for {state.failed_attempts.waits_for}" if state.failed_attempts.waits_for else ""
         raise RunError(
             f"the run did not end within {most_turns} turns: it stands in phase {state.phase!r} of round "
             f"{state.round} after {self.clock():.0f} logical seconds{waits_for}; allow more turns or shorten the "

@@ -47,14 +47,14 @@ LITTLE = 10
 def measuring_again(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Everybody says again what it can give."""
     for name in CLIENTS:
-        state, _ = step(context, state, telemetry(context, name, state.round, retry=state.retry), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)
     return state
 
 
 def starved(context: RunContext, state: RunState, now_s: float) -> RunState:
     """Nobody has memory for anything."""
     for name in CLIENTS:
-        state, _ = step(context, state, telemetry(context, name, state.round, LITTLE, retry=state.retry), now_s)
+        state, _ = step(context, state, telemetry(context, name, state.round, LITTLE, attempt=state.attempt), now_s)
     return state
 
 
@@ -107,8 +107,8 @@ def test_a_round_without_anything_to_aggregate_is_tried_again_under_its_number(
     end: Callable[[RunContext, RunState, float], RunState], why: str
 ) -> None:
     state = end(LIVE, measuring_again(LIVE, measuring(LIVE), 2.0), 3.0)
-    assert (state.phase, state.round, state.aggregated_round, state.retry) == ("waiting", 1, 0, 1)
-    assert state.tries.waits_for == f"ada, bob, cyd {why}"
+    assert (state.phase, state.round, state.aggregated_round, state.attempt) == ("waiting", 1, 0, 1)
+    assert state.failed_attempts.waits_for == f"ada, bob, cyd {why}"
     early, _ = step(LIVE, state, Tick(), state.live.entered_s + 0.9)
     assert early.phase == "waiting"
     assert build_round_info(LIVE, early, state.live.entered_s) is None
@@ -116,13 +116,13 @@ def test_a_round_without_anything_to_aggregate_is_tried_again_under_its_number(
     assert (state.phase, state.round, dict(state.clients)) == ("measure", 1, {})
     info = build_round_info(LIVE, state, state.live.entered_s)
     assert info is not None
-    assert (info.round, info.retry, info.phase, info.message_id) == (1, 1, "measure", "run/1.1/measure")
+    assert (info.round, info.attempt, info.phase, info.message_id) == (1, 1, "measure", "run/1.1/measure")
 
 
 def test_nobody_with_room_for_anything_is_no_round_either() -> None:
     state = starved(LIVE, measuring(LIVE), 2.0)
-    assert (state.phase, state.round, state.aggregated_round, state.retry) == ("waiting", 1, 0, 1)
-    assert state.tries.waits_for.startswith("ada, bob, cyd skipped: no submodel fits: the smallest needs")
+    assert (state.phase, state.round, state.aggregated_round, state.attempt) == ("waiting", 1, 0, 1)
+    assert state.failed_attempts.waits_for.startswith("ada, bob, cyd skipped: no submodel fits: the smallest needs")
 
 
 def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_a_sentence() -> None:
@@ -130,7 +130,7 @@ def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_
     state, pauses = measuring(context), []
     while state.phase != "failed":
         state = starved(context, state, state.live.entered_s)
-        paused_s = state.live.retries.pause_s
+        paused_s = state.live.attempt_times.pause_s
         if state.phase == "waiting":
             pauses.append(paused_s)
             state, _ = step(context, state, Tick(), state.live.entered_s + paused_s)
@@ -149,9 +149,9 @@ def test_the_deadline_of_the_next_round_begins_anew() -> None:
     state = starved(context, measuring(context), 2.0)
     state, _ = step(context, state, Tick(), 3.0)
     state = aggregated(context, measuring_again(context, state, 20.0), 20.0)
-    assert (state.phase, state.round, state.retry, state.tries.waits_for) == ("measure", 2, 0, "")
+    assert (state.phase, state.round, state.attempt, state.failed_attempts.waits_for) == ("measure", 2, 0, "")
     state = starved(context, state, 44.0)
-    assert (state.phase, state.retry, state.live.retries.pause_s) == ("waiting", 1, 1.0)
+    assert (state.phase, state.attempt, state.live.attempt_times.pause_s) == ("waiting", 1, 1.0)
 
 
 def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
@@ -176,32 +176,32 @@ def test_each_try_reads_replayed_logs_one_step_later_at_once_and_rounds_after_it
     state = starved(LOGS, starved(LOGS, measuring(LOGS), 2.0), 2.0)
     info = build_round_info(LOGS, state, 2.0)
     assert info is not None
-    assert (info.round, info.retry, info.phase, info.log_time_s) == (1, 2, "measure", 25.0)
+    assert (info.round, info.attempt, info.phase, info.log_time_s) == (1, 2, "measure", 25.0)
     state = aggregated(LOGS, measuring_again(LOGS, state, 2.0), 2.0)
     info = build_round_info(LOGS, state, 2.0)
     assert info is not None
-    assert (info.round, info.retry, info.phase, info.log_time_s) == (2, 0, "measure", 35.0)
+    assert (info.round, info.attempt, info.phase, info.log_time_s) == (2, 0, "measure", 35.0)
 
 
 def test_the_deadline_counts_the_seconds_of_replayed_logs() -> None:
     state = measuring(LOGS)
-    for tries in range(1, 5):
+    for count in range(1, 5):
         assert state.phase == "measure"
         state = starved(LOGS, state, 2.0)
-        assert state.tries.lost == tries
+        assert state.failed_attempts.lost == count
     assert state.phase == "failed"
     assert "for 35 s, in 4 attempts" in state.failure
 
 
 def test_what_logs_did_not_decide_takes_time_under_a_logical_clock_as_well() -> None:
     state = refused(LOGS, measuring_again(LOGS, measuring(LOGS), 2.0), 3.0)
-    assert (state.phase, state.live.retries.pause_s) == ("waiting", 1.0)
+    assert (state.phase, state.live.attempt_times.pause_s) == ("waiting", 1.0)
 
 
 def test_a_clock_that_stands_still_is_no_reason_to_try_at_once() -> None:
     context = context_of(clock=LogClock(step_s=0.0))
     state = starved(context, measuring(context), 2.0)
-    assert (state.phase, state.live.retries.pause_s) == ("waiting", 1.0)
+    assert (state.phase, state.live.attempt_times.pause_s) == ("waiting", 1.0)
 
 
 def test_answers_to_an_earlier_try_do_not_count() -> None:
@@ -213,13 +213,13 @@ def test_answers_to_an_earlier_try_do_not_count() -> None:
     for name in CLIENTS:
         before = replace(telemetry(LIVE, name), message_id="old")
         assert replies(step(LIVE, state, before, 700.0)[1]) == ["refused"]
-        state, actions = step(LIVE, state, telemetry(LIVE, name, retry=1), 700.0)
+        state, actions = step(LIVE, state, telemetry(LIVE, name, attempt=1), 700.0)
         assert replies(actions) == ["accepted"]
     sent: list[Task] = []
     for name in CLIENTS:
         state, actions = step(LIVE, state, prepared(LIVE, state, name), 700.0)
         sent += [action.task for action in actions if isinstance(action, SendTask)]
-    assert [(one.task_id, one.round, one.retry) for one in sent] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
+    assert [(one.task_id, one.round, one.attempt) for one in sent] == [(f"run/r1.1/{name}/0", 1, 1) for name in CLIENTS]
     assert replies(
         step(LIVE, state, RequestDone(request=CheckRequest(update=late), result=ChangeSize()), 701.0)[1]
     ) == ["refused"]
@@ -232,16 +232,16 @@ def test_a_program_that_could_not_be_written_is_not_asked_for_again_in_the_next_
     first = size_of(state.clients["ada"])
     for name in CLIENTS:
         state, _ = step(LIVE, state, task_failed(state, name), 2.0)
-    assert state.tries.waits_for == "ada, bob, cyd skipped: export failed: no"
+    assert state.failed_attempts.waits_for == "ada, bob, cyd skipped: export failed: no"
     state = measuring_again(LIVE, step(LIVE, state, Tick(), 3.0)[0], 3.0)
     assert {size_of(client) for client in state.clients.values()} == {LIVE.space[-2].architecture_id} != {first}
 
 
 def test_another_try_draws_other_clients() -> None:
     names = [f"c{place}" for place in range(40)]
-    draws = {drawn(names, 3, seed=1, round_number=2, retry=retry) for retry in range(4)}
+    draws = {drawn(names, 3, seed=1, round_number=2, attempt=attempt) for attempt in range(4)}
     assert len(draws) == 4
-    assert drawn(names, 3, seed=1, round_number=2) == drawn(names, 3, seed=1, round_number=2, retry=0)
+    assert drawn(names, 3, seed=1, round_number=2) == drawn(names, 3, seed=1, round_number=2, attempt=0)
 
 
 def test_what_is_lacking_is_told_shortly_and_the_most_frequent_first() -> None:
@@ -269,9 +269,9 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
         journal.save(before, after)
         loaded = journal.load(9.0)
         assert (loaded.phase, loaded.round, dict(loaded.clients)) == (after.phase, after.round, dict(after.clients))
-        assert (loaded.retry, loaded.turn) == (after.retry, after.turn)
-        assert loaded.tries.waits_for == after.tries.waits_for
-        assert loaded.live.retries.since_s is None  # a server that starts again has its deadlines anew
+        assert (loaded.attempt, loaded.run_attempt) == (after.attempt, after.run_attempt)
+        assert loaded.failed_attempts.waits_for == after.failed_attempts.waits_for
+        assert loaded.live.attempt_times.since_s is None  # a server that starts again has its deadlines anew
         return after
 
     state = moved(RunState(), training(LIVE))
@@ -286,7 +286,7 @@ def test_the_journal_knows_the_tries_and_forgets_who_answered_in_them(tmp_path: 
     state = moved(state, step(LIVE, state, event, 700.0)[0])
     state = moved(state, step(LIVE, state, Tick(), 701.0)[0])
     assert journal.update_digests(since_round=1) == set()
-    state = moved(state, step(LIVE, state, telemetry(LIVE, "ada", retry=1), 702.0)[0])
+    state = moved(state, step(LIVE, state, telemetry(LIVE, "ada", attempt=1), 702.0)[0])
     assert set(journal.load(9.0).clients) == {"ada"}
 
 
@@ -312,7 +312,7 @@ def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Pa
     world = finished(World(tmp_path, config(rounds=2, deploy_targets=()), short_until(120.0)))
     result = world.server.result()
     assert result.finished
-    assert [(record.round, record.log_time_s, record.retries) for record in result.rounds] == [
+    assert [(record.round, record.log_time_s, record.failed_attempts) for record in result.rounds] == [
         (1, 120.0, 12),
         (2, 130.0, 0),
     ]
@@ -341,10 +341,10 @@ def test_killed_and_taken_up_in_its_tries_a_run_ends_with_the_same_bits(tmp_path
         world.turn()
     assert kills == 10
     assert world.model_bytes() == calm.model_bytes()
-    times = [(record.log_time_s, record.retries) for record in world.server.result().rounds]
+    times = [(record.log_time_s, record.failed_attempts) for record in world.server.result().rounds]
     assert (
         times
-        == [(record.log_time_s, record.retries) for record in calm.server.result().rounds]
+        == [(record.log_time_s, record.failed_attempts) for record in calm.server.result().rounds]
         == [(60.0, 6), (70.0, 0)]
     )
 
@@ -355,16 +355,16 @@ def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path
     begun_s = world.clock.now_s
     for device in world.devices.values():
         device.behaviour.memory_budget_bytes = lambda _: LITTLE if world.clock.now_s - begun_s < 60.0 else PLENTY_BYTES
-    world.run(until=lambda: world.server.state.retry == 4)
+    world.run(until=lambda: world.server.state.attempt == 4)
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
         (run,) = httpx.get(f"{url}/api/runs").json()
         page = httpx.get(url).text
-    assert (run["phase"], run["round"], run["retry"], run["lost"]) == ("waiting", 1, 4, 4)
+    assert (run["phase"], run["round"], run["attempt"], run["lost"]) == ("waiting", 1, 4, 4)
     assert run["waits_for"].startswith("ada, bob, cyd skipped: no submodel fits")
     assert "tried 4 times and waits for ada, bob, cyd skipped" in page
     (record,) = finished(world).server.result().rounds
     assert world.clock.now_s - begun_s > 60.0
-    assert record.retries == 6  # after 1, 2, 4, 8, 16 and 32 seconds
+    assert record.failed_attempts == 6  # after 1, 2, 4, 8, 16 and 32 seconds
     assert {row.status for row in record.clients} == {"aggregated"}
 
 
@@ -378,7 +378,7 @@ def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) ->
     )
     world.kill_server()
     (record,) = finished(world).server.result().rounds
-    assert (world.server.state.phase, record.log_time_s, record.retries) == ("finished", 80.0, 8)
+    assert (world.server.state.phase, record.log_time_s, record.failed_attempts) == ("finished", 80.0, 8)
 
 
 @pytest.mark.slow
@@ -392,7 +392,7 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
         return ("failed", None)
 
     world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
-    world.run(until=lambda: world.server.state.retry == 1 and world.server.state.phase == "measure")
+    world.run(until=lambda: world.server.state.attempt == 1 and world.server.state.phase == "measure")
     assert (world.server.state.round, world.server.state.aggregated_round) == (2, 1)
     info = build_round_info(world.context, world.server.state, world.clock.now_s)
     assert info is not None

@@ -8,9 +8,9 @@ from subfleet.agent.actions import Fetch, Keep, MeasureForRound, Publish, Settle
 from subfleet.protocol.messages import Ack, RoundInfo
 
 
-def again(retry: int = 1, phase: str = "measure", log_time_s: float = 20.0) -> RoundInfo:
+def again(attempt: int = 1, phase: str = "measure", log_time_s: float = 20.0) -> RoundInfo:
     info = announce(1, phase, log_time_s=log_time_s)  # type: ignore[arg-type]  # one of its Literals
-    return replace(info, retry=retry, message_id=f"run/1.{retry}/{phase}")
+    return replace(info, attempt=attempt, message_id=f"run/1.{attempt}/{phase}")
 
 
 def test_a_round_that_is_tried_again_is_answered_again_at_its_new_log_time() -> None:
@@ -20,7 +20,7 @@ def test_a_round_that_is_tried_again_is_answered_again_at_its_new_log_time() -> 
     assert one(actions, MeasureForRound).info.log_time_s == 20.0
     assert one(actions, Settle).message_id == first.message_id
     second = one(actions, Keep).message
-    assert (second.round, second.retry, second.log_time_s) == (1, 1, 20.0)
+    assert (second.round, second.attempt, second.log_time_s) == (1, 1, 20.0)
     assert second.message_id != first.message_id
     assert [entry.message for entry in agent.state.pending] == [second]
 
@@ -40,10 +40,10 @@ def test_a_task_of_an_earlier_try_is_refused_and_one_of_a_later_try_waits_for_it
     old = one(agent.hear(train_task("old")), Publish).message
     assert isinstance(old, Ack)
     assert (old.status, old.reason) == ("refused", "a newer round is under way")
-    early = train_task("early", retry=2)
+    early = train_task("early", attempt=2)
     assert not any(isinstance(action, Fetch) for action in agent.hear(early))
     assert any(isinstance(action, Fetch) for action in agent.hear(again(2, "train")))
-    assert kinds(agent.hear(train_task("late", retry=1))) == ["Publish"]
+    assert kinds(agent.hear(train_task("late", attempt=1))) == ["Publish"]
     assert agent.state.current is not None
     assert agent.state.current.task == early
 
@@ -59,7 +59,7 @@ def test_a_training_of_an_earlier_try_is_stopped_when_the_next_one_is_announced(
 def test_models_that_follow_a_round_of_several_tries_are_taken() -> None:
     agent = connected()
     agent.hear(again(3, "train"))
-    agent.hear(train_task("t", retry=3))
-    agent.hear(replace(deploy_task("d"), round=1, retry=3))
+    agent.hear(train_task("t", attempt=3))
+    agent.hear(replace(deploy_task("d"), round=1, attempt=3))
     assert agent.state.current is not None
     assert agent.state.current.task.task_id == "d"
