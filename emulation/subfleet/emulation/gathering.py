@@ -70,7 +70,7 @@ class GatheredRun:
     faults: Faults = field(default_factory=Faults)
 
     @property
-    def told_by(self) -> Dataset:
+    def test_samples(self) -> Dataset:
         """Of the server's held-out samples those that all that is told of the model goes by: none for validation."""
         count = self.run.data.validation_samples
         return self.evaluation.split_off(count)[0] if count else self.evaluation
@@ -103,13 +103,13 @@ def gather_run(run: Run) -> GatheredRun:
     pieces, evaluation = _pieces(run, [device.id for device in wanted if not device.data])
     devices = []
     for settings in run.fleet.devices:
-        for device, taken in zip(settings.each(), _taken(run, settings), strict=True):
+        for device, taken in zip(settings.each(), _list_profiles(run, settings), strict=True):
             data = _read(run, device.data) if device.data else pieces[device.id]
             devices.append(_device(run, device, taken, data))
     return GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
 
 
-def _taken(run: Run, settings: DeviceSettings) -> Sequence[PopulationDevice]:
+def _list_profiles(run: Run, settings: DeviceSettings) -> Sequence[PopulationDevice]:
     """Profile and log of each of the devices that some settings describe."""
     if settings.population:
         population, folder = load_population(settings.population), find_data_folders().given
@@ -128,8 +128,8 @@ def _steady(reading: Reading, device: str) -> ResourceLog:
     return ResourceLog(device=device, source="set in the run's file", licence="none", rows=rows)
 
 
-def _device(run: Run, settings: DeviceSettings, taken: PopulationDevice, data: Dataset) -> EmulatedDevice:
-    profile = taken.profile
+def _device(run: Run, settings: DeviceSettings, described: PopulationDevice, data: Dataset) -> EmulatedDevice:
+    profile = described.profile
     if settings.architecture is not None:
         profile = replace(profile, architecture=settings.architecture, network="")
     if settings.network is not None:
@@ -141,7 +141,7 @@ def _device(run: Run, settings: DeviceSettings, taken: PopulationDevice, data: D
         client_id=settings.id,
         profile=profile,
         data=train,
-        log=taken.log,
+        log=described.log,
         runtime=settings.runtime,
         test=test,
         tier=settings.tier or profile.name,
