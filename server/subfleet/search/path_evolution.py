@@ -113,13 +113,8 @@ class _Evolution:
         tier: Tier,
         seed: int,
     ) -> None:
-        self._settings, self._choices, self._count_macs, self._tier, self._seed = (
-            settings,
-            choices,
-            count_macs,
-            tier,
-            seed,
-        )
+        self._settings, self._choices, self._tier, self._seed = settings, choices, tier, seed
+        self._count_macs = count_macs
         self._counts = np.array([len(operators) for operators in choices])
         self._rng = np.random.default_rng(seed)
         self._known: dict[Path, None] = {}
