@@ -81,7 +81,7 @@ class Task:
         train = Dataset(inputs=np.concatenate(inputs), labels=np.concatenate(labels))
         if spoil == "labels":
             train = replace(train, labels=np.random.default_rng(run.seed).permutation(train.labels))
-        return cls(run=run, train=train, test=everything.test_samples)
+        return cls(run=run, train=train, test=everything.samples)
 
     def accuracy(self, module: nn.Module, *, epochs: int, batch_size: int, learning_rate: float) -> float:
         """Of a module, after it was trained here."""

@@ -155,7 +155,7 @@ def _ended(method: str, folder: Path, rounds: int, seed: int, *, liars: bool) ->
         for device in game.devices:
             name = device.client_id
             command = _member(name, broker, files, folder)
-            arguments = command.arguments()
+            arguments = command.build_arguments()
             if name in LIARS:
                 arguments = [sys.executable, str(_LIAR), *_liar_arguments(command)]
             processes[name] = _started(stack, arguments, folder / f"{name}.txt")

@@ -24,18 +24,18 @@ NOT_A_NUMBER = np.where(np.arange(24).reshape(4, 6) == 7, np.nan, 0).astype(np.f
     ("arrays", "words"),
     [
         ({"x": np.array([[1, "a"]] * 4, object), "y": Y}, "not a readable .npz file"),
-        ({"x": NOT_A_NUMBER, "y": Y}, "inputs hold a value that is not finite"),
-        ({"x": X + np.float32(np.inf), "y": Y}, "inputs hold a value that is not finite"),
+        ({"x": NOT_A_NUMBER, "y": Y}, "inputs contain a value that is not finite"),
+        ({"x": X + np.float32(np.inf), "y": Y}, "inputs contain a value that is not finite"),
         ({"x": X.astype(np.complex64), "y": Y}, "inputs are complex64"),
         ({"x": X.astype(bool), "y": Y}, "inputs are bool"),
         ({"x": X.astype("U1"), "y": Y}, "inputs are <U1"),
-        ({"x": X[:0], "y": Y[:0]}, "must hold one value or more"),
+        ({"x": X[:0], "y": Y[:0]}, "must contain at least one value"),
         ({"x": X, "y": Y[:3]}, "labels are int64 of shape"),
         ({"x": X, "y": Y - 1}, "a label is -1"),
         ({"x": X, "y": Y.astype("M8[s]")}, "labels are datetime64"),
         ({"x": np.full((4, 6), 1e39), "y": Y}, "not finite"),
         ({"x": (X - 1).astype(np.int64), "y": Y}, "indices must be 0 or more"),
-        ({"x": X, "labels": Y}, "must hold x and y"),
+        ({"x": X, "labels": Y}, "must contain x and y"),
     ],
 )
 def test_a_device_says_what_is_wrong_with_its_arrays(

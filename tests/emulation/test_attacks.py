@@ -45,9 +45,9 @@ def test_replacement_puts_the_attackers_model_in_place_of_the_mean() -> None:
         others = np.zeros_like(array)
         mean = (weights[0] * sent[name] + weights[1] * others + weights[2] * others) / sum(weights)
         np.testing.assert_allclose(array + mean, wanted[name], atol=1e-6)
-    with pytest.raises(ConfigError, match="weighs 0 of 3"):
+    with pytest.raises(ConfigError, match="weight is 0, but must be above 0 and at most 3"):
         scale_to_replace(shared, 0, 3)
-    with pytest.raises(ConfigError, match="at most all"):
+    with pytest.raises(ConfigError, match="weight is 4, but must be above 0 and at most 3"):
         scale_to_replace(shared, 4, 3)
 
 
@@ -85,5 +85,5 @@ def test_what_cannot_carry_a_trigger_is_refused() -> None:
     with pytest.raises(DataError, match="3 pixels or more"):
         add_trigger(images(shape=(6,)), 0, 0.5, seed=0)
     for target, fraction in ((0, 1.5), (0, float("nan")), (-1, 0.5)):
-        with pytest.raises(ConfigError, match="share from 0 to 1"):
+        with pytest.raises(ConfigError, match="both must be at least 0, and fraction at most 1"):
             add_trigger(images(), target, fraction, seed=0)

@@ -18,12 +18,11 @@ from subfleet.device_profiles import ReplayedLog, load_profile
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.announcing import build_profile
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.client_processes import ClientCommand
-from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
@@ -196,12 +195,12 @@ def test_a_client_process_is_told_what_it_declares(tmp_path: Path) -> None:
         state=tmp_path,
         runtime="onnx",
     )
-    told = replace(plain, declares=canonical_json(architecture).decode()).arguments()
+    told = replace(plain, declares=canonical_json(architecture).decode()).build_arguments()
     assert (
         declare_architecture(load_profile("laptop"), told[told.index("--architecture") + 1]).architecture
         == architecture
     )
-    assert "--architecture" not in plain.arguments()
+    assert "--architecture" not in plain.build_arguments()
 
 
 class Limited(RuntimeTrainer):
@@ -315,7 +314,7 @@ def test_the_bits_are_those_of_devices_in_real_time(exports: LazyExports, tmp_pa
 
 def test_impossible_descriptions_are_refused() -> None:
     ada = client("ada", 0, LARGE_BYTES)
-    with pytest.raises(ConfigError, match=r"client ids are \['ada'\] more than once"):
+    with pytest.raises(ConfigError, match=r"client ids \['ada'\] are used more than once"):
         GatheredRun(run=config(), devices=(ada, ada, ada), evaluation=part(10))
     with pytest.raises(ConfigError, match="there are 1 clients, but a round needs 3"):
         GatheredRun(run=config(), devices=(ada,), evaluation=part(10))

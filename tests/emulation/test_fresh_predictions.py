@@ -61,7 +61,7 @@ def test_a_process_that_ctrl_c_has_ended_ends_the_run_as_interrupted(process: Pa
             "subfleet-edge: the data are gone",
         ),
         ("kill -KILL $$", "it was killed by signal 9"),
-        ("exit 3", "it ended with exit code 3 and said nothing"),
+        ("exit 3", "it ended with exit code 3 and no message"),
     ],
 )
 def test_a_process_that_fails_gives_its_reason(process: Path, does: str, reason: str) -> None:

@@ -11,9 +11,8 @@ from subfleet import tasks
 from subfleet.device_profiles import load_log, load_profile
 from subfleet.device_profiles.drawing import draw_devices
 from subfleet.device_profiles.populations import load_population
-from subfleet.emulation.batch.announcing import build_profile
 from subfleet.emulation.files import write_files
-from subfleet.emulation.gathering import gather_run
+from subfleet.emulation.gathering import build_profile, gather_run
 from subfleet.emulation.processes import run_processes
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
@@ -123,7 +122,7 @@ def test_samples_of_one_s_own_are_split_as_those_of_a_known_data_set_are(tmp_pat
     again = gather_run(with_devices(*two, name="", train="digits:train", test="digits:test"))
     for one, other in zip(named.devices, again.devices, strict=True):
         assert one.data.inputs.tobytes() == other.data.inputs.tobytes()
-    with pytest.raises(ConfigError, match=r"data\.name and data\.train are empty, but 'a' has no samples of its own"):
+    with pytest.raises(ConfigError, match="train are empty, but the device 'a' has no samples of its own"):
         gather_run(with_devices(*two, name="", test="digits:test"))
 
 

@@ -1,11 +1,11 @@
-"""What an experiment leaves behind, whatever becomes of the devices' own models."""
+"""The results of a run are written even if devices' models are missing."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from subfleet.emulation.processes import _fetched
+from subfleet.emulation.processes import find_fetched_model
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import DeployedModel, RoundRecord, RunResult
 from subfleet.protocol.errors import RunError
@@ -51,7 +51,7 @@ def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> Non
             result,
             GuardedObserver(Silent()),
             figures=dict,
-            file_of=lambda model: _fetched(tmp_path / "run", "r", model),
+            file_of=lambda model: find_fetched_model(tmp_path / "run", "r", model),
         )
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["accuracy"] == 0.5
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"weights"

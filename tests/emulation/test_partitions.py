@@ -143,7 +143,7 @@ def test_iid_and_natural_need_no_class() -> None:
         ("dirichlet", 500, "cannot be split"),
         ("iid", 601, "use fewer clients"),
         ("pathological", 5, "use 6 clients or more"),
-        ("natural", 21, "use 20 or fewer"),
+        ("natural", 21, "use 20 clients or fewer"),
     ],
 )
 def test_what_cannot_be_split_says_why(name: str, clients: int, words: str) -> None:

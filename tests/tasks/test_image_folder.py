@@ -68,7 +68,7 @@ def test_folders_are_mapped_to_a_models_classes_by_their_names(
     [
         ((), 8, "the run knows no class '8': its classes are the numbers 0 to 7; rename or remove"),
         (("seven", "8"), 2, "the run knows no class '7': its classes are 'seven', '8'; rename or remove"),
-        (None, 3, "names 2 classes, but the model has 3; name all of them in `classes` of the run's file"),
+        (None, 3, "names 2 classes, but the model has 3; name all of them in `classes` of the run file"),
     ],
 )
 def test_folders_of_no_class_of_the_model_are_refused(
@@ -159,7 +159,7 @@ def test_a_huge_image_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatc
     write_image(tmp_path / "a" / "1.png", size=(40, 40))
     monkeypatch.setattr(pictures, "MAX_IMAGE_PIXELS", 1599)
     monkeypatch.setattr(image_folder, "read_pixels", None)
-    with pytest.raises(DataError, match="1600 pixels, but may have 1599"):
+    with pytest.raises(DataError, match="1600 pixels, but may have at most 1599"):
         read_dataset(str(tmp_path))
 
 

@@ -17,10 +17,10 @@ from subfleet.tasks.named_dataset import DATASETS
 
 FORM = DataForm(input_shape=(2,), class_count=3)
 WRONG = [
-    ([0, 3], "a label of .* is 3, but must be below 3, the model's classes"),
+    ([0, 3], "a label of .* is 3, but must be below 3, the number of the model's classes"),
     ([0, -1], "a label is -1, but must be a class index of 0 or more"),
     ([0, -100], "a label is -100, but must be a class index of 0 or more"),
-    ([0.0, 1.0], "are floating point numbers, but the model takes classes: write them as integers from 0 to 2"),
+    ([0.0, 1.0], "are floating point numbers, but the model takes classes; write them as integers from 0 to 2"),
 ]
 
 
@@ -96,7 +96,7 @@ def test_names_are_written_and_read_back(tmp_path: Path) -> None:
     ("names", "words"),
     [
         (np.array([1, 2]), "class_names are int64 of shape"),
-        (np.array([["a", "b"]]), "must be one text for each class"),
+        (np.array([["a", "b"]]), "must be one string for each class"),
         (np.array(["a"]), "must be indices of the 1 classes named"),
         (np.array(["a", "a"]), "has 'a' twice"),
     ],
@@ -126,18 +126,18 @@ def test_numbers_are_taken_in_each_form_that_files_have(tmp_path: Path, labels: 
         (
             replace(NUMBERS, label_shape=(3,)),
             [3.0, 5.0],
-            r"are of the shape \(\) for each sample, but the model takes \(3,\)",
+            r"have the shape \(\) for each sample, but the model takes \(3,\)",
         ),
-        (NUMBERS, [[1.0, 2.0]] * 2, r"are of the shape \(2,\) for each sample, but the model takes \(1,\)"),
+        (NUMBERS, [[1.0, 2.0]] * 2, r"have the shape \(2,\) for each sample, but the model takes \(1,\)"),
         (
             replace(FORM, label_shape=(4, 4)),
             [0, 1],
-            r"are of the shape \(\) for each sample, but the model takes \(4, 4\)",
+            r"have the shape \(\) for each sample, but the model takes \(4, 4\)",
         ),
         (
             replace(FORM, label_shape=()),
             [[0, 1]] * 2,
-            r"are of the shape \(2,\) for each sample, but the model takes \(\)",
+            r"have the shape \(2,\) for each sample, but the model takes \(\)",
         ),
     ],
 )
@@ -150,5 +150,5 @@ def test_labels_of_other_places_than_a_model_predicts_are_refused(
 
 
 def test_classes_with_names_are_no_numbers() -> None:
-    with pytest.raises(DataError, match="has classes with names, but the model takes numbers as labels"):
+    with pytest.raises(DataError, match="has named classes, but the model takes numbers as labels"):
         read_dataset("digits:test", DataForm(input_shape=(64,), targets=True))

@@ -208,7 +208,7 @@ def test_bins_keep_the_order_of_scores_and_have_two_ends() -> None:
 @pytest.mark.parametrize("objective", KINDS)
 def test_outputs_and_labels_of_other_places_are_refused(objective: str) -> None:
     outputs, labels = drawn(objective, 4, 1)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         MetricTally(TASK_KINDS[objective], OUTPUTS, by_class=True).add(outputs, labels[:3])
 
 

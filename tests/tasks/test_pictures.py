@@ -118,7 +118,7 @@ def test_transparency_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_numbers_that_are_no_parts_of_anything_known_are_refused(tmp_path: Path, mode: str) -> None:
     saved(tmp_path / "a" / "1.tiff", Image.new(mode, (4, 3), 7))
-    with pytest.raises(DataError, match=rf"1\.tiff' is of mode {mode}, but must have 8 or 16 bits a channel"):
+    with pytest.raises(DataError, match=rf"1\.tiff' has mode {mode}, but must have 8 or 16 bits per channel"):
         read_dataset(str(tmp_path))
 
 
@@ -126,7 +126,7 @@ def test_what_is_called_a_picture_is_opened_as_one_and_nothing_else(tmp_path: Pa
     """Pillow hands PostScript to another program, whatever the file is called."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 3\n%%EndComments\n")
-    with pytest.raises(DataError, match=r"1\.png' cannot be read \(it is no picture of a known format\)"):
+    with pytest.raises(DataError, match=r"1\.png' cannot be read \(it is not a picture of a known format\)"):
         read_dataset(str(tmp_path))
 
 
@@ -172,7 +172,7 @@ def test_all_pictures_that_cannot_be_used_are_named_at_once(tmp_path: Path, look
     assert callable(look)
     with pytest.raises(DataError, match="3 images of") as caught:
         look(str(tmp_path))
-    for name in ("'a/empty.png' cannot be read", "'a/short.png' cannot be decoded", "'b/deep.tiff' is of mode F"):
+    for name in ("'a/empty.png' cannot be read", "'a/short.png' cannot be decoded", "'b/deep.tiff' has mode F"):
         assert name in str(caught.value)
     assert "good" not in str(caught.value)
 

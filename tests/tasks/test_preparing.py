@@ -104,13 +104,13 @@ def test_what_was_transformed_says_so_and_is_not_transformed_again(tmp_path: Pat
     np.testing.assert_array_equal(again.inputs, once.inputs)
     assert again.transform == WHOLE
     for other in (None, DataTransform(resize=(8, 10))):
-        with pytest.raises(DataError, match=r"once\.npz' were transformed already, and otherwise"):
+        with pytest.raises(DataError, match=r"once\.npz' were already transformed, and differently"):
             read_dataset(str(tmp_path / "once.npz"), DataForm(input_shape=(3, 8, 10), classes=None, transform=other))
 
 
 def test_a_data_file_with_a_transform_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 4)), y=np.zeros(2, np.int64), data_transform=np.array('{"spin": 3}'))
-    with pytest.raises(DataError, match=r"a\.npz' says that it was transformed in a way that nobody knows"):
+    with pytest.raises(DataError, match=r"a\.npz' was transformed in an unknown way"):
         read_dataset(str(tmp_path / "a.npz"))
 
 

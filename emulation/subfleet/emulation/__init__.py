@@ -1,1 +1,1 @@
-"""Fleets on one machine: partitions of real data, client processes, experiments."""
+"""Emulated fleets on one machine: partitions of data, client processes, runs in one process."""

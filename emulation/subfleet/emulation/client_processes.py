@@ -1,4 +1,4 @@
-"""Client processes on this machine: the same agent that a real device runs, with a replayed resource log."""
+"""Client processes on this machine. Each runs the agent of a real device, with a replayed resource log."""
 
 import logging
 import os
@@ -15,14 +15,14 @@ from subfleet.transport.address import PASSWORD_VARIABLE, BrokerAddress
 
 _LOG = logging.getLogger(__name__)
 MAX_DEATHS = 3
-"""How often one client may be killed in a run before the run gives up on it."""
+"""How often a client may be killed in a run before the run fails."""
 STOP_S = 10.0
-"""How long a client may take to stop before it is killed."""
+"""Seconds that a client may take to stop before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCommand:
-    """How one client process is started: the arguments of `subfleet-edge join`, and what others may not read there."""
+    """How a client process is started: the arguments and the environment of `subfleet-edge join`."""
 
     client_id: str
     broker: BrokerAddress
@@ -35,24 +35,23 @@ class ClientCommand:
     declares: str = ""
     held_out: Path | None = None
 
-    def arguments(self) -> list[str]:
-        """The command line, for this Python."""
-        declared = ("--architecture", self.declares) if self.declares else ()
+    def build_arguments(self) -> list[str]:
+        """The command line, with this Python interpreter."""
         return [
             *(sys.executable, "-m", "subfleet.edge_client.cli", "join", self.broker.url, *_tls_options(self.broker)),
             *(() if self.broker.username is None else ("--shared-user",)),
             *("--fleet", self.fleet, "--id", self.client_id, "--data", str(self.data), "--profile", self.profile),
             *("--replay", str(self.log), "--state", str(self.state), "--runtime", self.runtime),
-            *declared,
+            *(("--architecture", self.declares) if self.declares else ()),
             *(() if self.held_out is None else ("--held-out", str(self.held_out))),
             "--wait",  # a broker on a busy machine may answer late
             "--leave-when-finished",
             "--leave-with-stdin",
         ]
 
-    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What the process is given: everybody can read a command line, but only its user a process's variables."""
-        # One thread per client: five of them share this machine, and bits are promised for one thread.
+    def build_environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment variables. They hold the password, because every user can read a command line."""
+        # One thread per client: clients share this machine, and results have the same bits with one thread only.
         environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environment.pop(PASSWORD_VARIABLE, None)
         if self.broker.password is not None:
@@ -63,16 +62,16 @@ class ClientCommand:
 def _tls_options(broker: BrokerAddress) -> list[str]:
     if broker.tls is None:
         return []
-    named = {"--ca": broker.tls.ca, "--cert": broker.tls.certificate, "--key": broker.tls.key}
-    return [part for option, path in named.items() if path is not None for part in (option, str(path))]
+    options = {"--ca": broker.tls.ca, "--cert": broker.tls.certificate, "--key": broker.tls.key}
+    return [part for option, path in options.items() if path is not None for part in (option, str(path))]
 
 
 class ClientProcesses:
-    """A context in which the clients run; leaving it stops every one of them.
+    """A context in which the clients run; leaving it stops them.
 
     Args:
-        commands: one per client.
-        output_folder: where each client's output goes, as `<client>.txt`.
+        commands: one for each client.
+        output_folder: receives the output of each client, as `<client>.txt`.
     """
 
     def __init__(self, commands: tuple[ClientCommand, ...], *, output_folder: Path) -> None:
@@ -93,10 +92,10 @@ class ClientProcesses:
         self.stop()
 
     def check(self) -> None:
-        """Look after the clients: one that a signal has killed is started anew and takes up where it was.
+        """Restart clients that were killed by a signal; they resume their work.
 
         Raises:
-            RunError: a client has failed by itself, or was killed again and again; the text says where its output is.
+            RunError: a client has failed, or was killed too often; the message names the file with its output.
         """
         for command in self._commands:
             code = self._processes[command.client_id].poll()
@@ -106,22 +105,22 @@ class ClientProcesses:
             if code > 0 or self._deaths[command.client_id] > MAX_DEATHS:
                 how = f"ended with exit code {code}" if code > 0 else f"was killed {MAX_DEATHS + 1} times"
                 raise RunError(f"client {command.client_id} {how}; see {self._folder / command.client_id}.txt")
-            _LOG.warning("client %s was killed by signal %d and is started anew", command.client_id, -code)
+            _LOG.warning("client %s was killed by signal %d and is restarted", command.client_id, -code)
             self._start(command)
 
     def _start(self, command: ClientCommand) -> None:
         with (self._folder / f"{command.client_id}.txt").open("ab") as output:
             self._processes[command.client_id] = subprocess.Popen(
-                # The pipe ends with this process, however it ends: no client outlives it.
-                command.arguments(),
+                # The pipe closes when this process ends, in whatever way, so no client outlives it.
+                command.build_arguments(),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=command.environment(os.environ),
+                env=command.build_environment(os.environ),
             )
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every client has left by itself, at most this long."""
+        """Wait until every client has left by itself, for up to `timeout_s` seconds."""
         deadline_s = time.monotonic() + timeout_s
         for client_id, process in self._processes.items():
             try:
@@ -130,7 +129,7 @@ class ClientProcesses:
                 _LOG.warning("client %s did not leave by itself", client_id)
 
     def stop(self) -> None:
-        """Ask every client to stop, then kill those that do not."""
+        """Ask every client to stop, and kill those that do not in time."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()

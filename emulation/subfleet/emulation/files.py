@@ -1,4 +1,4 @@
-"""What client processes and a server read of an emulated fleet, written into a folder."""
+"""Writes the samples, logs and profiles of an emulated fleet into a folder, for its server and client processes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,14 +13,14 @@ from subfleet.emulation.gathering import GatheredRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """Where everything is.
+    """The files of an emulated fleet.
 
     Attributes:
-        test: the server's held-out samples.
-        clients: each client's own samples.
-        held_out: those that it never trains on, of each client that has some.
-        logs: each client's resource log.
-        profiles: each client's device profile, without what it declares.
+        test: evaluation data of the server.
+        clients: training samples by client.
+        held_out: held-out samples by client, for clients that have any.
+        logs: resource log by client.
+        profiles: device profile by client, without a declared architecture or network.
     """
 
     test: Path
@@ -37,8 +37,8 @@ def write_files(gathered: GatheredRun, folder: Path) -> Files:
         FileError: a file cannot be written.
     """
     data, logs, profiles = folder / "data", folder / "logs", folder / "profiles"
-    for place in (data, logs, profiles):
-        place.mkdir(parents=True, exist_ok=True)
+    for subfolder in (data, logs, profiles):
+        subfolder.mkdir(parents=True, exist_ok=True)
     test = data / "test.npz"
     tasks.write_npz(test, gathered.evaluation)
     clients = {device.client_id: data / f"{device.client_id}.npz" for device in gathered.devices}

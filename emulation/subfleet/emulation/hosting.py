@@ -1,4 +1,4 @@
-"""Hosts of emulated fleets: what runs a run, by the name that it gives."""
+"""The hosts of emulated fleets by name: they run a fleet as client processes or in one process."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from subfleet.serving.outcome import Outcome
 
 Host = Callable[[Run, Path, RunObserver, threading.Event], "Outcome"]
-"""Runs a run to its end: in its folder, telling an observer, until an event is set that ends it early. It raises
-RunError where the run fails or is stopped, and whatever SubfleetError the data, devices or observers give rise to."""
+"""Runs an emulated fleet to the end, or until the event is set. It is called with the run, its folder and an observer.
+It raises RunError if the run fails or is stopped, and other SubfleetErrors if data or devices cannot be used."""
 
 
 @contextmanager
 def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None = None) -> Iterator[Host]:
-    """A host with all that it runs with loaded, PyTorch above all; the exporter's processes end with the context.
+    """A context with a host that has loaded its packages, PyTorch above all; the exporter ends with the context.
 
     Args:
-        kind: which.
-        cache: where exported programs are kept between runs.
-        broker: of client processes, where one is that is there already; None starts an embedded one.
+        kind: of the host.
+        cache: of exported programs.
+        broker: of client processes; None starts an embedded one.
     """
     with _HOSTS[kind](cache, broker) as host:
         from subfleet.aggregation.devices import compute_device
 
         def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> "Outcome":
-            compute_device(described.device)  # which may not be there, and nothing is begun then
+            compute_device(described.device)  # raises before anything is begun if the device is missing
             with observe_run(described, folder, observer) as everyone:
                 return host(described, folder, everyone, stop)
 
@@ -44,7 +44,7 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
 
 
 @contextmanager
-def _processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
+def _open_processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
     from subfleet.export.pool import ExportPool
 
     with ExportPool(cache) as exports:  # it loads PyTorch while this process does
@@ -54,7 +54,7 @@ def _processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Hos
 
 
 @contextmanager
-def _batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
+def _open_batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
     from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.batch.host import run_in_batch
 
@@ -63,4 +63,4 @@ def _batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
 
 
 _Opening = Callable[[CacheFolder, BrokerAddress | None], AbstractContextManager[Host]]
-_HOSTS: Mapping[HostKind, _Opening] = MappingProxyType({"processes": _processes, "batch": _batch})
+_HOSTS: Mapping[HostKind, _Opening] = MappingProxyType({"processes": _open_processes, "batch": _open_batch})

@@ -1,4 +1,4 @@
-"""Runs an emulated fleet as processes: broker, server, one for each client; then the folder of results."""
+"""Runs an emulated fleet with a process for each client, and writes the results."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -34,46 +34,47 @@ def run_processes(
     exports: ExportPool,
     broker: BrokerAddress | None = None,
 ) -> Outcome:
-    """Run an emulated fleet to the run's end, with one process per client.
+    """Run an emulated fleet to the end, with a process for each client.
 
     Args:
-        run: what to run; every device of its fleet is emulated.
-        folder: for the results; a run that was interrupted there is taken up.
-        observer: is told what happens; it may fail, and the run goes on.
-        stop: set it to end the run early.
-        exports: where programs and models are written; the caller closes it.
-        broker: where one is that is there already; by default an embedded one is started.
+        run: its settings.
+        folder: for the results; an interrupted run in it is resumed.
+        observer: of the run; its errors do not affect the run.
+        stop: set it to stop the run.
+        exports: the exporter; it is not closed.
+        broker: None starts an embedded one.
 
     Raises:
-        ConfigError: a device is to attack.
-        RunError: a client failed, the run was stopped before its end, or a device's own model cannot be had; in the
-            last case the run's results are in the folder all the same.
-        TransportError: the broker is not there.
-        SubfleetError: what the run says of data and devices cannot be had.
+        ConfigError: a device has an attack.
+        RunError: a client failed, the run was stopped before its end, or a device's model is missing; in the last case
+            the other results are written.
+        TransportError: the broker is unreachable.
+        SubfleetError: the data or devices of the run cannot be read.
     """
     observer = GuardedObserver(observer)
     _refuse_attacks(run)
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
-    gathering = gather_run(run)
-    files = write_files(gathering, folder)
+    gathered = gather_run(run)
+    files = write_files(gathered, folder)
 
     @contextmanager
     def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
         observer.say(f"Broker at {address.where}; starting {len(files.clients)} client processes")
-        commands = tuple(_command(device, address, files, folder, run) for device in run.fleet.each())
+        commands = tuple(_build_command(device, address, files, folder, run) for device in run.fleet.each())
         with ClientProcesses(commands, output_folder=folder / "output") as fleet:
             yield [fleet.check]
-            fleet.wait(LEAVE_S)  # clients hear of the end, and leave, while their models are tried
+            fleet.wait(LEAVE_S)  # clients leave while their models are evaluated
 
+    data = replace(run.data, test=str(files.test), test_samples=0)
     deployment = Deployment(
-        run=_served(run, files),
+        run=replace(run, data=data, outliers=run.outliers.emulated(attacked=False)),
         folder=folder,
         exports=exports,
         clients=clients,
         broker=broker,
-        samples=gathering.evaluation,
+        samples=gathered.evaluation,
     )
-    tiers = {device.client_id: device.tier for device in gathering.devices}
+    tiers = {device.client_id: device.tier for device in gathered.devices}
     with serve_run(deployment, observer, stop) as (server, result):
         return write_outcome(
             folder,
@@ -81,24 +82,21 @@ def run_processes(
             observer,
             figures=lambda: compute_figures(collect_gallery(server), result, tiers),
             trial=lambda models: evaluate_models(models, files.test),
-            file_of=lambda model: _fetched(folder, result.run_id, model),
+            file_of=lambda model: find_fetched_model(folder, result.run_id, model),
         )
-
-
-def _served(run: Run, files: Files) -> Run:
-    """The run as its server is given it: with evaluation data in a file, and without attackers."""
-    data = replace(run.data, test=str(files.test), test_samples=0)
-    return replace(run, data=data, outliers=run.outliers.emulated(attacked=False))
 
 
 def _refuse_attacks(run: Run) -> None:
     if attackers := [device.id for device in run.fleet.devices if device.attack is not None]:
         raise ConfigError(
-            f"the device {attackers[0]!r} has an attack, but client processes know none; run it with --host batch"
+            f"the device {attackers[0]!r} has an attack, but client processes support none; run it with --host batch"
         )
 
 
-def _command(device: DeviceSettings, broker: BrokerAddress, files: Files, folder: Path, run: Run) -> ClientCommand:
+def _build_command(
+    device: DeviceSettings, broker: BrokerAddress, files: Files, folder: Path, run: Run
+) -> ClientCommand:
+    declared = device.network or device.architecture
     return ClientCommand(
         client_id=device.id,
         broker=broker,
@@ -108,22 +106,26 @@ def _command(device: DeviceSettings, broker: BrokerAddress, files: Files, folder
         log=files.logs[device.id],
         state=_state_folder(folder, device.id),
         runtime=device.runtime,
-        declares=_declared(device),
+        declares="" if declared is None else canonical_json(declared).decode(),
         held_out=files.held_out.get(device.id),
     )
-
-
-def _declared(device: DeviceSettings) -> str:
-    declared = device.network or device.architecture
-    return "" if declared is None else canonical_json(declared).decode()
 
 
 def _state_folder(folder: Path, client_id: str) -> Path:
     return folder / "devices" / client_id
 
 
-def _fetched(folder: Path, run_id: str, model: DeployedModel) -> Path:
-    """The model file that the device itself has fetched."""
+def find_fetched_model(folder: Path, run_id: str, model: DeployedModel) -> Path:
+    """The path of the model file that a device has fetched.
+
+    Args:
+        folder: of the run.
+        run_id: of the run.
+        model: as the server deployed it.
+
+    Raises:
+        RunError: the device has not fetched it.
+    """
     fetched = _state_folder(folder, model.client_id) / "models" / run_id / f"model{model.path.suffix}"
     if model.status != "deployed" or not fetched.exists():
         raise RunError(f"{model.client_id} has not fetched its {model.target} model: {model.status}")

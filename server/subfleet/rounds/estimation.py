@@ -57,11 +57,9 @@ def build_target_estimates(
     context: RunContext, request: CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> TargetEstimates:
     """The estimates of a network on a target; without memory estimates, the target can train nothing."""
-    estimate, space = (
-        _plan_estimates(context, request.lineage, request.target, memory),
-        context.declared(request.lineage).space,
-    )
-    return TargetEstimates(memory=memory, candidates=tuple(map(estimate, space)), problem=problem)
+    estimate = _plan_estimates(context, request.lineage, request.target, memory)
+    candidates = tuple(map(estimate, context.declared(request.lineage).space))
+    return TargetEstimates(memory=memory, candidates=candidates, problem=problem)
 
 
 def _request(target: str, lineage: Lineage) -> CostRequest:

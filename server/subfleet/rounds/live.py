@@ -13,7 +13,7 @@ waits.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -221,9 +221,3 @@ class LiveState:
     scores: GenerationScores | None = None
     requested: frozenset[Requested] = frozenset()
     begun_attempt: int = 0
-
-    @classmethod
-    def of_clients(cls, client_ids: Iterable[str], now_s: float) -> "LiveState":
-        """The live state of a server that starts now and has not heard these clients yet."""
-        members = {name: FleetMember(noted_s=now_s) for name in client_ids}
-        return cls(members=PersistentMap(members), entered_s=now_s, opened_s=now_s)

@@ -128,10 +128,8 @@ def _is_ready(context: RunContext, state: RunState, client: ClientState, size: A
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
     if written is None or not is_available(context, state, written) or client.offer.budget is None:
         return False
-    planned_bytes, budget = (
-        written.facts.planned_for(client.offer.packing_width).planned_peak_bytes,
-        client.offer.budget,
-    )
+    budget = client.offer.budget
+    planned_bytes = written.facts.planned_for(client.offer.packing_width).planned_peak_bytes
     if planned_bytes is None or planned_bytes > budget.memory_bytes:
         return False
     return fits(estimate_size(context, state.lineages, size), client.offer.runtime, budget)

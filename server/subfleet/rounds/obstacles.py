@@ -161,11 +161,9 @@ def _list_keys(client: ClientState) -> tuple[str, ...]:
     if client.task is not None and isinstance(client.task.work, Score):
         programs = (SizedProgram(size=one.architecture, target=client.offer.runtime) for one in client.task.submodels)
         return tuple(f"{client.client_id}/{_SCORE}/{program.key}" for program in programs)
-    return (
-        ()
-        if client.size is None
-        else (f"{client.client_id}/{SizedProgram(size=client.size, target=client.offer.runtime).key}",)
-    )
+    if client.size is None:
+        return ()
+    return (f"{client.client_id}/{SizedProgram(size=client.size, target=client.offer.runtime).key}",)
 
 
 def list_unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:

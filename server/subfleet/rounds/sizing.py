@@ -226,8 +226,7 @@ def _find_best(client: ClientState, scores: Scores) -> Architecture | None:
 
 def assign_unscored(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Give the client the size that the method chooses without scores."""
-    given, actions = assign_client(context, state, replace(client, task=None))
-    return given, actions
+    return assign_client(context, state, replace(client, task=None))
 
 
 def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:

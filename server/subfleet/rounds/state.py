@@ -42,11 +42,11 @@ from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import LiveState, Requested
+from subfleet.rounds.live import FleetMember, LiveState, Requested
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Failed, FailedAttempts, Phase, PhaseName, Searching, Waiting
-from subfleet.rounds.work import ModelFile
+from subfleet.rounds.work import ClientRequest, ModelFile
 from subfleet.search.fitting import Obstacle
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
@@ -327,6 +327,12 @@ class RunState:
             self, clients=MappingProxyType({**self.clients, **{client.client_id: client for client in clients}})
         )
 
+    def find_client(self, request: ClientRequest, stage: Stage, *phases: PhaseName) -> ClientState | None:
+        """The client of a request, if it is still at this stage of the same round and in one of these phases."""
+        client = self.clients.get(request.client_id)
+        current = self.phase in phases and self.round == request.round
+        return client if current and client is not None and client.stage == stage else None
+
     def enter(self, phase: Phase, now_s: float) -> "RunState":
         """The state at the beginning of a phase."""
         return replace(self, at=phase, live=replace(self.live, entered_s=now_s))
@@ -341,4 +347,5 @@ class RunState:
 
     def restart(self, now_s: float) -> "RunState":
         """The state for a server that starts now: it has heard no client, and deadlines start anew."""
-        return replace(self, live=LiveState.of_clients(self.profiles, now_s))
+        members = PersistentMap({name: FleetMember(noted_s=now_s) for name in self.profiles})
+        return replace(self, live=LiveState(members=members, entered_s=now_s, opened_s=now_s))

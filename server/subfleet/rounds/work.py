@@ -81,6 +81,10 @@ class ModelsRequest:
         return self.participant.client_id
 
 
+ClientRequest = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest
+"""Requests for one client."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
     """Write a program for later rounds. Results in `ProgramFacts`."""

@@ -1,6 +1,6 @@
-"""What is learned: data readers, the order of batches, and metrics. Needs NumPy; Pillow only for folders of images.
+"""Data readers, the order of batches, and metrics. Needs NumPy, and Pillow for folders of images.
 
-Data sets by name are in `subfleet.tasks.named_dataset`: a device that has its own data loads none of their readers.
+Named data sets are in `subfleet.tasks.named_dataset`, so a device with its own data does not load their readers.
 """
 
 from subfleet.tasks.arrays_file import write_npz

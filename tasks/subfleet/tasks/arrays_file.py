@@ -1,4 +1,4 @@
-"""Data sets in `.npz` files, and the one rule by which any pair of arrays becomes a data set."""
+"""Data sets in `.npz` files, and the conversion of a pair of arrays into a data set."""
 
 import os
 from dataclasses import replace
@@ -30,16 +30,16 @@ def make_dataset(
     class_names: npt.ArrayLike | None = None,
     exact: bool = False,
 ) -> Dataset:
-    """Make a data set of two arrays.
+    """Make a data set from two arrays.
 
     Args:
-        inputs: uint8 (scaled by 1/255), floating point, or wider integers, which are indices such as tokens;
-            (samples, ...).
-        labels: integers are class indices, floating point numbers are targets; (samples, ...). One class index for each
-            sample may also come as (samples, 1).
-        source: for error texts.
-        owners: integers, (samples,): whose each sample is, -1 where it is nobody's.
-        class_names: texts, (classes,): of the class indices, in their order.
+        inputs: (samples, ...); uint8 (scaled by 1/255), floating point, or wider integers, which are indices such as
+            tokens.
+        labels: (samples, ...); integers are class indices, floating point numbers are targets. A class index for each
+            sample may also have the shape (samples, 1).
+        source: name of the data in error messages.
+        owners: integers, (samples,): the owner of each sample, or -1 for none.
+        class_names: strings, (classes,), in the order of the class indices.
         exact: keep the shape; otherwise numbers of shape (samples, height, width[, channels]) become images with
             channels first.
 
@@ -48,26 +48,26 @@ def make_dataset(
     """
     try:
         x, y = np.asarray(inputs), np.asarray(labels)
-        whose = None if owners is None else _convert_owners(np.asarray(owners))
+        owner_indices = None if owners is None else _convert_owners(np.asarray(owners))
         names = () if class_names is None else _convert_class_names(np.asarray(class_names))
         if x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer):
             samples: Inputs = _convert_indices(x, "inputs")
         else:
             values = _scale(x)
             samples = np.ascontiguousarray(values if exact else _move_channels_first(values))
-        return Dataset(inputs=samples, labels=_convert_labels(y, exact=exact), owners=whose, class_names=names)
+        return Dataset(inputs=samples, labels=_convert_labels(y, exact=exact), owners=owner_indices, class_names=names)
     except DataError as error:
         raise DataError(f"data source {source!r}: {error}") from error
     except (ValueError, MemoryError) as error:
-        raise DataError(f"data source {source!r} holds arrays that cannot be used ({error})") from error
+        raise DataError(f"data source {source!r} contains arrays that cannot be used ({error})") from error
 
 
 def read_npz(path: Path) -> Dataset:
-    """Read `x` and `y`, or `inputs` and `labels`, and `owners` if there, from an `.npz` file; nothing is unpickled.
+    """Read `x` and `y`, or `inputs` and `labels`, and optionally `owners`, from an `.npz` file. Nothing is unpickled.
 
     Raises:
         FileError: the file is missing or cannot be opened.
-        DataError: it is no `.npz` file, lacks the arrays, or they cannot be used.
+        DataError: it is not an `.npz` file, lacks the arrays, or they cannot be used.
     """
     try:
         file = path.open("rb")
@@ -84,17 +84,17 @@ def read_npz(path: Path) -> Dataset:
         raise
     except ProtocolError as error:
         raise DataError(
-            f"data file {str(path)!r} says that it was transformed in a way that nobody knows ({error}); write it anew"
+            f"data file {str(path)!r} was transformed in an unknown way ({error}); write it again"
         ) from error
-    # Damage may trip any part of the archive and array parsers: a flag of encryption alone gives RuntimeError.
+    # Damaged files make the parsers raise almost anything; an encryption flag alone gives RuntimeError.
     except Exception as error:
-        raise DataError(f"data file {str(path)!r} is not a readable .npz file ({error}); write it anew") from error
-    found = make_dataset(inputs, labels, str(path), owners=owners, class_names=class_names, exact=exact)
-    return found if transform is None else replace(found, transform=transform)
+        raise DataError(f"data file {str(path)!r} is not a readable .npz file ({error}); write it again") from error
+    dataset = make_dataset(inputs, labels, str(path), owners=owners, class_names=class_names, exact=exact)
+    return dataset if transform is None else replace(dataset, transform=transform)
 
 
 def write_npz(path: Path, dataset: Dataset) -> None:
-    """Write a data set so that `read_dataset` gives back exactly its arrays. A crash leaves no half file.
+    """Write a data set so that `read_dataset` restores its arrays exactly. A crash leaves no partial file.
 
     Raises:
         FileError: the file cannot be written, or does not end in `.npz`.
@@ -125,7 +125,7 @@ def _find_names(archive: object, path: Path) -> tuple[str, str]:
     files = archive.files if isinstance(archive, np.lib.npyio.NpzFile) else []
     names = next((pair for pair in _NAMES if set(pair) <= set(files)), None)
     if names is None:
-        raise DataError(f"data file {str(path)!r} holds {files}, but must hold x and y, or inputs and labels")
+        raise DataError(f"data file {str(path)!r} contains {files}, but must contain x and y, or inputs and labels")
     return names
 
 
@@ -135,7 +135,7 @@ def _scale(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         values /= np.float32(MAX_BYTE)
         return values
     if np.issubdtype(inputs.dtype, np.floating):
-        # What float32 cannot hold becomes infinite, and is refused as such.
+        # Values beyond float32 become infinite, and `Dataset` refuses them.
         with np.errstate(over="ignore"):
             return inputs.astype(np.float32, copy=False)
     raise DataError(
@@ -158,19 +158,19 @@ def _convert_labels(labels: npt.NDArray[np.generic], *, exact: bool) -> Labels:
 
 def _convert_owners(owners: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
     if not np.issubdtype(owners.dtype, np.integer):
-        raise DataError(f"owners are {owners.dtype}, but must be integers from 0, or -1 where there is none")
+        raise DataError(f"owners are {owners.dtype}, but must be integers from 0, or -1 for no owner")
     return _convert_indices(owners, "owners")
 
 
 def _convert_class_names(names: npt.NDArray[np.generic]) -> tuple[str, ...]:
     if names.ndim != 1 or names.dtype.kind != "U":
-        raise DataError(f"class_names are {names.dtype} of shape {names.shape}, but must be one text for each class")
+        raise DataError(f"class_names are {names.dtype} of shape {names.shape}, but must be one string for each class")
     return tuple(str(name) for name in names)
 
 
 def _convert_indices(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.int64]:
     if array.dtype == np.uint64 and array.size and int(np.max(array)) > np.iinfo(np.int64).max:
-        raise DataError(f"{name} are {np.max(array)} at most, which is no index")
+        raise DataError(f"{name} go up to {np.max(array)}, which is not a valid index")
     return np.ascontiguousarray(array, np.int64)
 
 

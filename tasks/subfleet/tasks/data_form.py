@@ -1,4 +1,4 @@
-"""What a model takes decides how data are read: their shape, and which class is which number."""
+"""Fit data to a model: the shape of samples and labels, and the index of each class."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,14 +17,13 @@ class DataForm:
     """The form in which a model takes data.
 
     Attributes:
-        input_shape: of one sample.
-        class_count: labels are indices of so many classes; 0 where they are numbers, or nobody knows how many there
-            are.
-        classes: names of the classes in the model's order; () where the number of a class is its name; None takes the
-            names and the order that the data have themselves.
-        label_shape: of one sample's label; None takes any.
-        targets: labels are numbers, one for each output; whole numbers are taken for such.
-        transform: what is done to each sample before it is fed; None feeds it as it is.
+        input_shape: shape of one sample.
+        class_count: number of classes; 0 if labels are numbers or the number of classes is unknown.
+        classes: class names in the model's order; () if classes only have numbers; None accepts the names and the order
+            of the data.
+        label_shape: shape of one sample's label; None accepts any.
+        targets: labels are numbers, one for each output; integer labels are converted.
+        transform: transform of each sample; None leaves samples as they are.
     """
 
     input_shape: tuple[int, ...]
@@ -70,7 +69,7 @@ def reshape_samples(dataset: Dataset, taken: tuple[int, ...], what: str) -> Data
         return dataset
     problem = shape_problem(dataset.sample_shape, taken)
     if problem:
-        raise DataError(f"{what} {problem}; use data of the model's shape")
+        raise DataError(f"{what} {problem}; use data with the model's shape")
     return replace(dataset, inputs=dataset.inputs.reshape(-1, *taken))
 
 
@@ -79,72 +78,72 @@ def _drop_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fit_to_form(dataset: Dataset, form: DataForm, source: str) -> Dataset:
-    """A data set as a model takes it.
+    """Convert a data set to the form that a model takes.
 
     Args:
-        dataset: as it was read.
-        form: what the model takes.
-        source: of the data, for the error's text.
+        dataset: the data set that was read.
+        form: the model's form.
+        source: name of the data in error messages.
 
     Raises:
-        DataError: the samples have another shape, cannot be transformed, or were transformed otherwise before; labels
-            are no classes, or a class is none of the model's.
+        DataError: the samples have another shape, cannot be transformed, or were transformed differently before; or
+            labels are not classes of the model.
     """
     dataset = reshape_samples(_apply_transform(dataset, form, source), form.input_shape, f"samples of {source!r}")
     dataset = _fit_labels(dataset, form, source)
     if form.class_count and dataset.labels.dtype != np.int64:
         raise DataError(
-            f"labels of {source!r} are floating point numbers, but the model takes classes: write them as integers "
+            f"labels of {source!r} are floating point numbers, but the model takes classes; write them as integers "
             f"from 0 to {form.class_count - 1}"
         )
     return _check_class_count(_map_classes(dataset, form, source), form, source)
 
 
 def _fit_labels(dataset: Dataset, form: DataForm, source: str) -> Dataset:
-    """With labels of the type and the shape that the model takes."""
+    """Convert labels to the model's type and shape."""
     labels = dataset.labels
     if form.targets and labels.dtype == np.int64:
         if dataset.class_names:
             raise DataError(
-                f"{source!r} has classes with names, but the model takes numbers as labels; use data with targets, or "
+                f"{source!r} has named classes, but the model takes numbers as labels; use data with targets, or "
                 "the objective 'cross_entropy'"
             )
         labels = labels.astype(np.float32)
     taken, given = form.label_shape, labels.shape[1:]
-    if form.targets and taken == (1,) and not given:  # one number for each sample, as most files have it
+    if form.targets and taken == (1,) and not given:  # most files have a plain number for each sample
         labels = labels[:, np.newaxis]
     elif taken is not None and given != taken:
         raise DataError(
-            f"labels of {source!r} are of the shape {given} for each sample, but the model takes {taken}; use data "
-            "with a label for each of its predictions"
+            f"labels of {source!r} have the shape {given} for each sample, but the model takes {taken}; use data "
+            "with a label for each prediction"
         )
     return dataset if labels is dataset.labels else replace(dataset, labels=labels, class_names=())
 
 
 def _apply_transform(dataset: Dataset, form: DataForm, source: str) -> Dataset:
-    """Transformed once: data that were written after they were transformed say so."""
+    """Apply the transform unless the data were transformed before they were written."""
     if dataset.transform == form.transform:
         return dataset
     if dataset.transform is not None or form.transform is None:
         raise DataError(
-            f"samples of {source!r} were transformed already, and otherwise than the model's are; use data as they "
-            "were before"
+            f"samples of {source!r} were already transformed, and differently from the model's; use the data from "
+            "before that transform"
         )
     return transform_dataset(dataset, form.transform, source)
 
 
 def _map_classes(dataset: Dataset, form: DataForm, source: str) -> Dataset:
-    """With its labels as indices into the model's classes, where they have names."""
+    """Map named classes to the model's class indices."""
     if not dataset.class_names or form.classes is None or dataset.class_names == form.classes:
         return dataset
     try:
-        places = find_class_indices(dataset.class_names, form.classes, form.class_count)
+        indices = find_class_indices(dataset.class_names, form.classes, form.class_count)
     except ValueError as error:
         raise DataError(f"the classes of {source!r} do not fit: {error}; rename or remove the others") from error
     labels = dataset.labels
-    known = labels >= 0  # behind the end of a text there is no class
-    moved = np.where(known, np.array(places, np.int64)[np.where(known, labels, 0)], labels)
-    return replace(dataset, labels=moved, class_names=form.classes)
+    known = labels >= 0  # there is no class after the end of a text
+    mapped = np.where(known, np.array(indices, np.int64)[np.where(known, labels, 0)], labels)
+    return replace(dataset, labels=mapped, class_names=form.classes)
 
 
 def _check_class_count(dataset: Dataset, form: DataForm, source: str) -> Dataset:
@@ -153,11 +152,12 @@ def _check_class_count(dataset: Dataset, form: DataForm, source: str) -> Dataset
     if dataset.class_names and len(dataset.class_names) != form.class_count:
         raise DataError(
             f"{source!r} names {len(dataset.class_names)} classes, but the model has {form.class_count}; name all of "
-            "them in `classes` of the run's file"
+            "them in `classes` of the run file"
         )
     highest = int(np.max(dataset.labels))
     if highest >= form.class_count:
         raise DataError(
-            f"a label of {source!r} is {highest}, but must be below {form.class_count}, the model's classes; correct it"
+            f"a label of {source!r} is {highest}, but must be below {form.class_count}, the number of the model's "
+            "classes; correct it"
         )
     return dataset

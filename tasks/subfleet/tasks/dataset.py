@@ -1,4 +1,4 @@
-"""A data set in memory, checked once where it is made."""
+"""A data set in memory, validated on creation."""
 
 from dataclasses import dataclass, replace
 
@@ -11,12 +11,12 @@ from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.transform import DataTransform
 
 MAX_CLASSES = 2**15
-"""Class indices stay below it: a device tells the count of each class in one control message, which is of limited
+"""Class indices must be below this: a device reports the counts of all classes in one control message of limited
 size."""
 NO_LABEL = (-1, -100)
-"""What stands for "no label" in class indices, such as behind the end of a text; -100 is PyTorch's word for it."""
+"""Class indices that mean "no label", such as after the end of a text; -100 is PyTorch's default."""
 NO_OWNER = -1
-"""Stands for the owner of a sample that is nobody's, such as a recording of silence."""
+"""Owner of samples that belong to no one, such as recordings of silence."""
 
 Inputs = npt.NDArray[np.float32] | npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -24,21 +24,21 @@ Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Samples and what they are to be taken for.
+    """Samples and their labels.
 
     Attributes:
-        inputs: (samples, *sample shape): float32, all finite, where images are channels first; or int64 of 0 or more,
-            such as tokens.
-        labels: (samples, *label shape): int64 class indices; or float32 targets, all finite. Of several labels of a
-            sample, such as one for each place of a text, some may be a number of `NO_LABEL`: there is none.
-        owners: (samples,): int64 number of whoever each sample is from (a writer, role or speaker), or `NO_OWNER`;
-            None where samples are nobody's.
-        class_names: of the class indices, in their order; empty where classes have none but their numbers.
-        transform: what was done to the inputs already; None where nothing was.
+        inputs: (samples, *sample shape): float32, all finite, images with channels first; or int64 of at least 0, such
+            as tokens.
+        labels: (samples, *label shape): int64 class indices, or finite float32 targets. If a sample has several labels,
+            such as one for each token of a text, some may be missing (`NO_LABEL`).
+        owners: (samples,): int64 number of each sample's owner (a writer, role or speaker), or `NO_OWNER`; None if
+            samples have no owners.
+        class_names: in the order of the class indices; empty if classes only have numbers.
+        transform: the transform that was already applied to the inputs, if any.
 
     Raises:
-        DataError: the arrays are of another type or shape, differ in length, are empty, or hold impossible values; or
-            names cannot be those of the classes.
+        DataError: the arrays have a wrong type or shape, differ in length, are empty, or contain invalid values; or
+            class names are invalid.
     """
 
     inputs: Inputs
@@ -60,11 +60,11 @@ class Dataset:
             )
         for name, array in (("inputs", self.inputs), ("labels", self.labels)):
             if array.size == 0:
-                raise DataError(f"{name} are of shape {array.shape}, but must hold one value or more")
+                raise DataError(f"{name} have the shape {array.shape}, but must contain at least one value")
             if array.dtype == np.float32:
                 _check_finite(name, array)
         if self.inputs.dtype == np.int64 and self.inputs.min() < 0:
-            raise DataError(f"inputs are {self.inputs.min()} at least, but indices must be 0 or more")
+            raise DataError(f"the smallest input is {self.inputs.min()}, but indices must be 0 or more")
         if self.labels.dtype == np.int64:
             _check_classes(self.labels)
         if self.class_names:
@@ -82,14 +82,14 @@ class Dataset:
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """Shape of one sample's label: () for one class."""
+        """Shape of one sample's label; () for one class."""
         return self.labels.shape[1:]
 
     def classes(self) -> npt.NDArray[np.int64]:
-        """One class for each sample.
+        """The class of each sample.
 
         Raises:
-            DataError: the labels are something else.
+            DataError: samples do not have exactly one class each.
         """
         if self.labels.dtype != np.int64 or self.labels.ndim != 1 or int(np.min(self.labels)) < 0:
             raise DataError(
@@ -98,7 +98,7 @@ class Dataset:
         return self.labels.astype(np.int64, copy=False)
 
     def class_counts(self) -> npt.NDArray[np.int64]:
-        """How many labels each class has: of those with names each, else up to the last one that occurs.
+        """Number of labels of each class: of all named classes, or up to the last class that occurs.
 
         Empty for float targets.
         """
@@ -107,21 +107,24 @@ class Dataset:
         return np.bincount(self.labels[self.labels >= 0], minlength=len(self.class_names)).astype(np.int64)
 
     def take(self, indices: npt.NDArray[np.int64]) -> "Dataset":
-        """The data set of some of the samples, in the order of their indices."""
+        """The data set of the samples at these indices, in their order."""
         owners = None if self.owners is None else self.owners[indices]
         return replace(self, inputs=self.inputs[indices], labels=self.labels[indices], owners=owners)
 
     def split_off(self, count: int) -> "tuple[Dataset, Dataset]":
-        """The data set without some samples, and these: evenly spread, as files often have classes one after another.
+        """Split off evenly spread samples, because files are often sorted by class.
 
         Args:
-            count: of samples that are taken, from 1 to fewer than there are.
+            count: number of samples to split off, at least 1 and less than all.
+
+        Returns:
+            The remaining samples, and those that were split off.
         """
         taken = (2 * np.arange(count, dtype=np.int64) + 1) * len(self) // (2 * count)
         return self.take(np.setdiff1d(np.arange(len(self)), taken)), self.take(taken)
 
     def summary(self) -> DataSummary:
-        """What a device may tell of its data: counts and shapes, never samples."""
+        """The counts and shapes that a device may report about its data; never samples."""
         return DataSummary(
             sample_count=len(self),
             input_shape=self.sample_shape,
@@ -133,27 +136,27 @@ class Dataset:
 
 
 def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
-    # The sum of a float32 array is finite in float64 exactly when all of its values are.
+    # The float64 sum of a float32 array is finite exactly if all values are.
     with np.errstate(invalid="ignore"):
         finite = bool(np.isfinite(np.sum(array, dtype=np.float64)))
     if not finite:
-        raise DataError(f"{name} hold a value that is not finite; replace NaN and infinity before training")
+        raise DataError(f"{name} contain a value that is not finite; replace NaN and infinity before training")
 
 
 def _check_classes(labels: Labels) -> None:
     least, most = int(np.min(labels)), int(np.max(labels))
     if least < 0 and labels.ndim == 1:
         raise DataError(
-            f"a label is {least}, but must be a class index of 0 or more; leave samples without a class out, and write "
+            f"a label is {least}, but must be a class index of 0 or more; remove samples without a class, and write "
             "numbers to be predicted as floating point"
         )
     if most >= MAX_CLASSES or (least < 0 and not np.isin(labels[labels < 0], NO_LABEL).all()):
         raise DataError(
-            f"labels are {least} to {most}, but must be class indices of 0 or more and below {MAX_CLASSES}, or one of "
-            f"{NO_LABEL} where there is none; write numbers to be predicted as floating point"
+            f"labels are {least} to {most}, but must be class indices from 0 and below {MAX_CLASSES}, or one of "
+            f"{NO_LABEL} for no label; write numbers to be predicted as floating point"
         )
     if most < 0:
-        raise DataError(f"labels are {most} at most, so that no sample has one; label at least one sample")
+        raise DataError(f"the largest label is {most}, so no sample has a label; label at least one sample")
 
 
 def _check_names(names: tuple[str, ...], labels: Labels) -> None:
@@ -175,5 +178,5 @@ def _check_owners(owners: npt.NDArray[np.int64], count: int) -> None:
         )
     if int(np.min(owners)) < NO_OWNER:
         raise DataError(
-            f"owners are {np.min(owners)} at least, but must be 0 or more, or {NO_OWNER} where there is none"
+            f"the smallest owner is {np.min(owners)}, but owners must be 0 or more, or {NO_OWNER} for no owner"
         )

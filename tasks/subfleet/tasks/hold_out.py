@@ -1,4 +1,4 @@
-"""A test part for data that have none of their own."""
+"""Hold out a test part from data without one."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,15 +9,15 @@ Indices = npt.NDArray[np.int64]
 
 
 def hold_out(labels: npt.NDArray[np.int64], *, fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Split into training and test indices, with the same share of every class in both.
+    """Split samples into training and test indices, with the same fraction of every class in both.
 
     Args:
         labels: class of each sample.
-        fraction: share of each class that goes to the test set, between 0 and 1.
-        seed: of the draw.
+        fraction: fraction of each class in the test set, above 0 and below 1.
+        seed: seed of the draw.
 
     Raises:
-        ConfigError: the fraction leaves one of them without samples.
+        ConfigError: the fraction is out of range.
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"the held-out fraction is {fraction}, but must be above 0 and below 1")

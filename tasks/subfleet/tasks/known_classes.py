@@ -1,4 +1,4 @@
-"""Names of the classes of known data sets, in the order of their numbers; each can be the name of a folder."""
+"""Class names of known data sets, in the order of their indices; each is a valid folder name."""
 
 DIGITS = tuple("0123456789")
 LETTERS_AND_DIGITS = (*DIGITS, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", *"abcdefghijklmnopqrstuvwxyz")

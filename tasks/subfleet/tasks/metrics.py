@@ -1,7 +1,7 @@
-"""What a model's outputs and the labels that they should match add up to, with NumPy alone.
+"""Sums of a model's outputs and labels from which metrics follow, with NumPy alone.
 
-Outputs are (samples, ..., outputs). Labels are class indices (samples, ...), where those below 0 do not count, or
-targets (samples, ..., outputs). What follows from the sums is said in `subfleet.protocol.task_kinds`.
+Outputs are (samples, ..., outputs). Labels are class indices (samples, ...), ignored if below 0, or targets
+(samples, ..., outputs). `subfleet.protocol.task_kinds` computes metrics from the sums.
 """
 
 import numpy as np
@@ -18,19 +18,19 @@ _BINS_PER_UNIT = 8
 
 
 def score_bins(logits: Outputs) -> _Counts:
-    """The bin of each logit, 0 up to, not including, `SCORE_BINS`; of a larger logit no smaller one."""
+    """The bin of each logit, from 0 and below `SCORE_BINS`; it grows monotonically with the logit."""
     scaled = np.nan_to_num(np.floor(np.asarray(logits, np.float64) * _BINS_PER_UNIT), nan=0.0)
-    places: _Counts = np.clip(scaled, -SCORE_BINS // 2, SCORE_BINS // 2 - 1).astype(np.int64)
-    return places + SCORE_BINS // 2
+    bins: _Counts = np.clip(scaled, -SCORE_BINS // 2, SCORE_BINS // 2 - 1).astype(np.int64)
+    return bins + SCORE_BINS // 2
 
 
 class MetricTally:
-    """The sums of batches, one after the other.
+    """Accumulates the sums of batches.
 
     Args:
-        kind: of the task.
-        outputs: of the network, for each of its places.
-        by_class: also count by class, and by scores where there are few enough outputs.
+        kind: kind of the task.
+        outputs: number of outputs of the network for each prediction.
+        by_class: also count by class, and by score if there are few enough outputs.
     """
 
     def __init__(self, kind: TaskKind, outputs: int, *, by_class: bool) -> None:
@@ -46,19 +46,19 @@ class MetricTally:
         self._errors = np.zeros((4, outputs if kind.labels == "numbers" else 0), np.float64)
 
     def add(self, outputs: Outputs, labels: Labels) -> None:
-        """Add a batch; labels are of as many places as outputs.
+        """Add a batch, with a label for each prediction.
 
         Raises:
-            ValueError: the shapes do not fit each other.
+            ValueError: the shapes of outputs and labels do not match.
         """
         rows = np.asarray(outputs).reshape(-1, outputs.shape[-1])
         if self._kind.over_classes:
             if outputs.shape[:-1] != labels.shape:
-                raise ValueError(f"outputs of shape {outputs.shape} do not fit labels of shape {labels.shape}")
+                raise ValueError(f"outputs of shape {outputs.shape} do not match labels of shape {labels.shape}")
             self._add_classes(rows, labels.reshape(-1).astype(np.int64, copy=False))
             return
         if outputs.shape != labels.shape:
-            raise ValueError(f"outputs of shape {outputs.shape} do not fit labels of shape {labels.shape}")
+            raise ValueError(f"outputs of shape {outputs.shape} do not match labels of shape {labels.shape}")
         targets = np.asarray(labels, np.float64).reshape(rows.shape)
         self._labels += targets.size
         if self._kind.labels == "numbers":
@@ -67,8 +67,8 @@ class MetricTally:
             self._add_probabilities(rows, targets > 0.5)
 
     def totals(self, loss: float) -> Totals:
-        """Everything so far, beside the sum of the labels' losses."""
-        absolute, squared, targets, squares = (tuple(one.tolist()) for one in self._errors)
+        """The sums so far, with the given sum of losses."""
+        absolute, squared, targets, squares = (tuple(sums.tolist()) for sums in self._errors)
         return Totals(
             label_count=self._labels,
             loss=loss,
@@ -113,11 +113,11 @@ class MetricTally:
             self._add_scores(rows, ones)
 
     def _add_scores(self, scores: Outputs, ones: npt.NDArray[np.bool_]) -> None:
-        """Count each output's scores by bin, those of labels that are 1 apart from the others."""
+        """Count each output's scores by bin, separately for positive and negative labels."""
         outputs = scores.shape[1]
-        places = score_bins(scores) + np.arange(outputs) * SCORE_BINS
+        bins = score_bins(scores) + np.arange(outputs) * SCORE_BINS
         for side, chosen in enumerate((ones, ~ones)):
-            self._scored[side] += np.bincount(places[chosen], minlength=outputs * SCORE_BINS).reshape(outputs, -1)
+            self._scored[side] += np.bincount(bins[chosen], minlength=outputs * SCORE_BINS).reshape(outputs, -1)
 
     def _add_numbers(self, rows: npt.NDArray[np.float64], targets: npt.NDArray[np.float64]) -> None:
         errors = rows - targets
@@ -125,12 +125,12 @@ class MetricTally:
 
 
 def _log_odds(logits: Outputs) -> npt.NDArray[np.float64]:
-    """Of each class against all others: how much larger its logit is than the logarithm of the sum of theirs."""
+    """Log odds of each class against all others: its logit minus the log-sum-exp of the others."""
     wide = np.asarray(logits, np.float64)
     wide = wide - wide.max(1, keepdims=True)
     exponentials = np.exp(wide)
     others = exponentials.sum(1, keepdims=True) - exponentials
-    # What is left of a sum without its largest part may be rounded to nothing: then the odds are beyond the last bin.
+    # The sum without its largest term may round to 0: then the odds are beyond the last bin.
     with np.errstate(divide="ignore"):
-        found: npt.NDArray[np.float64] = wide - np.log(np.maximum(others, 0.0))
-    return np.clip(found, -1e9, 1e9)
+        odds: npt.NDArray[np.float64] = wide - np.log(np.maximum(others, 0.0))
+    return np.clip(odds, -1e9, 1e9)

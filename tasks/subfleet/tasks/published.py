@@ -1,4 +1,4 @@
-"""The data sets that are downloaded; entry points name them."""
+"""The data sets that are downloaded; they are registered as entry points."""
 
 from collections.abc import Mapping
 
@@ -31,7 +31,7 @@ _TRAIN_IMAGES, _TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-
 _TEST_IMAGES, _TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
 _MNIST_FILES = _list_gzips(
     "mnist",
-    # The authors' own address no longer serves the files; this is the mirror that torchvision keeps of them.
+    # The authors' address no longer serves the files; this is torchvision's mirror.
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     {
         _TRAIN_IMAGES: (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
@@ -78,7 +78,7 @@ _TINY_SHAKESPEARE_FILE = SourceFile(
 )
 _WIKITEXT_FILE = SourceFile(
     paths=("wikitext2/wikitext-2-v1.zip",),
-    # The authors' first address, s3.amazonaws.com/research.metamind.io, no longer serves it; this is an author's own.
+    # The authors' first address, s3.amazonaws.com/research.metamind.io, no longer serves it; this is one author's own.
     url="https://wikitext.smerity.com/wikitext-2-v1.zip",
     limit_bytes=5_000_000,
     checksum="sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",

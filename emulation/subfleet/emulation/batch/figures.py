@@ -30,7 +30,7 @@ def compute_batch_figures(experiment: GatheredRun, result: BatchResult) -> dict[
         raise RunError("no round of the run aggregated an update, so there is no model to evaluate")
     context = create_context(experiment.run, experiment.run.name)
     model = unpack_state(load(result.model)).to(compute_device(context.config.device))
-    gallery = Gallery.of(context, model, experiment.test_samples, result.own)
+    gallery = Gallery.of(context, model, experiment.samples, result.own)
     tiers = {client.client_id: client.tier for client in experiment.devices}
     return {
         **compute_figures(gallery, replace(result.result, rounds=result.rounds), tiers),

@@ -20,11 +20,10 @@ from subfleet.device_profiles import ReplayedLog
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.announcing import build_profile
 from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.hosting import create_trainers
-from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
