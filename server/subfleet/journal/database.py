@@ -218,11 +218,6 @@ def read_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[sq
         yield row
 
 
-def read_scalars(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[Any]:
-    """The values of a query with one column; see `read_rows` for its errors."""
-    return (value for (value,) in read_rows(connection, query))
-
-
 def _fits(column: sql.ColumnElement[Any], value: object) -> bool:
     if value is None:
         return bool(getattr(column, "nullable", True))

@@ -18,7 +18,6 @@ from subfleet.journal.database import (
     connect,
     describe_location,
     read_rows,
-    read_scalars,
     records,
     reporting_damage,
     runs,
@@ -113,7 +112,7 @@ class Journal:
         """
         rows = sql.select(state.c.part, state.c.key, state.c.value).where(state.c.run_id == self._run_id)
         with connect(self._engine) as connection:
-            (_,) = read_scalars(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
+            (_,) = read_rows(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
             found = read_rows(connection, rows.order_by(state.c.part, state.c.key))
             return build_state(map(tuple, found), type(self._first_memory)).restart(now_s)
 

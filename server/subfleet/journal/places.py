@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from subfleet.protocol.disks import lock
 from subfleet.protocol.errors import FileError
@@ -55,8 +54,9 @@ class Places:
         Raises:
             FileError: another server holds it, or it cannot be written.
         """
-        with self._open_lock() as file:
+        with contextlib.ExitStack() as held:
             try:
+                file = held.enter_context((self.folder / "lock").open("w"))
                 if not lock(file, wait=False):
                     _LOG.warning(
                         "the file system of %s has no locks; do not start another server of this name", self.folder
@@ -66,15 +66,7 @@ class Places:
                     f"state folder {self.folder} is in use by another server; stop that one, or choose another name"
                 ) from None
             except OSError as error:
-                raise self._unusable(error) from error
+                raise FileError(
+                    f"state folder {self.folder} cannot be written: {error.strerror}; repair it, or choose another"
+                ) from error
             yield
-
-    def _open_lock(self) -> TextIO:
-        try:
-            return (self.folder / "lock").open("w")
-        except OSError as error:
-            raise self._unusable(error) from error
-
-    def _unusable(self, error: OSError) -> FileError:
-        reason = error.strerror
-        return FileError(f"state folder {self.folder} cannot be written: {reason}; repair it, or choose another")

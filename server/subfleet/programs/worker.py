@@ -5,10 +5,11 @@ coroutine waits for a file of the exporter or for a function in one of the `Thre
 """
 
 import logging
+import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from subfleet.elastic.model_state import ModelState
 from subfleet.protocol.errors import FileError, SubfleetError
@@ -26,18 +27,11 @@ Steps = Coroutine["Future[Any]", None, T]
 """A coroutine that handles a request; it yields the futures that it waits for."""
 
 
-class _Completion(Generic[T]):
-    def __init__(self, future: "Future[T]") -> None:
-        self._future = future
-
-    def __await__(self) -> Generator["Future[T]", None, T]:
-        yield self._future
-        return self._future.result()
-
-
-async def wait_for(future: "Future[T]") -> T:
+@types.coroutine
+def wait_for(future: "Future[T]") -> Generator["Future[T]", None, T]:
     """Wait for a future in a coroutine of a `Worker`; returns its result, or raises its error."""
-    return await _Completion(future)
+    yield future
+    return future.result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Update
 from subfleet.rounds import work
@@ -14,7 +15,6 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.estimation import build_target_estimates, get_estimates, has_estimates
 from subfleet.rounds.evaluating import send_evaluation
 from subfleet.rounds.judging import judge, reply
-from subfleet.rounds.live import TargetEstimates
 from subfleet.rounds.networks import begin_with
 from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
@@ -44,7 +44,7 @@ def apply_result(  # noqa: C901, PLR0912 - a case for each request
         case work.ProgramRequest():
             outcome = _receive_program(context, state, request, result), ()
         case work.CostRequest():
-            outcome = _receive_estimates(context, state, request, build_target_estimates(context, request, result))
+            outcome = _receive_estimates(context, state, request, result)
         case work.SearchRequest():
             outcome = _receive_search(context, state, request, result)
         case work.NetworksRequest():
@@ -52,7 +52,7 @@ def apply_result(  # noqa: C901, PLR0912 - a case for each request
         case work.GenerationRequest():
             outcome = receive_generation(context, state, request, result, now_s)
         case work.CheckRequest():
-            outcome = _accept_update(context, state, request.update, result, now_s)
+            outcome = _settle_update(context, state, request.update, now_s, result)
         case AggregationRequest():
             outcome = finish_aggregation(context, state, request, result, now_s)
         case _:
@@ -67,23 +67,21 @@ def apply_failure(  # noqa: C901, PLR0912 - a case for each request
     request, reason = event.request, event.reason
     match request:
         case work.TaskRequest():
-            client = state.clients.get(request.client_id) if state.phase == "train" else None
-            known = client is not None and (state.round, client.attempt) == (request.round, request.attempt)
+            client = state.find_client(request, "preparing", "train")
+            known = client is not None and client.attempt == request.attempt
             outcome: Outcome = _skip_client(context, state, client if known else None, reason), ()
-        case work.EvaluationRequest() | work.ModelsRequest():
-            # A late failure may belong to an earlier phase, in which the client had another state.
-            phases = ("evaluate", "search") if isinstance(request, work.EvaluationRequest) else ("deploy",)
-            known = state.phase in phases and state.round == request.round
-            client = state.clients.get(request.client_id) if known else None
+        case work.EvaluationRequest():
+            client = state.find_client(request, "preparing", "evaluate", "search")
+            outcome = _skip_client(context, state, client, reason), ()
+        case work.ModelsRequest():
+            client = state.find_client(request, "preparing", "deploy")
             outcome = _skip_client(context, state, client, reason), ()
         case work.ScoringRequest():
             outcome = _receive_candidates(context, state, request, (), now_s)
         case work.ProgramRequest():
             outcome = _receive_program(context, state, request, ProgramFacts.untrainable(reason)), ()
         case work.CostRequest():
-            outcome = _receive_estimates(
-                context, state, request, build_target_estimates(context, request, None, reason)
-            )
+            outcome = _receive_estimates(context, state, request, None, reason)
         case work.SearchRequest():
             outcome = _skip_unsearched(state, request, reason), ()
         case work.NetworksRequest():
@@ -91,7 +89,7 @@ def apply_failure(  # noqa: C901, PLR0912 - a case for each request
         case work.GenerationRequest():
             outcome = fail_generation(state, request, reason, now_s), ()
         case work.CheckRequest():
-            outcome = _reject_update(context, state, request.update, reason)
+            outcome = _settle_update(context, state, request.update, now_s, None, reason)
         case AggregationRequest():
             outcome = retry_aggregation(context, state, request, reason, now_s)
         case _:
@@ -107,15 +105,12 @@ def request_tasks(state: RunState) -> tuple[work.TaskRequest, ...]:
 
 
 def _receive_task(
-    context: RunContext, state: RunState, wanted: work.TaskRequest, made: work.PreparedTask, now_s: float
+    context: RunContext, state: RunState, request: work.TaskRequest, made: work.PreparedTask, now_s: float
 ) -> Outcome:
-    client = state.clients.get(wanted.client_id)
-    if state.phase != "train" or client is None or wanted.round != state.round or client.stage != "preparing":
+    client = state.find_client(request, "preparing", "train")
+    if client is None or client.size is None:
         return state, ()
-    if client.size is None or (client.attempt, client.size.architecture_id) != (
-        wanted.attempt,
-        wanted.participant.size.architecture_id,
-    ):
+    if (client.attempt, client.size.architecture_id) != (request.attempt, request.participant.size.architecture_id):
         return state, ()
     if list_lacking(context, state):  # a smaller size cannot be chosen yet; the task is requested again later
         return state, ()
@@ -150,7 +145,7 @@ def _add_estimate(context: RunContext, state: RunState, program: SizedProgram) -
 
 def _skip_client(context: RunContext, state: RunState, client: ClientState | None, reason: str) -> RunState:
     """Skip a client with a task or models that cannot be made."""
-    if client is None or client.stage != "preparing":
+    if client is None:
         return state
     state = _remember_program(context, state, client, ProgramFacts.untrainable(reason))
     lasts: Lasts = find_lasting(context, state, client) if state.phase == "train" else "passing"
@@ -164,10 +159,8 @@ def _receive_candidates(
     candidates: Sequence[work.Scorable],
     now_s: float,
 ) -> Outcome:
-    client = state.clients.get(request.client_id)
-    if state.phase != "train" or client is None or request.round != state.round:
-        return state, ()
-    if client.stage != "scoring" or client.task is not None:
+    client = state.find_client(request, "scoring", "train")
+    if client is None or client.task is not None:
         return state, ()
     client, actions = send_scoring(context, state, client, candidates, now_s)
     return state.with_clients(client), actions
@@ -176,8 +169,8 @@ def _receive_candidates(
 def _receive_models(
     context: RunContext, state: RunState, request: work.ModelsRequest, made: work.ExportedModels, now_s: float
 ) -> Outcome:
-    client = state.clients.get(request.client_id)
-    if state.phase != "deploy" or client is None or client.stage != "preparing":
+    client = state.find_client(request, "preparing", "deploy")
+    if client is None:
         return state, ()
     programs = select_models(client, made.programs)
     if not programs:
@@ -190,21 +183,22 @@ def _receive_models(
 
 
 def _receive_program(
-    context: RunContext, state: RunState, wanted: work.ProgramRequest, facts: ProgramFacts
+    context: RunContext, state: RunState, request: work.ProgramRequest, facts: ProgramFacts
 ) -> RunState:
     """Take a program for later rounds out of the queue; it is known as untrainable if it could not be written."""
-    if wanted.program not in state.queue:
+    if request.program not in state.queue:
         return state
-    state = replace(state, queue=tuple(one for one in state.queue if one != wanted.program))
-    return _add_program(context, state, wanted.program, facts)
+    state = replace(state, queue=tuple(one for one in state.queue if one != request.program))
+    return _add_program(context, state, request.program, facts)
 
 
 def _receive_estimates(
-    context: RunContext, state: RunState, wanted: work.CostRequest, estimates: TargetEstimates
+    context: RunContext, state: RunState, request: work.CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> Outcome:
     """Remember the estimates of a target; the first ones stay."""
-    known = MappingProxyType({wanted.key: estimates, **state.live.estimates})
-    state = state.without_request(wanted)
+    estimates = build_target_estimates(context, request, memory, problem)
+    known = MappingProxyType({request.key: estimates, **state.live.estimates})
+    state = state.without_request(request)
     return _request_next(context, replace(state, live=replace(state.live, estimates=known)))
 
 
@@ -215,24 +209,20 @@ def _receive_search(
     if request.run_attempt != state.run_attempt:
         return state, ()
     if state.explored_attempt != state.run_attempt:
-        pool = tuple(dict.fromkeys((*state.pool, *made.found)))
+        pool = tuple(dict.fromkeys((*state.pool, *made.sizes)))
         state = replace(state, pool=pool, explored_attempt=state.run_attempt)
     written = MappingProxyType({**state.live.written_estimates, **made.written_estimates})
     live = replace(state.live, searches=made.searches, written_estimates=written)
     return _request_next(context, replace(state, live=live))
 
 
-def _skip_unsearched(state: RunState, wanted: work.SearchRequest, reason: str) -> RunState:
+def _skip_unsearched(state: RunState, request: work.SearchRequest, reason: str) -> RunState:
     """Skip the clients without a task after a failed search; no smaller size could be chosen for them either."""
-    state = state.without_request(wanted)
-    if wanted.run_attempt != state.run_attempt:
+    state = state.without_request(request)
+    if request.run_attempt != state.run_attempt:
         return state
-    skipped = {
-        name: replace(client, stage="skipped", reason=reason)
-        for name, client in state.clients.items()
-        if client.stage in ("answered", "preparing")
-    }
-    return replace(state, clients=MappingProxyType({**state.clients, **skipped}))
+    waiting = (client for client in state.clients.values() if client.stage in ("answered", "preparing"))
+    return state.with_clients(*(replace(client, stage="skipped", reason=reason) for client in waiting))
 
 
 def _request_next(context: RunContext, state: RunState) -> Outcome:
@@ -243,24 +233,20 @@ def _request_next(context: RunContext, state: RunState) -> Outcome:
     return request_new(state, wanted) if wanted else (state, request_tasks(state))
 
 
-def _accept_update(context: RunContext, state: RunState, update: Update, change: ChangeSize, now_s: float) -> Outcome:
-    """Accept an update that is on disk and checked."""
-    verdict, reason = judge(context, state, update)
-    answer = reply(update.client_id, update.message_id, verdict, reason)
-    if verdict != "accepted":
-        return state, (answer,)
-    client = state.clients[update.client_id]
-    took_s = max(0.0, now_s - find_sent_s(context, state, client, "training"))
-    state = record_answer(state, update.client_id, "training", took_s)
-    client = replace(client, stage="done", trained=AcceptedUpdate(update=update, change=change, took_s=took_s))
-    return state.with_clients(client), (answer, Withdraw(task_id=update.task_id))
-
-
-def _reject_update(context: RunContext, state: RunState, update: Update, why: str) -> Outcome:
-    """Refuse an update with an invalid blob."""
+def _settle_update(
+    context: RunContext, state: RunState, update: Update, now_s: float, change: ChangeSize | None, why: str = ""
+) -> Outcome:
+    """Accept an update that is on disk and checked, or refuse one with an invalid blob."""
     verdict, reason = judge(context, state, update)
     if verdict != "accepted":
         return state, (reply(update.client_id, update.message_id, verdict, reason),)
-    client = replace(state.clients[update.client_id], stage="refused", reason=why, lasts="lasting", outlier=why)
-    answer = reply(update.client_id, update.message_id, "refused", why)
+    client = state.clients[update.client_id]
+    if change is None:
+        client = replace(client, stage="refused", reason=why, lasts="lasting", outlier=why)
+        answer = reply(update.client_id, update.message_id, "refused", why)
+    else:
+        took_s = max(0.0, now_s - find_sent_s(context, state, client, "training"))
+        state = record_answer(state, update.client_id, "training", took_s)
+        client = replace(client, stage="done", trained=AcceptedUpdate(update=update, change=change, took_s=took_s))
+        answer = reply(update.client_id, update.message_id, "accepted", reason)
     return state.with_clients(client), (answer, Withdraw(task_id=update.task_id))

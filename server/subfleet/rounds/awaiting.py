@@ -147,11 +147,9 @@ def drop_departed(context: RunContext, state: RunState, now_s: float) -> Outcome
     members = state.live.members
     gone = (name for name, member in members.items() if has_left(context, member, now_s))
     left = [name for name in sorted(gone) if (client := state.clients.get(name)) is not None and client.open]
-    return (
-        close_clients(state, {name: explain_away(context, members[name], now_s) for name in left})
-        if left
-        else (state, ())
-    )
+    if not left:
+        return state, ()
+    return close_clients(state, {name: explain_away(context, members[name], now_s) for name in left})
 
 
 def close_clients(state: RunState, reasons: Mapping[str, str]) -> Outcome:
@@ -318,10 +316,8 @@ def _explain_closed(context: RunContext, state: RunState, client_id: str, duty: 
 
 
 def _name_last(count: int, duty: Duty) -> str:
-    article = "the" if duty == "telemetry" else "its"
-    return (
-        f"{article} last {DUTY_TERMS[duty].name}" if count == 1 else f"{article} last {count} {DUTY_TERMS[duty].name}s"
-    )
+    article, name = "the" if duty == "telemetry" else "its", DUTY_TERMS[duty].name
+    return f"{article} last {name}" if count == 1 else f"{article} last {count} {name}s"
 
 
 def is_unawaited(state: RunState, client_id: str) -> bool:

@@ -33,10 +33,10 @@ from subfleet.rounds.live import FleetMember, Sweep
 from subfleet.rounds.members import forget_strangers, holds_lease, record_departure
 from subfleet.rounds.obstacles import forget_refusals, record_unfit
 from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
-from subfleet.rounds.phases import advance
+from subfleet.rounds.phases import advance, request_models
 from subfleet.rounds.sizing import assign_best, assign_unscored, list_lacking, request_new, request_scoring
 from subfleet.rounds.state import ClientState, RunState
-from subfleet.rounds.work import CheckRequest, ModelsRequest, ProgramRequest
+from subfleet.rounds.work import CheckRequest, ProgramRequest
 
 
 def step(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
@@ -87,7 +87,7 @@ def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.A
     if state.phase == "aggregate":
         return (request_aggregation(context, state), *actions)
     if state.phase == "deploy":
-        return (*actions, *_list_deployments(state))
+        return (*actions, *_list_sent_tasks(state), *request_models(state, state.clients.values()))
     if state.phase == "evaluate":
         return (*actions, *_list_sent_tasks(state), *request_evaluations(state, state.clients))
     if state.phase not in ("measure", "train"):  # in a search, the next step requests its generation
@@ -109,18 +109,25 @@ def _list_sent_tasks(state: RunState) -> Iterator[signals.SendTask]:
     )
 
 
-def _list_deployments(state: RunState) -> tuple[signals.Action, ...]:
-    waiting = (client.participant for client in state.clients.values() if client.stage == "preparing")
-    requests = (ModelsRequest(participant=one, round=state.round) for one in waiting if one is not None)
-    return (*_list_sent_tasks(state), *requests)
-
-
 def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
-    return (
-        _handle_message(context, state, event, now_s)
-        if isinstance(event, signals.FromDevice)
-        else _handle_result(context, state, event, now_s)
-    )
+    match event:
+        case signals.Tick():
+            outcome: signals.Outcome = forget_strangers(context, state, now_s), ()
+        case signals.RequestDone():
+            outcome = apply_result(context, state, event, now_s)
+        case signals.RequestFailed():
+            outcome = apply_failure(context, state, event, now_s)
+        case Presence():
+            outcome = _receive_presence(context, state, event, now_s)
+        case Profile():
+            outcome = _receive_profile(context, state, event, now_s)
+        case Telemetry():
+            outcome = _receive_telemetry(context, state, event, now_s)
+        case Update() | Scores() | Refusal() | Evaluated() | Deployed():
+            outcome = _receive_answer(context, state, event, now_s)
+        case _:
+            never(event)
+    return outcome
 
 
 def _moves_nothing(
@@ -138,36 +145,6 @@ def _moves_nothing(
     if known is None or now is None or not holds_lease(context, known, now_s):
         return False
     return replace(now, heard_s=known.heard_s, noted_s=known.noted_s) == known
-
-
-def _handle_message(context: RunContext, state: RunState, event: signals.FromDevice, now_s: float) -> signals.Outcome:
-    match event:
-        case Presence():
-            outcome = _receive_presence(context, state, event, now_s)
-        case Profile():
-            outcome = _receive_profile(context, state, event, now_s)
-        case Telemetry():
-            outcome = _receive_telemetry(context, state, event, now_s)
-        case Update():
-            outcome = _receive_update(context, state, event)
-        case Scores() | Refusal() | Evaluated() | Deployed():
-            outcome = _receive_answer(context, state, event, now_s)
-        case _:
-            never(event)
-    return outcome
-
-
-def _handle_result(context: RunContext, state: RunState, event: signals.FromServer, now_s: float) -> signals.Outcome:
-    match event:
-        case signals.Tick():
-            outcome: signals.Outcome = forget_strangers(context, state, now_s), ()
-        case signals.RequestDone():
-            outcome = apply_result(context, state, event, now_s)
-        case signals.RequestFailed():
-            outcome = apply_failure(context, state, event, now_s)
-        case _:
-            never(event)
-    return outcome
 
 
 def _receive_presence(context: RunContext, state: RunState, presence: Presence, now_s: float) -> signals.Outcome:
@@ -233,13 +210,15 @@ def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetr
 
 
 def _receive_answer(
-    context: RunContext, state: RunState, answer: Scores | Refusal | Evaluated | Deployed, now_s: float
+    context: RunContext, state: RunState, answer: Update | Scores | Refusal | Evaluated | Deployed, now_s: float
 ) -> signals.Outcome:
     """Apply an answer that counts; a client repeats each until it is acknowledged."""
     verdict, reason = judge(context, state, answer)
     ack = reply(answer.client_id, answer.message_id, verdict, reason)
     if verdict != "accepted":
         return state, (ack,)
+    if isinstance(answer, Update):
+        return state, (CheckRequest(update=answer),)  # an ack follows the check
     if state.phase == "train" and list_lacking(context, state):
         return state, ()  # no size can be chosen yet; without an ack the client repeats its answer
     client, actions = state.clients[answer.client_id], tuple[signals.Action, ...]()
@@ -271,10 +250,3 @@ def _receive_refusal(
     if client.stage == "scoring":
         return state, *assign_unscored(context, state, lower_budget(client, refusal))
     return state, *answer_refusal(context, state, client, refusal)
-
-
-def _receive_update(context: RunContext, state: RunState, update: Update) -> signals.Outcome:
-    verdict, reason = judge(context, state, update)
-    if verdict == "accepted":
-        return state, (CheckRequest(update=update),)
-    return state, (reply(update.client_id, update.message_id, verdict, reason),)

@@ -73,10 +73,8 @@ def send_evaluation(
     context: RunContext, state: RunState, request: EvaluationRequest, made: PreparedTask, now_s: float
 ) -> Outcome:
     """Send an evaluate task, if its program fits the client's budget of its last round."""
-    client = state.clients.get(request.client_id)
-    if state.phase not in ("evaluate", "search") or client is None or client.stage != "preparing":
-        return state, ()
-    if (request.round, request.participant) != (state.round, client.participant):
+    client = state.find_client(request, "preparing", "evaluate", "search")
+    if client is None or request.participant != client.participant:
         return state, ()
     budget = client.offer.budget or Budget(memory_bytes=0)
     planned_bytes = plan_bytes(

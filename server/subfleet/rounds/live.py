@@ -13,7 +13,7 @@ waits.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -155,28 +155,28 @@ class GenerationScores:
     Attributes:
         made: the generation, with the server's own scores if it has validation samples.
         supernet: the smallest subspace that contains the paths; supernet_bytes: of its weights, as they are sent.
-        asked_s: monotonic time at which the generation was requested.
+        requested_s: monotonic time at which the generation was requested.
         sums: of each path, its scores times their weights: the labels that they were counted on, of which no answer has
             a larger fraction than `Run.max_client_fraction` in a scoring round.
         weight: sum of these weights.
         labels: number of labels that were counted.
         closed: number of closed scoring rounds.
         answers: number of answers in them.
-        asked: clients that were sent a task.
+        clients: clients that were sent a task.
         ranks: after each closed round with scores, Kendall's tau of the scores so far and the server's own; None if
             nothing is ranked.
     """
 
     made: ProposedGeneration
     supernet: Architecture
-    asked_s: float
+    requested_s: float
     sums: tuple[float, ...]
     supernet_bytes: int = 0
     weight: float = 0.0
     labels: int = 0
     closed: int = 0
     answers: int = 0
-    asked: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
     ranks: tuple[float | None, ...] = ()
 
 
@@ -221,9 +221,3 @@ class LiveState:
     scores: GenerationScores | None = None
     requested: frozenset[Requested] = frozenset()
     begun_attempt: int = 0
-
-    @classmethod
-    def of_clients(cls, client_ids: Iterable[str], now_s: float) -> "LiveState":
-        """The live state of a server that starts now and has not heard these clients yet."""
-        members = {name: FleetMember(noted_s=now_s) for name in client_ids}
-        return cls(members=PersistentMap(members), entered_s=now_s, opened_s=now_s)

@@ -128,10 +128,8 @@ def _is_ready(context: RunContext, state: RunState, client: ClientState, size: A
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
     if written is None or not is_available(context, state, written) or client.offer.budget is None:
         return False
-    planned_bytes, budget = (
-        written.facts.planned_for(client.offer.packing_width).planned_peak_bytes,
-        client.offer.budget,
-    )
+    budget = client.offer.budget
+    planned_bytes = written.facts.planned_for(client.offer.packing_width).planned_peak_bytes
     if planned_bytes is None or planned_bytes > budget.memory_bytes:
         return False
     return fits(estimate_size(context, state.lineages, size), client.offer.runtime, budget)
@@ -228,9 +226,9 @@ def is_available(context: RunContext, state: RunState, written: WrittenProgram) 
 
 def has_awaited_programs(context: RunContext, state: RunState) -> bool:
     """Whether a round with all answers stays open for programs that are being written."""
-    told = context.config.programs_from
-    if told:
-        return any(NEVER < told.get(one.key, NEVER) <= state.run_attempt + 1 for one in state.queue)
+    first_attempts = context.config.programs_from
+    if first_attempts:
+        return any(NEVER < first_attempts.get(one.key, NEVER) <= state.run_attempt + 1 for one in state.queue)
     return bool(state.queue) and context.config.strict and context.roles.assigner.awaits_programs
 
 

@@ -14,7 +14,7 @@ from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Score, Task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState, Lasts, RunState
-from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.candidates import Candidate, list_lacking_operators
 from subfleet.search.fitting import Limit, Obstacle
 from subfleet.search.queue import ProgramFacts, SizedProgram
 
@@ -42,7 +42,7 @@ def plan_bytes(
         links = facts.chain.kept(dict(client.architecture.choices))
     except ProtocolError:  # the target lacks an operator of it
         return None
-    if any(lacking_operators(one.needs, operators) for link in links for one in link.operators):
+    if any(list_lacking_operators(one.needs, operators) for link in links for one in link.operators):
         return None
     return peak_bytes(facts.chain.room(links))
 
@@ -161,11 +161,9 @@ def _list_keys(client: ClientState) -> tuple[str, ...]:
     if client.task is not None and isinstance(client.task.work, Score):
         programs = (SizedProgram(size=one.architecture, target=client.offer.runtime) for one in client.task.submodels)
         return tuple(f"{client.client_id}/{_SCORE}/{program.key}" for program in programs)
-    return (
-        ()
-        if client.size is None
-        else (f"{client.client_id}/{SizedProgram(size=client.size, target=client.offer.runtime).key}",)
-    )
+    if client.size is None:
+        return ()
+    return (f"{client.client_id}/{SizedProgram(size=client.size, target=client.offer.runtime).key}",)
 
 
 def list_unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:

@@ -1,6 +1,6 @@
 """Moves a run from phase to phase and keeps every deadline; nothing else does. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
@@ -102,11 +102,8 @@ def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Ou
         return _announce_again(context, state, now_s)
     state = awaiting.record_missing(state, missed, "telemetry")
     reasons |= {name: f"{SILENT_SINCE} {since[name]}" for name in silent}
-    clients = {
-        **state.clients,
-        **{name: _build_missing_client(state, name, reason) for name, reason in reasons.items()},
-    }
-    return _assign(context, replace(state, clients=MappingProxyType(clients)), now_s)
+    missing = [_build_missing_client(state, name, reason) for name, reason in reasons.items()]
+    return _assign(context, state.with_clients(*missing), now_s)
 
 
 def _announce_again(context: RunContext, state: RunState, now_s: float) -> Outcome:
@@ -179,15 +176,19 @@ def _build_deploy_client(context: RunContext, state: RunState, last: ClientState
     )
 
 
+def request_models(state: RunState, clients: Iterable[ClientState]) -> tuple[ModelsRequest, ...]:
+    """Request the models of clients that wait for them."""
+    waiting = (client.participant for client in clients if client.stage == "preparing")
+    return tuple(ModelsRequest(participant=one, round=state.round) for one in waiting if one is not None)
+
+
 def _advance_deployment(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Request the models of the next few clients, and end the phase when it waits for no client."""
     names = nsmallest(AT_ONCE + 1, state.last.keys() - state.clients.keys())
     if names:
-        new = {name: _build_deploy_client(context, state, state.last[name]) for name in names[:AT_ONCE]}
-        wanted = [client.participant for client in new.values() if client.stage == "preparing"]
-        actions = tuple(ModelsRequest(participant=one, round=state.round) for one in wanted if one is not None)
+        new = [_build_deploy_client(context, state, state.last[name]) for name in names[:AT_ONCE]]
         more = (GoOn(),) if len(names) > AT_ONCE else ()
-        return replace(state, clients=MappingProxyType({**state.clients, **new})), (*actions, *more)
+        return state.with_clients(*new), (*request_models(state, new), *more)
     state, parted = awaiting.drop_departed(context, state, now_s)
     if next(awaiting.list_awaited_models(context, state, now_s), None) is not None:
         return state, parted

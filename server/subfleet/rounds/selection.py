@@ -54,11 +54,8 @@ def _draw_at_random(context: RunContext, state: RunState, names: frozenset[str])
 
 
 def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...]) -> tuple[RunState, frozenset[str]]:
-    names, config, select = (
-        frozenset(client.client_id for client in able),
-        context.config,
-        context.roles.selector.select,
-    )
+    names = frozenset(client.client_id for client in able)
+    config, select = context.config, context.roles.selector.select
     if not able or config.calibrates(state.round):
         return state, names
     if select is select_at_random:  # it needs no facts about the clients

@@ -42,11 +42,11 @@ from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import LiveState, Requested
+from subfleet.rounds.live import FleetMember, LiveState, Requested
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Failed, FailedAttempts, Phase, PhaseName, Searching, Waiting
-from subfleet.rounds.work import ModelFile
+from subfleet.rounds.work import ClientRequest, ModelFile
 from subfleet.search.fitting import Obstacle
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
@@ -101,7 +101,7 @@ class Submodel:
         architecture: the same submodel, as placed in the model.
         student: the nested submodel of self-distillation; None without self-distillation.
         paths: how the client draws paths, if the submodel is a subspace of a supernet.
-        wanted: the program of the size that the method preferred, but that is not written yet; None if it had its
+        requested: the program of the size that the method preferred, but that is not written yet; None if it had its
             choice.
     """
 
@@ -109,7 +109,7 @@ class Submodel:
     architecture: Architecture
     student: Architecture | None = None
     paths: PathSettings | None = None
-    wanted: RequestedProgram | None = None
+    requested: RequestedProgram | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class ClientState:
         attempt: number of tasks that it was given before in this round.
         proposals: sizes that it was to score in this round; empty if there was nothing to score.
         given: its submodel; None before one is chosen, and if none fits.
-        first_wanted: the program that the method would have preferred for the first submodel of the round; such
+        first_requested: the program that the method would have preferred for the first submodel of the round; such
             programs are written ahead.
         limit: the limits that kept it from a larger size, see `assigning.find_deciding_limit`.
         task: its task, stored so that it can be sent again unchanged.
@@ -158,7 +158,7 @@ class ClientState:
     offer: Offer = field(default_factory=Offer)
     proposals: tuple[Architecture, ...] = ()
     given: Submodel | None = None
-    first_wanted: RequestedProgram | None = None
+    first_requested: RequestedProgram | None = None
     limit: str = ""
     task: Task | None = None
     trained: AcceptedUpdate | None = None
@@ -327,6 +327,12 @@ class RunState:
             self, clients=MappingProxyType({**self.clients, **{client.client_id: client for client in clients}})
         )
 
+    def find_client(self, request: ClientRequest, stage: Stage, *phases: PhaseName) -> ClientState | None:
+        """The client of a request, if it is still at this stage of the same round and in one of these phases."""
+        client = self.clients.get(request.client_id)
+        current = self.phase in phases and self.round == request.round
+        return client if current and client is not None and client.stage == stage else None
+
     def enter(self, phase: Phase, now_s: float) -> "RunState":
         """The state at the beginning of a phase."""
         return replace(self, at=phase, live=replace(self.live, entered_s=now_s))
@@ -341,4 +347,5 @@ class RunState:
 
     def restart(self, now_s: float) -> "RunState":
         """The state for a server that starts now: it has heard no client, and deadlines start anew."""
-        return replace(self, live=LiveState.of_clients(self.profiles, now_s))
+        members = PersistentMap({name: FleetMember(noted_s=now_s) for name in self.profiles})
+        return replace(self, live=LiveState(members=members, entered_s=now_s, opened_s=now_s))
