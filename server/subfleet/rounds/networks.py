@@ -226,9 +226,9 @@ def is_available(context: RunContext, state: RunState, written: WrittenProgram) 
 
 def has_awaited_programs(context: RunContext, state: RunState) -> bool:
     """Whether a round with all answers stays open for programs that are being written."""
-    told = context.config.programs_from
-    if told:
-        return any(NEVER < told.get(one.key, NEVER) <= state.run_attempt + 1 for one in state.queue)
+    first_attempts = context.config.programs_from
+    if first_attempts:
+        return any(NEVER < first_attempts.get(one.key, NEVER) <= state.run_attempt + 1 for one in state.queue)
     return bool(state.queue) and context.config.strict and context.roles.assigner.awaits_programs
 
 
