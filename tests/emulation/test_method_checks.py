@@ -85,7 +85,7 @@ def test_a_check_runs_on_every_runtime_that_the_method_tells(
         used.add(request.target)
         return submit(self, request)
 
-    monkeypatch.setattr(method_checks, "find_problems", seen)
+    monkeypatch.setattr(LazyExports, "submit_training", record)
     assert check_method(METHOD, exports) == "ok"
     assert used == set(METHOD.INFO.runtimes)
 

@@ -110,7 +110,7 @@ def check_method(method: AnyMethod, exports: LazyExports, norms: NormPolicy = "a
         result = run_batch(gathered, exports)
     except SubfleetError as error:
         return str(error)
-    return next(find_problems(context, gathered, result), "ok")
+    return next(_find_problems(context, gathered, result), "ok")
 
 
 def _gather(context: RunContext) -> GatheredRun:
@@ -176,8 +176,7 @@ def _make_log(link_bytes: int) -> ResourceLog:
     return ResourceLog(device="checked", source="a check of methods", licence="none", rows=rows)
 
 
-def find_problems(context: RunContext, gathered: GatheredRun, result: BatchResult) -> Iterator[str]:
-    """Sentences about what is wrong with the result of a check."""
+def _find_problems(context: RunContext, gathered: GatheredRun, result: BatchResult) -> Iterator[str]:
     last = result.rounds[-1]
     evaluated_id = "" if last.model is None else last.model.architecture_id
     untrained = _compute_untrained_loss(context, gathered.evaluation, evaluated_id)
