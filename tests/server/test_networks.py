@@ -31,15 +31,18 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import build_target_estimates, get_estimates, list_candidates, request_estimates
 from subfleet.rounds.networks import (
+    build_target_estimates,
     describe_networks,
     estimate_size,
     find_standing,
+    get_estimates,
+    list_candidates,
     list_lineages,
     list_living_lineages,
     list_networks,
     replace_lineages,
+    request_estimates,
 )
 from subfleet.rounds.obstacles import list_unfit_sizes, record_unfit
 from subfleet.rounds.state import RunState, Submodel
