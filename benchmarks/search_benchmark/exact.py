@@ -112,7 +112,7 @@ class _Server:
         assigned = self.roles.assigner.assign(self._ask(query))
         if assigned.candidate is None:
             return None
-        return assigned.candidate.architecture if assigned.wanted is None else assigned.wanted.program.size
+        return assigned.candidate.architecture if assigned.requested is None else assigned.requested.program.size
 
     def write(self, architecture: Architecture) -> int:
         """Write a program, and tell its plan."""

@@ -5,7 +5,7 @@ from random import Random
 
 from search_benchmark.spaces import Case
 from subfleet.elastic.spaces import Genes, SearchSpace
-from subfleet.search.query import Query, fit_of
+from subfleet.search.query import Query, measure_fit
 
 __all__ = ["most_found"]
 
@@ -28,7 +28,7 @@ def most_found(case: Case, query: Query, starts: Sequence[Genes], *, trials: int
     everyone: dict[Genes, int] = {}
 
     def look(genes: Genes) -> None:
-        fit = fit_of(case.estimate(space.architecture(genes)), query)
+        fit = measure_fit(case.estimate(space.architecture(genes)), query)
         if fit is not None:
             everyone[genes] = fit.candidate.parameters
             if len(everyone) > 2 * kept:

@@ -12,7 +12,7 @@ from search_benchmark.budgets import Share, queries
 from search_benchmark.listed import ListedSearch, exhaustive_search
 from search_benchmark.long_search import most_found
 from search_benchmark.spaces import TARGET, TINY, Case, case_of
-from subfleet.search.candidates import Candidate, ordered
+from subfleet.search.candidates import Candidate, order_candidates
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import Explored, Fit, Query, Search
 from subfleet.search.queue import RequestedProgram, SizedProgram, give_written, rank_requested, request_program
@@ -95,7 +95,7 @@ def _served(server: _Server, asked: Sequence[Query], first: int = 0, *, at_once:
         explored = []
         for place, query in enumerate(together, start=first + begin):
             explored.append(server.search.explore(query, _stream(place)))
-            server.search = server.search.learn(explored[-1].found)
+            server.search = server.search.learn(explored[-1].sizes)
         best = server.search.best
         answers += [Answer(fit=best(query), explored=one) for query, one in zip(together, explored, strict=True)]
     return answers
@@ -243,7 +243,7 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
     yield ""
     yield "| exports a round | lost, first 5 rounds | lost, last 5 | programs | of them ahead | a round ahead, last 5 |"
     yield "|---:|---:|---:|---:|---:|---:|"
-    space = ordered([case.estimate(architecture) for architecture in case.uniform])
+    space = order_candidates([case.estimate(architecture) for architecture in case.uniform])
     for limit in (2, 8, 32):
         search = _ours(case)
         written: dict[str, Candidate] = {}

@@ -103,7 +103,7 @@ def case_of(name: str) -> Case:
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)
     config = Run(name="search", model=model, data=DataSettings(test="none"), method=method)
-    training = method.roles().training.for_round(config.training_of(1), 1)
+    training = method.roles().training.for_round(config.compute_training(1), 1)
 
     @cache
     def estimates() -> MemoryEstimates:

@@ -9,7 +9,7 @@ from subfleet.elastic.building import network_of
 from subfleet.lab import load_all
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.subspacing import list_network_tiers
-from subfleet.search.candidates import forward_macs_of
+from subfleet.search.candidates import limit_forward_macs
 from subfleet.search.supernets import find_tier
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/fedoras"
@@ -22,7 +22,7 @@ def test_each_speed_reaches_the_bound_of_its_tier(name: str) -> None:
     tiers = list_network_tiers(network_of(run.model), run.method.tiers)
     for number, speed in enumerate(("slow", "middle", "fast"), start=1):
         pace = load_profile(str(FOLDER / f"{speed}.toml")).macs_per_s
-        budget = forward_macs_of(pace, run.batch_s, run.training.batch_size)
+        budget = limit_forward_macs(pace, run.batch_s, run.training.batch_size)
         assert budget is not None
         found = find_tier(tiers, budget)
         assert (found.number, budget >= found.high_macs) == (number, True)

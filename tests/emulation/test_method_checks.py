@@ -1,7 +1,9 @@
 """The check of methods passes what works, and names what is wrong."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,9 +15,8 @@ from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.run import BatchResult
-from subfleet.emulation.gathering import GatheredRun
 from subfleet.emulation.method_checks import check_method, check_methods, find_accepted_norms
+from subfleet.export.requests import TrainRequest
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import AggregationContext, keep_aggregate
@@ -27,7 +28,6 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.context import RunContext
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.testing.rounds import with_steps
 
@@ -79,15 +79,15 @@ def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports:
 def test_a_check_runs_on_every_runtime_that_the_method_tells(
     monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
-    used = list[str]()
+    used, submit = set[str](), LazyExports.submit_training
 
-    def seen(context: RunContext, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
-        used.extend(row.runtime for row in result.rounds[-1].clients)
-        return iter(())
+    def record(self: LazyExports, request: TrainRequest) -> "Future[Path]":
+        used.add(request.target)
+        return submit(self, request)
 
-    monkeypatch.setattr(method_checks, "_complaints", seen)
+    monkeypatch.setattr(LazyExports, "submit_training", record)
     assert check_method(METHOD, exports) == "ok"
-    assert sorted(used) == sorted(METHOD.INFO.runtimes)
+    assert used == set(METHOD.INFO.runtimes)
 
 
 def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:

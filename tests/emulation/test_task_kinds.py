@@ -83,7 +83,7 @@ def test_it_ends_with_the_metrics_of_its_kind_and_shows_them(played: Played) -> 
     json.dumps(told, allow_nan=False)
     assert f"{last.value:.4g}"[:5] in describe_result(played.result.result)
     page = render_report(played.name, played.result.result, {})
-    assert all(words in page for words in (last.told, "of the full model", "Evaluation by devices"))
+    assert all(words in page for words in (last.quality, "of the full model", "Evaluation by devices"))
     run_figures = compute_batch_figures(played.gathered, played.result)
     assert set(run_figures["own"]) == {"laptop", "phone", "pi-4"}
     worst = max if kind.headline in ("rmse", "perplexity") else min

@@ -40,9 +40,9 @@ def test_later_rounds_train_what_earlier_ones_wanted(searched: BatchResult) -> N
     first, *later = searched.rounds
     tasks = {row.architecture_id for row in first.clients}
     assert first.programs_written > len(tasks), "one for each task, and one that was wanted"
-    wanted = {row.wanted for row in first.clients} - {""}
+    wanted = {row.requested for row in first.clients} - {""}
     assert wanted & {row.architecture for record in later for row in record.clients}
-    assert all(row.parameters_lost > 0 for row in first.clients if row.wanted)
+    assert all(row.parameters_lost > 0 for row in first.clients if row.requested)
     assert sum(row.utilisation or 0 for row in later[-1].clients) > sum(row.utilisation or 0 for row in first.clients)
 
 

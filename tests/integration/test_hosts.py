@@ -219,7 +219,7 @@ def test_the_accuracy_is_that_of_the_models_that_devices_are_given(
     """Each is tried by a runtime, and the network that nobody trained is not what is told."""
     found = {kind: _summary(place / kind) for kind in told}
     for summary in found.values():
-        assert summary["model"]["told"] == "submodel w1/2 d1, the largest that devices have trained"
+        assert summary["model"]["description"] == "submodel w1/2 d1, the largest that devices have trained"
         assert [one["accuracy"] for one in summary["models"]] == pytest.approx([summary["accuracy"]] * 2, abs=0.011)
     assert found["processes"]["accuracy"] == found["batch"]["accuracy"], "the same bits on both hosts"
 

@@ -235,7 +235,7 @@ def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> No
     write_results(tmp_path, name="test", result=result)
     words = "submodel w1/2 d1, the largest that devices have trained, 25.0% untrained"
     told = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["model"]
-    assert (told["kind"], told["submodel"], told["told"]) == ("trained", "w1/2 d1", words)
+    assert (told["kind"], told["submodel"], told["description"]) == ("trained", "w1/2 d1", words)
     assert told["short"] == "w1/2 d1, 25.0% untrained"
     with (tmp_path / "rounds.csv").open(encoding="utf-8", newline="") as file:
         assert [row["model"] for row in csv.DictReader(file)] == ["the model", words]
@@ -284,7 +284,7 @@ def test_a_run_without_accuracy_tells_what_its_kind_is_judged_by(tmp_path: Path)
     assert "test RMSE" in report
     with (tmp_path / "evaluations.csv").open(encoding="utf-8", newline="") as file:
         assert [row["rmse"] for row in csv.DictReader(file)] == ["0.5", ""]
-    assert last.told == "RMSE 0.5000, R2 0.5000"
+    assert last.quality == "RMSE 0.5000, R2 0.5000"
     assert describe_result(result) == "Test RMSE of the model: 0.5000, R2 0.5000"
 
 

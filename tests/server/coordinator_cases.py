@@ -159,7 +159,7 @@ def scaled(client: ClientState, scale: float) -> ClientState:
 
 def request_program(client: ClientState) -> RequestedProgram | None:
     """What a client would rather have been given."""
-    return None if client.given is None else client.given.wanted
+    return None if client.given is None else client.given.requested
 
 
 def training(context: RunContext) -> RunState:

@@ -13,14 +13,14 @@ from subfleet.protocol.readings import Budget, Reading
 from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import (
     Candidate,
-    budget_of,
-    forward_macs_of,
-    lacking_operators,
-    ordered,
+    build_budget,
+    limit_forward_macs,
+    list_lacking_operators,
+    order_candidates,
 )
 from subfleet.search.fitting import find_obstacles, fits
 from subfleet.search.index import EstimateIndex
-from subfleet.search.query import Query, fit_of
+from subfleet.search.query import Query, measure_fit
 from subfleet.search.queue import ProgramFacts
 from subfleet.serving.run_context import create_context
 
@@ -115,7 +115,7 @@ def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name:
             assert fits(odd, "onnx", budget) != bool(short)
             assert ask(PLAN, budget).allows(odd) != bool(short)
             assert ask(PLAN, budget).exceeded(odd) == exceeded
-            assert (fit_of(odd, query) is None) == bool(short)
+            assert (measure_fit(odd, query) is None) == bool(short)
             assert (EstimateIndex(["onnx"], [odd]).best(query) is None) == bool(short)
             assert (largest(budget) == place) != bool(short)
 
@@ -125,7 +125,7 @@ def test_a_search_gives_only_what_has_fewer_parameters_than_what_was_too_large()
         for more, is_given in ((0, False), (1, True)):
             plenty = Budget(memory_bytes=2**40)
             query = Query(target="onnx", limits=plenty, below_parameters=candidate.parameters + more)
-            assert (fit_of(candidate, query) is not None) == is_given
+            assert (measure_fit(candidate, query) is not None) == is_given
             assert (EstimateIndex(["onnx"], [candidate]).best(query) is not None) == is_given
 
 
@@ -152,11 +152,11 @@ def test_more_memory_never_gives_less(budget: Budget, more: int) -> None:
 
 @given(st.permutations(CANDIDATES))
 def test_the_order_is_one_whatever_came_first(shuffled: list[Candidate]) -> None:
-    assert ordered(shuffled) == CANDIDATES
+    assert order_candidates(shuffled) == CANDIDATES
 
 
 def test_the_link_budget_is_rate_times_time() -> None:
-    budget = budget_of(Reading(downlink_bps=8e6, uplink_bps=None), 5, communication_s=2.0)
+    budget = build_budget(Reading(downlink_bps=8e6, uplink_bps=None), 5, communication_s=2.0)
     assert budget == Budget(memory_bytes=5, downlink_bytes=2_000_000, uplink_bytes=None)
 
 
@@ -167,12 +167,12 @@ def test_the_link_budget_is_rate_times_time() -> None:
 def test_the_budget_of_a_forward_pass_is_the_speed_times_the_time(
     macs_per_s: float | None, training_s: float, expected: int | None
 ) -> None:
-    assert forward_macs_of(macs_per_s, training_s, sample_passes=100) == expected
+    assert limit_forward_macs(macs_per_s, training_s, sample_passes=100) == expected
 
 
 def test_a_runtime_that_lists_nothing_lacks_nothing() -> None:
-    assert lacking_operators(["b", "a", "c"], ["c"]) == ("a", "b")
-    assert lacking_operators(["a"], ()) == ()
+    assert list_lacking_operators(["b", "a", "c"], ["c"]) == ("a", "b")
+    assert list_lacking_operators(["a"], ()) == ()
 
 
 @pytest.mark.parametrize(

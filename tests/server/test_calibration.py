@@ -73,7 +73,9 @@ def test_every_few_rounds_and_after_the_last_norms_are_measured(rounds: int, eve
     lengths = [len(list(group)) for is_one, group in itertools.groupby(numbers, run.calibrates) if not is_one]
     assert lengths[:-1] == [every] * (len(lengths) - 1)
     assert not every or lengths[-1] <= every
-    assert [run.training_of(number) for number in trained] == [plain.training_of(one + 1) for one in range(rounds)]
+    assert [run.compute_training(number) for number in trained] == [
+        plain.compute_training(one + 1) for one in range(rounds)
+    ]
 
 
 @pytest.mark.parametrize(

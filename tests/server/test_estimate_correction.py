@@ -49,7 +49,7 @@ def chosen(ask: AssignmentContext, method: DynamicSelection = CORRECTED) -> Cand
     """What the search would give, whether it has a program or not."""
     found = method.roles().assigner.assign(ask)
     assert found.candidate is not None
-    return PLAN.estimate(found.candidate.architecture if found.wanted is None else found.wanted.program.size)
+    return PLAN.estimate(found.candidate.architecture if found.requested is None else found.requested.program.size)
 
 
 def whole(ask: AssignmentContext, method: DynamicSelection = CORRECTED) -> bool:

@@ -66,7 +66,7 @@ class RequestedPrograms:
         requested_program = RequestedProgram(
             program=SizedProgram(size=wanted.architecture, target=ask.target), lost=(30 - place) / 100
         )
-        return Assignment(candidate=ask.candidates[0], wanted=None if ready else requested_program)
+        return Assignment(candidate=ask.candidates[0], requested=None if ready else requested_program)
 
 
 def wishing(requested_programs: RequestedPrograms, **changes: Any) -> RunContext:
@@ -287,7 +287,7 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     found = context.roles.assigner.assign(base)
     assert found.candidate is not None
     assert found.candidate.architecture.architecture_id not in broken
-    assert found.wanted is None or found.wanted.program.size.architecture_id not in broken
+    assert found.requested is None or found.requested.program.size.architecture_id not in broken
     last = found.candidate.architecture
     everything = {**broken, last.architecture_id: WrittenSize(size=last, facts=ProgramFacts(planned_peak_bytes=None))}
     again = context.roles.assigner.assign(replace(base, written=everything, previous=last))
@@ -344,12 +344,12 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
     for row in record.clients:
         better = wanted[row.client_id]
         if better is None:
-            assert (row.wanted, row.parameters_lost) == ("", 0.0)
+            assert (row.requested, row.parameters_lost) == ("", 0.0)
             continue
-        assert row.wanted == better.name
+        assert row.requested == better.name
         assert row.parameters_lost == pytest.approx(1 - row.parameters / context.estimate(better).parameters)
         assert row.parameters_lost > 0
-    assert {row.wanted for row in record.clients} != {""}
+    assert {row.requested for row in record.clients} != {""}
     state, exports = _told(context, state, BUDGETS)
     given = {client.size for client in state.clients.values()}
     assert {f"onnx/{size.architecture_id}" for size in given if size} <= {

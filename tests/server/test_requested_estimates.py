@@ -76,7 +76,7 @@ def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None
     found = explore_sizes(PLAN, state)
     state, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
     assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
-    assert (state.pool, state.live.requested) == (found.found, frozenset())
+    assert (state.pool, state.live.requested) == (found.sizes, frozenset())
     again, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
     assert (again.pool, wanted_of(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
 

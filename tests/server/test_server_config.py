@@ -160,7 +160,7 @@ def test_the_table_of_methods_names_each_by_its_type() -> None:
 def test_the_learning_rate_follows_the_rounds_and_the_seed_the_run(tmp_path: Path) -> None:
     changed = WHOLE.replace("rounds = 3", "rounds = 3\nseed = 5\nlearning_rate_decay = 0.5")
     config = read_run(_file(tmp_path, changed))
-    found = [config.training_of(number) for number in (1, 2, 3)]
+    found = [config.compute_training(number) for number in (1, 2, 3)]
     assert [one.learning_rate for one in found] == [0.05, 0.025, 0.0125]
     assert {one.seed for one in found} == {5}
     assert {one.epochs for one in found} == {2}

@@ -166,10 +166,11 @@ class MethodContract:
                 return  # its first network has retired
             told, found = examine(context, aggregated, samples), evaluate_outside(context, first, aggregated, samples)
             assert abs(told.evaluation.accuracy - found.accuracy) < 1e-9, (
-                f"{told.model.told} has the accuracy {found.accuracy}"
+                f"{told.model.description} has the accuracy {found.accuracy}"
             )
             share = found.untrained
-            assert abs(told.model.untrained - share) < 1e-9, f"{share:.1%} of {told.model.told} are as they were drawn"
+            words = f"{share:.1%} of {told.model.description} are as they were drawn"
+            assert abs(told.model.untrained - share) < 1e-9, words
             if context.roles.aggregator.model != "whole" and not changes_whole_model(context):
                 assert not share, f"{share:.1%} of what is evaluated was trained by nobody"
             state = aggregated.state
@@ -248,8 +249,8 @@ class MethodContract:
             candidate = assigned.candidate if assigned.placed is None else waiting.estimate(assigned.placed)
             if candidate is not None:
                 assert_fits(context, waiting, candidate)
-            if assigned.wanted is not None:
-                assert_estimate_fits(context.estimate(assigned.wanted.program.size), waiting.budget)
+            if assigned.requested is not None:
+                assert_estimate_fits(context.estimate(assigned.requested.program.size), waiting.budget)
 
     def _answers(self) -> list[Any]:
         context = make_context(self.method, self.model)

@@ -55,9 +55,9 @@ def load_checkpoint(folder: Path, round_number: int, sha256: str) -> dict[str, t
     return load(content)
 
 
-def prune_checkpoints(folder: Path, *, keep_from: int, kept: Collection[int] = ()) -> None:
-    """Remove the checkpoints of rounds before `keep_from`, except those in `kept`."""
+def prune_checkpoints(folder: Path, *, keep_from: int, rounds: Collection[int] = ()) -> None:
+    """Remove the checkpoints of rounds before `keep_from`, except those in `rounds`."""
     for path in folder.glob("round-*.safetensors"):
         number = path.stem.removeprefix("round-")
-        if number.isdigit() and int(number) < keep_from and int(number) not in kept:
+        if number.isdigit() and int(number) < keep_from and int(number) not in rounds:
             path.unlink(missing_ok=True)

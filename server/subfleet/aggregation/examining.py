@@ -145,7 +145,7 @@ class Examiner:
         seen = self._views.for_training(state, client)
         known = self._memory.find(key, seen)
         if known is None:
-            network, used = self._views.network_of(state, client), self._views.for_use(state, client)
+            network, used = self._views.find_network(state, client), self._views.for_use(state, client)
             objective = self._views.context.config.training.objective.name
             inputs, labels = self._inputs[samples], self._labels[samples]
             known = evaluate(network, client.architecture, used, inputs, labels, objective=objective)
@@ -153,11 +153,12 @@ class Examiner:
         return known
 
     def _measure_untrained(self, state: ModelState, client: Participant) -> float:
-        network = self._views.network_of(state, client)
+        network = self._views.find_network(state, client)
         return measure_untrained(self._views.context.roles, network, state.of(network.id), client)
 
-    def _combine(self, found: Sequence[EvaluationResult], model: EvaluatedModel) -> Examined:
-        return Examined(evaluation=replace(found[0], totals=Totals.of_all(one.totals for one in found)), model=model)
+    def _combine(self, evaluations: Sequence[EvaluationResult], model: EvaluatedModel) -> Examined:
+        totals = Totals.of_all(evaluation.totals for evaluation in evaluations)
+        return Examined(evaluation=replace(evaluations[0], totals=totals), model=model)
 
     @staticmethod
     def _mean(figures: Iterable[float]) -> float:

@@ -40,7 +40,7 @@ class Views:
     context: RunContext
     samples: Tensor
 
-    def network_of(self, state: ModelState, client: Participant) -> Network:
+    def find_network(self, state: ModelState, client: Participant) -> Network:
         """The network of a client's submodel.
 
         Raises:
@@ -50,12 +50,12 @@ class Views:
 
     def for_training(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The whole model with the client's copies, see `see_model`."""
-        network = self.network_of(state, client)
+        network = self.find_network(state, client)
         return see_model(self.context.roles, network, state.of(network.id), client)
 
     def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
         """The same, with running statistics as evaluation and deployment need them."""
-        seen, network = self.for_training(state, client), self.network_of(state, client)
+        seen, network = self.for_training(state, client), self.find_network(state, client)
         # The statistics of a supernet are means over all paths, so they are those of no path.
         of_no_path = network.config.norm == "batch" and not network.is_path(network.full_architecture())
         if not (self.context.roles.techniques.recalibrates or of_no_path):
@@ -64,7 +64,7 @@ class Views:
 
     def key(self, state: ModelState, client: Participant) -> tuple[str, ...]:
         """A key that is equal for clients that see the same."""
-        roles, network = self.context.roles, self.network_of(state, client)
+        roles, network = self.context.roles, self.find_network(state, client)
         own = state.of(network.id)
         pair = "" if roles.assigner.exchange is None else roles.assigner.exchange(network, client, own.kept).key
         sharing_groups = roles.aggregator.sharing_groups(network, client, own.sizes)

@@ -40,8 +40,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(shows_version: bool) -> None:
+    if shows_version:
         from importlib.metadata import version
 
         typer.echo(f"subfleet {version('subfleet')}")

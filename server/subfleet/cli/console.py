@@ -226,6 +226,5 @@ def _format_title(record: RoundRecord) -> str:
     what = ", norms measured" if record.calibrated else ""
     submodels = len({row.architecture_id for row in record.aggregated})
     took = "" if record.seconds is None else f", {record.seconds:.1f} s"
-    return (
-        f"round {record.round}: {record.told}, {submodels} different submodel{'s' * (submodels != 1)}{took}{logs}{what}"
-    )
+    different = f"{submodels} different submodel{'s' * (submodels != 1)}"
+    return f"round {record.round}: {record.quality}, {different}{took}{logs}{what}"

@@ -212,7 +212,7 @@ def _describe(folder: Path) -> dict[str, Any]:
         return {
             **row,
             "accuracy": summary["accuracy"],
-            "model": (summary["model"] or {}).get("told"),
+            "model": (summary["model"] or {}).get("description"),
             "headline": headline,
             "value": summary["metrics"].get(headline),
         }

@@ -77,7 +77,7 @@ def build_generation_record(close: CloseGeneration, traffic: Traffic) -> Generat
 
 
 def _build_devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
-    moved = [traffic.of(name) for name in scores.asked]
+    moved = [traffic.of(name) for name in scores.clients]
     return DevicesRecord(
         rounds=scores.closed,
         answers=scores.answers,

@@ -39,7 +39,7 @@ def _build_record(
     lineages: Mapping[str, Lineage],
     lineage: Lineage,
     rounds: Sequence[RoundRecord],
-    found: Sequence[EvaluationRow],
+    evaluations: Sequence[EvaluationRow],
     ready_attempt: int | None,
 ) -> NetworkRecord:
     declared = context.declared(lineage)
@@ -56,7 +56,7 @@ def _build_record(
         )
     }
     headline = context.config.training.objective.kind.headline
-    known = {row.client_id: row.value(headline) for row in found if row.network == lineage.id}
+    known = {row.client_id: row.value(headline) for row in evaluations if row.network == lineage.id}
     own = {name: value for name, value in known.items() if value is not None}
     return NetworkRecord(
         lineage=lineage,

@@ -62,7 +62,7 @@ class ClientRow:
         scale: factor of its update and its weight, above 0 and at most 1.
         status: "aggregated", "refused: <reason>", "missing: <reason>" or "skipped: <reason>".
         refusals: why it refused tasks of this round, in order, joined by "; "; it may have done a smaller one then.
-        wanted: display name of the submodel that its search preferred, but that had no program yet.
+        requested: display name of the submodel that its search preferred, but that had no program yet.
         data_warning: how its inputs differ from the evaluation data; empty if they do not, as far as is known.
         limit: what kept it from a larger submodel: "memory", "disk", "link", "compute", "runtime" or "program" if that
             alone excludes a larger one; several joined by "+" if every larger one exceeds more than one; "method" if a
@@ -98,7 +98,7 @@ class ClientRow:
     loss: float | None
     sample_count: int
     status: str
-    wanted: str = ""
+    requested: str = ""
     parameters_lost: float = 0.0
     refusals: str = ""
     weight: float = 0.0
@@ -197,12 +197,12 @@ class RoundRecord:
     model: EvaluatedModel | None = None
 
     @property
-    def model_told(self) -> str:
+    def model_description(self) -> str:
         """The model that metrics and loss describe, in words."""
-        return "the model" if self.model is None else self.model.told
+        return "the model" if self.model is None else self.model.description
 
     @property
-    def told(self) -> str:
+    def quality(self) -> str:
         """The quality of the model in words: the headline, and usual metrics beside it."""
         found = self.all_metrics
         return format_metrics({name: found[name] for name in found if name in (self.headline, *_BESIDE)})
@@ -329,9 +329,9 @@ class RunResult:
         return self.rounds[-1].headline if self.rounds else "accuracy"
 
     @property
-    def told(self) -> str:
+    def quality(self) -> str:
         """How good its model is, in words; empty where no round was aggregated."""
-        return self.rounds[-1].told if self.rounds else ""
+        return self.rounds[-1].quality if self.rounds else ""
 
     @property
     def tuning(self) -> TuningRecord | None:

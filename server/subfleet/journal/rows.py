@@ -153,11 +153,11 @@ def _build_client_row(
     )
     if candidate is not None:
         row = _add_costs(context, close, client, row, candidate)
-    if client.given is None or client.given.wanted is None or row.utilisation is None:
+    if client.given is None or client.given.requested is None or row.utilisation is None:
         return row
-    wanted = estimate_size(context, close.lineages, client.given.wanted.program.size)
+    wanted = estimate_size(context, close.lineages, client.given.requested.program.size)
     lost = max(0.0, 1 - row.parameters / wanted.parameters)
-    return replace(row, wanted=wanted.architecture.name, parameters_lost=lost)
+    return replace(row, requested=wanted.architecture.name, parameters_lost=lost)
 
 
 def _add_costs(

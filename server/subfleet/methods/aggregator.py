@@ -90,7 +90,7 @@ class EvaluatedModel:
     untrained: float = 0.0
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """In words, such as "the full model" or "the mean of 5 devices, each with its own model"."""
         if self.kind == "paths":
             text = f"the mean of {self.count} random paths of the supernet"

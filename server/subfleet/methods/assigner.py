@@ -183,7 +183,7 @@ class Assignment:
 
     Attributes:
         candidate: None leaves the client out of the round.
-        wanted: the program that the client would have got if it were written; it is queued for later rounds.
+        requested: the program that the client would have got if it were written; it is queued for later rounds.
         reason: why there is no candidate; empty means that the smallest does not fit.
         only: without a candidate, the one size that the client might have got.
         placed: the submodel in the model, if it depends on the client's budget; None has the method place the size.
@@ -191,7 +191,7 @@ class Assignment:
     """
 
     candidate: Candidate | None
-    wanted: RequestedProgram | None = None
+    requested: RequestedProgram | None = None
     reason: str = ""
     only: Candidate | None = None
     placed: Architecture | None = None

@@ -31,7 +31,7 @@ from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.candidates import Candidate
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import CostEstimates, FoundSize, Query, Search, fit_of
+from subfleet.search.query import CostEstimates, FoundSize, Query, Search, measure_fit
 from subfleet.search.queue import give_written, request_program
 
 _POOL = 1024
@@ -133,7 +133,7 @@ class DynamicSelection:
         return ParetoSearch.over(space, estimate, (target,), uniform=uniform, settings=pareto)
 
     def _explore(self, context: AssignmentContext) -> tuple[FoundSize, ...]:
-        return _require_search(context).explore(self._query(context), context.draw.stream("search")).found
+        return _require_search(context).explore(self._query(context), context.draw.stream("search")).sizes
 
     def _assign(self, context: AssignmentContext) -> Assignment:
         query = self._query(context)
@@ -144,7 +144,7 @@ class DynamicSelection:
         # If the best one is written, this is it, or a larger one with a cost estimate that was too high.
         written = (_replace_by_plan(context, size) for size in context.written.values())
         ready = give_written(written, context.candidates, lambda size: _allows(context, query, size)) or best
-        return Assignment(candidate=ready, wanted=request_program(best, ready, context.target))
+        return Assignment(candidate=ready, requested=request_program(best, ready, context.target))
 
     def _query(self, context: AssignmentContext) -> Query:
         """The client's budget in terms of cost estimates: less memory, as estimates are too low."""
@@ -181,7 +181,7 @@ def _require_search(context: AssignmentContext) -> Search:
 def _allows(context: AssignmentContext, query: Query, candidate: Candidate) -> bool:
     """Whether a size may be assigned: a written one by its plan, another one by its corrected cost estimate."""
     written = candidate.architecture.architecture_id in context.written
-    return context.allows(candidate) and (written or fit_of(candidate, query) is not None)
+    return context.allows(candidate) and (written or measure_fit(candidate, query) is not None)
 
 
 def _replace_by_plan(context: AssignmentContext, written: WrittenSize) -> Candidate:

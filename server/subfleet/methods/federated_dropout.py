@@ -47,8 +47,8 @@ class FederatedDropout:
 def _scatter(network: Network, size: Architecture, draw: Draw) -> Architecture:
     """Place the size at random indices of every axis."""
 
-    def choose(axis: Axis, kept: Prefix) -> Explicit:
+    def choose(axis: Axis, prefix: Prefix) -> Explicit:
         groups = range(axis.size // axis.granularity)
-        return keep_groups(axis, draw.stream(f"axis {axis.name}").sample(groups, kept.size // axis.granularity))
+        return keep_groups(axis, draw.stream(f"axis {axis.name}").sample(groups, prefix.size // axis.granularity))
 
     return place_axes(network, size, choose)

@@ -37,7 +37,7 @@ from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate, ordered
+from subfleet.search.candidates import Candidate, order_candidates
 
 if TYPE_CHECKING:  # settings are read without PyTorch; the functions that aggregate import what they need
     from torch import Tensor
@@ -145,7 +145,7 @@ class FedFA:
             if candidate.weight_bytes <= left_bytes:
                 left_bytes -= candidate.weight_bytes
                 proposed.append(candidate)
-        return ordered(proposed)
+        return order_candidates(proposed)
 
     def _transform(
         self, network: Network, state: Mapping[str, Tensor], updates: Sequence[ClientUpdate]

@@ -32,7 +32,7 @@ from subfleet.methods.run_networks import Networks, StandingContext
 from subfleet.methods.selector import Selection, SelectionContext, Selector, select_at_random
 from subfleet.methods.sizes import assign_homogeneous
 from subfleet.methods.subspacing import Subspaces, draw_tier
-from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
+from subfleet.methods.tier_search import TierMemory, TierSearch, get_tier
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import MAX_SINGLE, Positive, PositiveFraction
 from subfleet.protocol.messages import Update
@@ -149,16 +149,16 @@ class FedorAS:
             return subspaces.assign(context, supernet)
         highest = self._highest_tier(context.draw.seed, context.draw.client_id)
         fitting = {
-            tier_of(candidate.architecture): candidate
+            get_tier(candidate.architecture): candidate
             for candidate in context.fitting
-            if tier_of(candidate.architecture) <= highest
+            if get_tier(candidate.architecture) <= highest
         }
         tier = next(iter(self._order_tiers(context.draw.round, fitting)), None)
         return Assignment(candidate=None if tier is None else fitting[tier])
 
     def _select(self, context: SelectionContext) -> Selection:
         """In fine-tuning, select among the clients of the round's tier and above (section 3.3)."""
-        networks = {tier_of(network.full_architecture()): network for network in context.networks.values()}
+        networks = {get_tier(network.full_architecture()): network for network in context.networks.values()}
         if any(network.choices for network in networks.values()):
             return select_at_random(context)
         for tier in self._order_tiers(context.round, networks):
@@ -185,8 +185,8 @@ class FedorAS:
     def _find_standing(self, context: StandingContext) -> Architecture:
         """The network of the highest tier that a client can have."""
         highest = self._highest_tier(context.seed, context.client.client_id)
-        sizes = sorted((network.full_architecture() for network in context.networks.values()), key=tier_of)
-        able = [size for size in sizes if tier_of(size) <= highest] or sizes[:1]
+        sizes = sorted((network.full_architecture() for network in context.networks.values()), key=get_tier)
+        able = [size for size in sizes if get_tier(size) <= highest] or sizes[:1]
         ready = [size for size in able if context.ready(size)]
         return (ready or able[:1])[-1]
 

@@ -54,8 +54,8 @@ def _roll(network: Network, size: Architecture, draw: Draw) -> Architecture:
     Over as many rounds as an axis has groups, every group is held equally often.
     """
 
-    def choose(axis: Axis, kept: Prefix) -> Roll:
+    def choose(axis: Axis, prefix: Prefix) -> Roll:
         groups = axis.size // axis.granularity
-        return Roll(start=(draw.round - 1) % groups * axis.granularity, size=kept.size)
+        return Roll(start=(draw.round - 1) % groups * axis.granularity, size=prefix.size)
 
     return place_axes(network, size, choose)

@@ -248,11 +248,11 @@ class FedTrans:
             program = SizedProgram(size=unwritten[-1].architecture, target=context.target)
             requested = RequestedProgram(program=program, lost=1.0)
         if not written:  # as at the beginning of a run
-            return Assignment(candidate=able[0], wanted=requested if len(able) > 1 else None)
+            return Assignment(candidate=able[0], requested=requested if len(able) > 1 else None)
         own = memory.utilities.get(context.draw.client_id, {})
         chances = odds([own.get(candidate.architecture.network, 0.0) for candidate in written])
         (drawn,) = context.draw.stream("network").choices(written, chances)
-        return Assignment(candidate=drawn, wanted=requested)
+        return Assignment(candidate=drawn, requested=requested)
 
     def _carries(self, context: AssignmentContext, candidate: Candidate) -> bool:
         if self.compatible == "measured":

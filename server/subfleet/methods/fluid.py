@@ -183,7 +183,7 @@ def _place(network: Network, size: Architecture, draw: Draw) -> Architecture:
     """Leave out invariant neurons, as far as there are enough of them."""
     memory: FluidMemory = draw.memory
 
-    def choose(axis: Axis, kept: Prefix) -> Explicit:
+    def choose(axis: Axis, prefix: Prefix) -> Explicit:
         step = axis.granularity
         neurons = [*range(axis.size // step)]
         draw.stream(f"axis {axis.name}").shuffle(neurons)
@@ -191,7 +191,7 @@ def _place(network: Network, size: Architecture, draw: Draw) -> Architecture:
         threshold, before = memory.thresholds.get(axis.name, -1.0), memory.kept.get(axis.name)
         invariant = {place for place, change in enumerate(changes) if change <= threshold}
         neurons.sort(key=lambda neuron: (neuron not in invariant, before is None or neuron * step in before))
-        return keep_groups(axis, neurons[len(neurons) - kept.size // step :])
+        return keep_groups(axis, neurons[len(neurons) - prefix.size // step :])
 
     return place_axes(network, size, choose)
 

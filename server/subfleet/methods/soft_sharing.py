@@ -185,12 +185,12 @@ class SoftSharing:
         return givers
 
 
-def _average(own: Tensor, given: Sequence[tuple[float, float, MappedTensor]]) -> Tensor:
+def _average(own: Tensor, images: Sequence[tuple[float, float, MappedTensor]]) -> Tensor:
     """A tensor averaged with what others give for the elements that they have."""
     import torch
 
     total, count = own.double(), torch.ones((), dtype=torch.float64, device=own.device)
-    for counted, weight, image in given:
+    for counted, weight, image in images:
         if image.held is None:
             total, count = total + weight * image.values, count + counted
         else:

@@ -10,7 +10,7 @@ from subfleet.protocol.chains import Chain
 from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.paths import PathSampler, PathSettings
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import lacking_operators
+from subfleet.search.candidates import list_lacking_operators
 from subfleet.search.supernets import Tier, draw_subspace, find_tier, list_tiers
 
 _FLOAT_BYTES = 4
@@ -122,7 +122,7 @@ def _list_runnable(
         for operator, part in zip(choice.operators, choice.parts, strict=True):
             if links is not None:
                 link = links[name].get(operator)
-                if link is None or lacking_operators(link.needs, operators):
+                if link is None or list_lacking_operators(link.needs, operators):
                     continue
             if macs is None or least - cheapest[name] + parts[part][1] <= macs:
                 runnable[name][operator] = _FLOAT_BYTES * parts[part][0]

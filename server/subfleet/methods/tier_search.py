@@ -27,12 +27,12 @@ class TierMemory:
 
     Attributes:
         generations: how many have been scored.
-        told: of each tier, in order, its scored paths with their scores, in the order of scoring; a path is the names
+        scores: of each tier, in order, its scored paths with their scores, in the order of scoring; a path is the names
             of its operators.
     """
 
     generations: int = 0
-    told: tuple[Scores, ...] = ()
+    scores: tuple[Scores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,44 +73,46 @@ class TierSearch:
 
     def _propose(self, memory: TierMemory, network: Network, seed: int) -> Generation | None:
         space = _Space.of(network)
-        for tier in list_network_tiers(network, self.tiers)[max(len(memory.told) - 1, 0) :]:
-            scored = _parse(memory.told[tier.number - 1]) if len(memory.told) >= tier.number else []
-            paths = propose_paths(self.evolution, space.choices, space.macs_of, tier, scored, seed=seed + tier.number)
+        for tier in list_network_tiers(network, self.tiers)[max(len(memory.scores) - 1, 0) :]:
+            scored = _parse(memory.scores[tier.number - 1]) if len(memory.scores) >= tier.number else []
+            paths = propose_paths(
+                self.evolution, space.choices, space.count_macs, tier, scored, seed=seed + tier.number
+            )
             if paths:
                 return Generation(
                     number=memory.generations + 1,
                     tier=tier.number,
                     paths=paths,
-                    least_macs=min(map(space.macs_of, paths)),
+                    least_macs=min(map(space.count_macs, paths)),
                 )
         return None
 
 
-def tier_of(size: Architecture) -> int:
+def get_tier(size: Architecture) -> int:
     """The tier of the network that a size belongs to, from 1; 0 before the search."""
     return int(size.network.removeprefix("t") or 0)
 
 
 def _record(memory: TierMemory, generation: Generation, scores: Sequence[float]) -> TierMemory:
     """Add the scores of a generation; tiers before its own have nothing left to propose."""
-    told = [*memory.told, *[()] * (generation.tier - len(memory.told))]
+    known = [*memory.scores, *[()] * (generation.tier - len(memory.scores))]
     new = zip(map(_SEPARATOR.join, generation.paths), scores, strict=True)
-    told[generation.tier - 1] = (*told[generation.tier - 1], *new)
-    return replace(memory, generations=generation.number, told=tuple(told))
+    known[generation.tier - 1] = (*known[generation.tier - 1], *new)
+    return replace(memory, generations=generation.number, scores=tuple(known))
 
 
 def _skip(memory: TierMemory, generation: Generation) -> TierMemory:
     """Begin the next tier."""
-    return replace(memory, told=(*memory.told, *[()] * (generation.tier + 1 - len(memory.told))))
+    return replace(memory, scores=(*memory.scores, *[()] * (generation.tier + 1 - len(memory.scores))))
 
 
 def _conclude(fresh: bool, memory: TierMemory, network: Network, aggregated_round: int) -> tuple[Lineage, ...]:
     """The best path of each tier with scores, as a network of its own."""
     space, lineages = _Space.of(network), list[Lineage]()
-    for number, scores in enumerate(memory.told, start=1):
+    for number, scores in enumerate(memory.scores, start=1):
         if not scores:
             continue
-        path, score = find_best(_parse(scores), space.macs_of)
+        path, score = find_best(_parse(scores), space.count_macs)
         lineages.append(
             Lineage(
                 id=f"t{number}",
@@ -118,7 +120,7 @@ def _conclude(fresh: bool, memory: TierMemory, network: Network, aggregated_roun
                 parent=network.id,
                 map=Drawn() if fresh else Chosen(),
                 born_round=aggregated_round,
-                reason=f"the best of {len(scores)} paths for tier {number}: {space.macs_of(path)} MACs, "
+                reason=f"the best of {len(scores)} paths for tier {number}: {space.count_macs(path)} MACs, "
                 f"score {score:.4f}",
             )
         )
@@ -149,6 +151,6 @@ class _Space:
             ),
         )
 
-    def macs_of(self, path: Sequence[str]) -> int:
+    def count_macs(self, path: Sequence[str]) -> int:
         """Multiply-accumulates of one sample's forward pass."""
         return self.fixed_macs + sum(macs[operator] for macs, operator in zip(self.macs, path, strict=True))

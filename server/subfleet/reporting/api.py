@@ -188,7 +188,7 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
     app = FastAPI(title="Subfleet", version="1", lifespan=lifespan)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
 
-    app.add_exception_handler(SubfleetError, _told)
+    app.add_exception_handler(SubfleetError, _answer_error)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> str:
@@ -259,7 +259,7 @@ def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
         listener.close()
 
 
-def _told(_: Request, error: Exception) -> JSONResponse:
+def _answer_error(_: Request, error: Exception) -> JSONResponse:
     """What a journal that cannot be read is answered with."""
     return JSONResponse({"detail": str(error)}, 500)
 

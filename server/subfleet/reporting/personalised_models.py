@@ -81,18 +81,18 @@ def measure_models(
     return tuple(row if one is None else add_metric(row, one.metric, one.value) for row, one in known)
 
 
-def _keep(file: Path, kept: Path, first: dict[str, Path]) -> str:
+def _keep(file: Path, copy: Path, first: dict[str, Path]) -> str:
     """Copy a file, or link to an equal copy if the file system can; returns the SHA-256."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.unlink(missing_ok=True)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.unlink(missing_ok=True)
     if digest in first:
         try:
-            os.link(first[digest], kept)
+            os.link(first[digest], copy)
         except OSError:
             pass
         else:
             return digest
-    shutil.copyfile(file, kept)
-    first.setdefault(digest, kept)
+    shutil.copyfile(file, copy)
+    first.setdefault(digest, copy)
     return digest

@@ -99,7 +99,7 @@ def _page(name: str, parts: Sequence[str], more_head: str = "") -> str:
 def _plots(rounds: Sequence[RoundRecord]) -> str:
     from subfleet.reporting import plots  # matplotlib takes a second to load, and only reports need it
 
-    model = f" of {rounds[-1].model_told}" if rounds else ""
+    model = f" of {rounds[-1].model_description}" if rounds else ""
     measured = any(row.measured_peak_bytes is not None for record in rounds for row in record.clients)
     figures = (
         (plots.plot_metric(rounds), f"{_title(rounds)}{model} on the evaluation samples."),
@@ -211,7 +211,7 @@ def _models(models: Sequence[dict[str, Any]], headline: str) -> str:
 
 
 def _round(record: RoundRecord) -> str:
-    title = f"Round {record.round}: {record.told}"
+    title = f"Round {record.round}: {record.quality}"
     title += "" if record.seconds is None else f", {record.seconds:.1f} s"
     if record.log_time_s is not None:
         title += f", logs read at {record.log_time_s:g} s"

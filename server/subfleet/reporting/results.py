@@ -106,7 +106,7 @@ def _model(record: RoundRecord) -> dict[str, Any] | None:
     return (
         None
         if record.model is None
-        else {**dataclasses.asdict(record.model), "told": record.model.told, "short": record.model.short}
+        else {**dataclasses.asdict(record.model), "description": record.model.description, "short": record.model.short}
     )
 
 
@@ -128,11 +128,11 @@ def _evaluation(record: EvaluationRecord) -> dict[str, Any]:
     }
 
 
-def _spread(found: Spread | None) -> dict[str, Any] | None:
-    if found is None:
+def _spread(spread: Spread | None) -> dict[str, Any] | None:
+    if spread is None:
         return None
-    more = {"interquartile_range": found.interquartile_range, "worst_tier_mean": found.worst_tier_mean}
-    return {**dataclasses.asdict(found), **more}
+    more = {"interquartile_range": spread.interquartile_range, "worst_tier_mean": spread.worst_tier_mean}
+    return {**dataclasses.asdict(spread), **more}
 
 
 def build_evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, Any]:
@@ -146,9 +146,9 @@ def build_evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[s
     return {"round": record.round, **plain, **lists, **metrics}
 
 
-def build_network_row(one: NetworkRecord) -> dict[str, Any]:
+def build_network_row(record: NetworkRecord) -> dict[str, Any]:
     """One network of a run as a row."""
-    lineage = one.lineage
+    lineage = record.lineage
     return {
         "network": lineage.id,
         "parent": lineage.parent,
@@ -156,20 +156,20 @@ def build_network_row(one: NetworkRecord) -> dict[str, Any]:
         "born_round": lineage.born_round,
         "retired_round": lineage.retired_round,
         "reason": lineage.reason,
-        "wider": list(one.wider),
-        "deeper": list(one.deeper),
-        "parameters": one.parameters,
-        "weight_bytes": one.weight_bytes,
-        "forward_macs": one.forward_macs,
-        "ready_round": one.ready_round,
-        "trained_rounds": len(one.trained),
-        "clients": len(one.clients),
-        "clients_by_round": {number: len(names) for number, names in one.trained.items()},
-        "training_macs": one.training_macs,
-        "owners": len(one.owners),
-        "accuracy": one.own_mean if one.metric == "accuracy" else None,
-        "metric": one.metric,
-        "own_mean": one.own_mean,
+        "wider": list(record.wider),
+        "deeper": list(record.deeper),
+        "parameters": record.parameters,
+        "weight_bytes": record.weight_bytes,
+        "forward_macs": record.forward_macs,
+        "ready_round": record.ready_round,
+        "trained_rounds": len(record.trained),
+        "clients": len(record.clients),
+        "clients_by_round": {number: len(names) for number, names in record.trained.items()},
+        "training_macs": record.training_macs,
+        "owners": len(record.owners),
+        "accuracy": record.own_mean if record.metric == "accuracy" else None,
+        "metric": record.metric,
+        "own_mean": record.own_mean,
     }
 
 
@@ -179,7 +179,7 @@ def build_round_row(record: RoundRecord) -> dict[str, Any]:
     return {
         "round": record.round,
         "accuracy": record.accuracy,
-        "model": record.model_told,
+        "model": record.model_description,
         "loss": record.loss,
         **record.metrics,
         "seconds": record.seconds,

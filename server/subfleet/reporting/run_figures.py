@@ -48,7 +48,7 @@ class Gallery:
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
             seen = self.views.for_use(self.state, client)
-            network = self.views.network_of(self.state, client)
+            network = self.views.find_network(self.state, client)
             objective = self.views.context.config.training.objective
             self.known[key] = evaluate(
                 network, client.architecture, seen, inputs, labels, objective=objective.name

@@ -18,7 +18,7 @@ def describe_result(result: RunResult) -> str:
     if not result.rounds:
         return "No round was aggregated, so the model was not evaluated"
     title = METRICS[result.headline].title
-    return f"Test {title} of {result.rounds[-1].model_told}: {result.told.removeprefix(f'{title} ')}"
+    return f"Test {title} of {result.rounds[-1].model_description}: {result.quality.removeprefix(f'{title} ')}"
 
 
 def describe_ending(result: RunResult) -> Iterator[str]:
@@ -60,18 +60,18 @@ def describe_networks(networks: Sequence[NetworkRecord]) -> Iterator[str]:
         yield f"{'  ' * (depth + 1)}{one.name}: {describe_network(one)}"
 
 
-def describe_network(one: NetworkRecord) -> str:
+def describe_network(network: NetworkRecord) -> str:
     """The facts about a network in one line."""
-    lineage = one.lineage
+    lineage = network.lineage
     facts = [f"after round {lineage.born_round}"] if lineage.born_round else []
     if lineage.reason:
         facts.append(lineage.reason)
-    facts.append(f"{format_amount(one.forward_macs)} MACs and {format_amount(one.parameters)} parameters")
-    if one.ready_round is not None and lineage.born_round:
-        facts.append(f"ready for round {one.ready_round}")
-    facts.append(f"trained by {_count(one.clients, 'device')} in {_count(tuple(one.trained), 'round')}")
-    if one.quality:
-        facts.append(f"{one.quality} for {_count(one.owners, 'device')}")
+    facts.append(f"{format_amount(network.forward_macs)} MACs and {format_amount(network.parameters)} parameters")
+    if network.ready_round is not None and lineage.born_round:
+        facts.append(f"ready for round {network.ready_round}")
+    facts.append(f"trained by {_count(network.clients, 'device')} in {_count(tuple(network.trained), 'round')}")
+    if network.quality:
+        facts.append(f"{network.quality} for {_count(network.owners, 'device')}")
     if lineage.retired_round is not None:
         facts.append(f"retired after round {lineage.retired_round}")
     return "; ".join(facts)

@@ -104,12 +104,12 @@ def request_tasks(state: RunState) -> tuple[work.TaskRequest, ...]:
 
 
 def _receive_task(
-    context: RunContext, state: RunState, wanted: work.TaskRequest, made: work.PreparedTask, now_s: float
+    context: RunContext, state: RunState, request: work.TaskRequest, made: work.PreparedTask, now_s: float
 ) -> Outcome:
-    client = state.find_client(wanted, "preparing", "train")
+    client = state.find_client(request, "preparing", "train")
     if client is None or client.size is None:
         return state, ()
-    if (client.attempt, client.size.architecture_id) != (wanted.attempt, wanted.participant.size.architecture_id):
+    if (client.attempt, client.size.architecture_id) != (request.attempt, request.participant.size.architecture_id):
         return state, ()
     if list_lacking(context, state):  # a smaller size cannot be chosen yet; the task is requested again later
         return state, ()
@@ -182,22 +182,22 @@ def _receive_models(
 
 
 def _receive_program(
-    context: RunContext, state: RunState, wanted: work.ProgramRequest, facts: ProgramFacts
+    context: RunContext, state: RunState, request: work.ProgramRequest, facts: ProgramFacts
 ) -> RunState:
     """Take a program for later rounds out of the queue; it is known as untrainable if it could not be written."""
-    if wanted.program not in state.queue:
+    if request.program not in state.queue:
         return state
-    state = replace(state, queue=tuple(one for one in state.queue if one != wanted.program))
-    return _add_program(context, state, wanted.program, facts)
+    state = replace(state, queue=tuple(one for one in state.queue if one != request.program))
+    return _add_program(context, state, request.program, facts)
 
 
 def _receive_estimates(
-    context: RunContext, state: RunState, wanted: work.CostRequest, memory: MemoryEstimates | None, problem: str = ""
+    context: RunContext, state: RunState, request: work.CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> Outcome:
     """Remember the estimates of a target; the first ones stay."""
-    estimates = build_target_estimates(context, wanted, memory, problem)
-    known = MappingProxyType({wanted.key: estimates, **state.live.estimates})
-    state = state.without_request(wanted)
+    estimates = build_target_estimates(context, request, memory, problem)
+    known = MappingProxyType({request.key: estimates, **state.live.estimates})
+    state = state.without_request(request)
     return _request_next(context, replace(state, live=replace(state.live, estimates=known)))
 
 
@@ -208,17 +208,17 @@ def _receive_search(
     if request.run_attempt != state.run_attempt:
         return state, ()
     if state.explored_attempt != state.run_attempt:
-        pool = tuple(dict.fromkeys((*state.pool, *made.found)))
+        pool = tuple(dict.fromkeys((*state.pool, *made.sizes)))
         state = replace(state, pool=pool, explored_attempt=state.run_attempt)
     written = MappingProxyType({**state.live.written_estimates, **made.written_estimates})
     live = replace(state.live, searches=made.searches, written_estimates=written)
     return _request_next(context, replace(state, live=live))
 
 
-def _skip_unsearched(state: RunState, wanted: work.SearchRequest, reason: str) -> RunState:
+def _skip_unsearched(state: RunState, request: work.SearchRequest, reason: str) -> RunState:
     """Skip the clients without a task after a failed search; no smaller size could be chosen for them either."""
-    state = state.without_request(wanted)
-    if wanted.run_attempt != state.run_attempt:
+    state = state.without_request(request)
+    if request.run_attempt != state.run_attempt:
         return state
     waiting = (client for client in state.clients.values() if client.stage in ("answered", "preparing"))
     return state.with_clients(*(replace(client, stage="skipped", reason=reason) for client in waiting))

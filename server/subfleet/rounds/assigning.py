@@ -32,7 +32,7 @@ from subfleet.rounds.signals import ClientOutcome, SendTask
 from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
 from subfleet.rounds.tasks import build_draw, build_train_task
 from subfleet.rounds.work import PreparedTask, TaskRequest
-from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.candidates import Candidate, list_lacking_operators
 from subfleet.search.fitting import LIMITS, Limit
 from subfleet.search.query import Search
 from subfleet.search.queue import ProgramFacts
@@ -46,7 +46,7 @@ def assign_client(context: RunContext, state: RunState, client: ClientState) -> 
         return replace(client, stage="skipped", reason=NOT_YET), ()
     ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
-    return give_size(context, state, replace(client, first_wanted=assigned.wanted), ask, assigned)
+    return give_size(context, state, replace(client, first_requested=assigned.requested), ask, assigned)
 
 
 def request_task(state: RunState, client: ClientState) -> TaskRequest | None:
@@ -68,7 +68,7 @@ def send_training(
     """Send the training task if the program's plan fits and the runtime has its operators; else look below."""
     facts = made.facts
     operators = get_operators(state, client.client_id)
-    if lacking := lacking_operators(facts.operators, operators):
+    if lacking := list_lacking_operators(facts.operators, operators):
         return _choose_runnable(context, state, client, lacking)
     given = client.given
     if client.offer.budget is None or given is None:
@@ -204,7 +204,7 @@ def give_size(
         architecture=assigned.placed or context.roles.assigner.place(network, size, draw),
         student=context.roles.training.student(network, size, draw),
         paths=assigned.paths,
-        wanted=assigned.wanted,
+        requested=assigned.requested,
     )
     client = replace(client, stage="preparing", given=given, task=None)
     wanted = request_task(state, client)

@@ -113,7 +113,7 @@ class RunContext:
             round_number: of the round.
             student: the nested submodel of self-distillation; None trains without.
         """
-        settings = self.roles.training.for_round(self.config.training_of(round_number), round_number)
+        settings = self.roles.training.for_round(self.config.compute_training(round_number), round_number)
         settings = drop_self_distillation(settings) if student is None else settings
         return derive_calibration_training(settings) if self.config.calibrates(round_number) else settings
 

@@ -155,28 +155,28 @@ class GenerationScores:
     Attributes:
         made: the generation, with the server's own scores if it has validation samples.
         supernet: the smallest subspace that contains the paths; supernet_bytes: of its weights, as they are sent.
-        asked_s: monotonic time at which the generation was requested.
+        requested_s: monotonic time at which the generation was requested.
         sums: of each path, its scores times their weights: the labels that they were counted on, of which no answer has
             a larger fraction than `Run.max_client_fraction` in a scoring round.
         weight: sum of these weights.
         labels: number of labels that were counted.
         closed: number of closed scoring rounds.
         answers: number of answers in them.
-        asked: clients that were sent a task.
+        clients: clients that were sent a task.
         ranks: after each closed round with scores, Kendall's tau of the scores so far and the server's own; None if
             nothing is ranked.
     """
 
     made: ProposedGeneration
     supernet: Architecture
-    asked_s: float
+    requested_s: float
     sums: tuple[float, ...]
     supernet_bytes: int = 0
     weight: float = 0.0
     labels: int = 0
     closed: int = 0
     answers: int = 0
-    asked: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
     ranks: tuple[float | None, ...] = ()
 
 

@@ -23,7 +23,7 @@ from subfleet.rounds.context import Declared, RunContext
 from subfleet.rounds.live import TargetEstimates
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import CostRequest, NetworksRequest
-from subfleet.search.candidates import Candidate, ordered
+from subfleet.search.candidates import Candidate, order_candidates
 from subfleet.search.estimates import Estimates, estimate_by_plans
 from subfleet.search.fitting import fits
 from subfleet.search.query import CostEstimates
@@ -230,9 +230,9 @@ def is_available(context: RunContext, state: RunState, written: WrittenProgram) 
 
 def has_awaited_programs(context: RunContext, state: RunState) -> bool:
     """Whether a round with all answers stays open for programs that are being written."""
-    told = context.config.programs_from
-    if told:
-        return any(NEVER < told.get(one.key, NEVER) <= state.run_attempt + 1 for one in state.queue)
+    first_attempts = context.config.programs_from
+    if first_attempts:
+        return any(NEVER < first_attempts.get(one.key, NEVER) <= state.run_attempt + 1 for one in state.queue)
     return bool(state.queue) and context.config.strict and context.roles.assigner.awaits_programs
 
 
@@ -346,15 +346,15 @@ def get_estimates(context: RunContext, state: RunState, target: str) -> CostEsti
 def list_candidates(context: RunContext, state: RunState, target: str) -> Sequence[Candidate]:
     """The method's space, from smallest to largest, with its costs on a target with known estimates."""
     found = [_list_candidates(context, state, one, target) for one in list_living_lineages(context, state)]
-    return found[0] if len(found) == 1 else ordered([one for of_network in found for one in of_network])
+    return found[0] if len(found) == 1 else order_candidates([one for of_network in found for one in of_network])
 
 
 def build_target_estimates(
-    context: RunContext, wanted: CostRequest, memory: MemoryEstimates | None, problem: str = ""
+    context: RunContext, request: CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> TargetEstimates:
     """The estimates of a network on a target; without memory estimates, the target can train nothing."""
-    estimate = _plan_estimates(context, wanted.lineage, wanted.target, memory)
-    candidates = tuple(map(estimate, context.declared(wanted.lineage).space))
+    estimate = _plan_estimates(context, request.lineage, request.target, memory)
+    candidates = tuple(map(estimate, context.declared(request.lineage).space))
     return TargetEstimates(memory=memory, candidates=candidates, problem=problem)
 
 

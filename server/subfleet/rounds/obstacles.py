@@ -14,7 +14,7 @@ from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Score, Task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState, Lasts, RunState
-from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.candidates import Candidate, list_lacking_operators
 from subfleet.search.fitting import Limit, Obstacle
 from subfleet.search.queue import ProgramFacts, SizedProgram
 
@@ -42,7 +42,7 @@ def plan_bytes(
         links = facts.chain.kept(dict(client.architecture.choices))
     except ProtocolError:  # the target lacks an operator of it
         return None
-    if any(lacking_operators(one.needs, operators) for link in links for one in link.operators):
+    if any(list_lacking_operators(one.needs, operators) for link in links for one in link.operators):
         return None
     return peak_bytes(facts.chain.room(links))
 

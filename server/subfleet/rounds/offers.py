@@ -20,7 +20,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.judging import Verdict, reply
 from subfleet.rounds.signals import Reply
 from subfleet.rounds.state import ClientState, Offer, RunState
-from subfleet.search.candidates import budget_of, forward_macs_of
+from subfleet.search.candidates import build_budget, limit_forward_macs
 from subfleet.settings.named_networks import parse_client_network
 from subfleet.settings.run import Run
 from subfleet.tasks import shape_problem
@@ -75,7 +75,7 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
 def _build_budget(
     context: RunContext, profile: Profile, telemetry: Telemetry, link: Reading | LogLow, offered_bytes: int
 ) -> Budget:
-    return budget_of(
+    return build_budget(
         link,
         _limit_memory_bytes(context, profile, offered_bytes),
         communication_s=context.config.communication_s,
@@ -88,7 +88,7 @@ def _limit_forward_macs(context: RunContext, profile: Profile, round_number: int
     """Multiply-accumulates that a sample may take, by the seconds of a round and of a batch; None is no limit."""
     training, config = context.training(round_number), context.config
     limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
-    found = [forward_macs_of(profile.macs_per_s, seconds, count) for seconds, count in limits]
+    found = [limit_forward_macs(profile.macs_per_s, seconds, count) for seconds, count in limits]
     return min((most for most in found if most is not None), default=None)
 
 
@@ -337,7 +337,9 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
         )
 
 
-def _find_usual(told: Iterable[InputStatistics]) -> InputStatistics | None:
+def _find_usual(statistics: Iterable[InputStatistics]) -> InputStatistics | None:
     """The client in the middle, which shares its scale with more than half of the others if any client does."""
-    ordered = sorted((one for one in told if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum))
+    ordered = sorted(
+        (one for one in statistics if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum)
+    )
     return ordered[len(ordered) // 2] if len(ordered) > 2 else None

@@ -95,12 +95,12 @@ def receive_generation(
     return _record_generation(context, state, search, close, now_s)
 
 
-def fail_generation(state: RunState, wanted: GenerationRequest, reason: str, now_s: float) -> RunState:
+def fail_generation(state: RunState, request: GenerationRequest, reason: str, now_s: float) -> RunState:
     """Fail the run: a search that cannot go on has no networks for it."""
-    state = state.without_request(wanted)
-    if state.phase != "search" or wanted != request_generation(state):
+    state = state.without_request(request)
+    if state.phase != "search" or request != request_generation(state):
         return state
-    failure = f"generation {wanted.number} of the search after round {wanted.round} cannot be scored: {reason}"
+    failure = f"generation {request.number} of the search after round {request.round} cannot be scored: {reason}"
     return state.fail(failure, now_s)
 
 
@@ -121,13 +121,17 @@ def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outco
         return state, actions
     state, generation = replace(state, live=replace(state.live, scores=None)), told.made.generation
     scores = average_scores(told) or told.made.scores  # the server's own, if it has any
-    if generation is not None and not scores and not told.asked:  # no device can compute this tier
+    if generation is not None and not scores and not told.clients:  # no device can compute this tier
         memory = search.skip(get_memory(context, state), generation)
         return replace(state, memory=memory).enter(state.at, now_s), actions
     if generation is None or not scores:
         return fail_generation(state, request_generation(state), _NOBODY, now_s), actions
     close = CloseGeneration(
-        round=state.aggregated_round, generation=generation, scores=scores, seconds=now_s - told.asked_s, devices=told
+        round=state.aggregated_round,
+        generation=generation,
+        scores=scores,
+        seconds=now_s - told.requested_s,
+        devices=told,
     )
     state, more = _record_generation(context, state, search, close, now_s)
     return state, (*actions, *more)
@@ -200,7 +204,7 @@ def begin_scoring(state: RunState, network: Network, made: ProposedGeneration, n
     scores = GenerationScores(
         made=made,
         supernet=build_smallest_supernet(network, made.generation),
-        asked_s=state.live.entered_s,
+        requested_s=state.live.entered_s,
         sums=(0.0,) * len(made.generation.paths),
     )
     live = replace(state.live, scores=scores, entered_s=now_s)
@@ -283,7 +287,7 @@ def _close_scoring(context: RunContext, state: RunState, scores: GenerationScore
         weight=scores.weight + together,
         sums=sums,
         answers=scores.answers + len(found),
-        asked=tuple(sorted({*scores.asked, *(client.client_id for client in asked)})),
+        clients=tuple(sorted({*scores.clients, *(client.client_id for client in asked)})),
         supernet_bytes=max([scores.supernet_bytes, *(one.size_bytes for one in sent)]),
     )
     central = scores.made.scores

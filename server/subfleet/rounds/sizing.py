@@ -52,9 +52,9 @@ def list_lacking(context: RunContext, state: RunState) -> tuple[CostRequest | Se
     return () if found else (SearchRequest(run_attempt=state.run_attempt),)
 
 
-def request_new(state: RunState, wanted: Iterable[Requested]) -> Outcome:
+def request_new(state: RunState, requests: Iterable[Requested]) -> Outcome:
     """Make those requests that are not open yet."""
-    new = tuple(one for one in wanted if one not in state.live.requested)
+    new = tuple(one for one in requests if one not in state.live.requested)
     if not new:
         return state, ()
     return replace(state, live=replace(state.live, requested=state.live.requested.union(new))), new
@@ -85,7 +85,9 @@ def _request_programs(context: RunContext, state: RunState) -> Outcome:
     state = replace(state, requested_attempt=state.run_attempt)
     if context.config.calibrates(state.round):
         return state, ()
-    requested_programs = [client.first_wanted for client in state.clients.values() if client.first_wanted is not None]
+    requested_programs = [
+        client.first_requested for client in state.clients.values() if client.first_requested is not None
+    ]
     known = {*state.written, *(program.key for program in state.queue)}
     new = tuple(
         requested_program.program
@@ -133,7 +135,7 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
     written = (one.program for key, one in state.written.items() if key not in state.live.written_estimates)
     unpriced = (program for program in written if program.target in estimates)
     return SearchResult(
-        found=tuple(new),
+        sizes=tuple(new),
         searches=MappingProxyType(handed),
         written_estimates=MappingProxyType({one.key: estimates[one.target](one.size) for one in unpriced}),
     )

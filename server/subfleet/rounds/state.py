@@ -101,7 +101,7 @@ class Submodel:
         architecture: the same submodel, as placed in the model.
         student: the nested submodel of self-distillation; None without self-distillation.
         paths: how the client draws paths, if the submodel is a subspace of a supernet.
-        wanted: the program of the size that the method preferred, but that is not written yet; None if it had its
+        requested: the program of the size that the method preferred, but that is not written yet; None if it had its
             choice.
     """
 
@@ -109,7 +109,7 @@ class Submodel:
     architecture: Architecture
     student: Architecture | None = None
     paths: PathSettings | None = None
-    wanted: RequestedProgram | None = None
+    requested: RequestedProgram | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class ClientState:
         attempt: number of tasks that it was given before in this round.
         proposals: sizes that it was to score in this round; empty if there was nothing to score.
         given: its submodel; None before one is chosen, and if none fits.
-        first_wanted: the program that the method would have preferred for the first submodel of the round; such
+        first_requested: the program that the method would have preferred for the first submodel of the round; such
             programs are written ahead.
         limit: the limits that kept it from a larger size, see `assigning.find_deciding_limit`.
         task: its task, stored so that it can be sent again unchanged.
@@ -158,7 +158,7 @@ class ClientState:
     offer: Offer = field(default_factory=Offer)
     proposals: tuple[Architecture, ...] = ()
     given: Submodel | None = None
-    first_wanted: RequestedProgram | None = None
+    first_requested: RequestedProgram | None = None
     limit: str = ""
     task: Task | None = None
     trained: AcceptedUpdate | None = None

@@ -196,12 +196,12 @@ class SearchResult:
     """The sizes that a method's search found in an attempt.
 
     Attributes:
-        found: new sizes, in the order in which they were found.
+        sizes: new sizes, in the order in which they were found.
         searches: by target, the search that knows these sizes and all earlier ones.
         written_estimates: by their keys, the estimated costs of written programs that had none yet.
     """
 
-    found: tuple[FoundSize, ...]
+    sizes: tuple[FoundSize, ...]
     searches: Mapping[str, Search] = field(default_factory=dict)
     written_estimates: Mapping[str, Candidate] = field(default_factory=dict)
 

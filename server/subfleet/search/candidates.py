@@ -10,10 +10,10 @@ from subfleet.protocol.submodel import Architecture
 __all__ = [
     "TRAINING_MACS_PER_FORWARD",
     "Candidate",
-    "budget_of",
-    "forward_macs_of",
-    "lacking_operators",
-    "ordered",
+    "build_budget",
+    "limit_forward_macs",
+    "list_lacking_operators",
+    "order_candidates",
 ]
 
 TRAINING_MACS_PER_FORWARD = 3
@@ -52,12 +52,12 @@ class Candidate:
         return TRAINED_COPIES * self.weight_bytes
 
 
-def ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def order_candidates(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates from smallest to largest."""
     return tuple(sorted(candidates, key=lambda candidate: candidate.order))
 
 
-def budget_of(
+def build_budget(
     link: Reading | LogLow,
     memory_budget_bytes: int,
     *,
@@ -75,7 +75,7 @@ def budget_of(
     )
 
 
-def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: int) -> int | None:
+def limit_forward_macs(macs_per_s: float | None, training_s: float, sample_passes: int) -> int | None:
     """The multiply-accumulates that one sample's forward pass may take; None is no limit.
 
     Args:
@@ -88,7 +88,7 @@ def forward_macs_of(macs_per_s: float | None, training_s: float, sample_passes: 
     return int(min(macs_per_s * training_s / (TRAINING_MACS_PER_FORWARD * sample_passes), _MOST))
 
 
-def lacking_operators(needed: Iterable[str], listed: Collection[str]) -> tuple[str, ...]:
+def list_lacking_operators(needed: Iterable[str], listed: Collection[str]) -> tuple[str, ...]:
     """The operators that a program calls and a runtime lacks, sorted; none if the runtime lists nothing."""
     return tuple(sorted(set(needed) - set(listed))) if listed else ()
 

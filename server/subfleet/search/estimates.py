@@ -65,12 +65,12 @@ def estimate_by_shapes(
         recompute: whether blocks are computed twice; how much is kept then, only the program shows.
     """
 
-    def memory_of(architecture: Architecture) -> Mapping[str, int]:
+    def estimate_memory(architecture: Architecture) -> Mapping[str, int]:
         cost = estimate_cost(network, architecture, batch_size=batch_size)
         least_bytes = 2 * cost.weight_bytes if recompute else cost.training_memory_bytes
         return {target: least_bytes + more_bytes for target, more_bytes in overhead_bytes.items()}
 
-    return memory_of
+    return estimate_memory
 
 
 def estimate_by_plans(network: Network, target: str, estimates: MemoryEstimates | None) -> MemoryOf:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from subfleet.protocol.readings import Budget
-from subfleet.search.candidates import Candidate, lacking_operators
+from subfleet.search.candidates import Candidate, list_lacking_operators
 from subfleet.search.queue import ProgramFacts
 
 Limit = Literal["memory", "disk", "link", "compute", "runtime", "program"]
@@ -67,7 +67,7 @@ def find_program_obstacles(
         budget: of the device.
         operators: that the device's runtime has; empty if it lists none.
     """
-    if lacking := lacking_operators(facts.operators, operators):
+    if lacking := list_lacking_operators(facts.operators, operators):
         yield Obstacle(limit="runtime", why=f"calls {', '.join(lacking)}, which the device's runtime {target!r} lacks")
     if facts.planned_peak_bytes is None:
         why = f"cannot be trained on {target!r}" + (f": {facts.problem}" if facts.problem else "")

@@ -72,16 +72,16 @@ class PaperSearch:
             hit = draws > self.settings.t_max
         new = [size for size in dict.fromkeys(found) if size.architecture not in self.known]
         room = max(0, self.settings.pool_limit - len(self.known))
-        return Explored(found=tuple(new[:room]), draws=draws, hit=hit)
+        return Explored(sizes=tuple(new[:room]), draws=draws, hit=hit)
 
     def with_estimates(self, estimate: CostEstimates) -> "PaperSearch":
         """The search with another source of the same cost estimates."""
         return replace(self, estimate=estimate)
 
-    def learn(self, found: Sequence[FoundSize]) -> "PaperSearch":
+    def learn(self, sizes: Sequence[FoundSize]) -> "PaperSearch":
         """The search that also knows these draws, up to the limit of its pool."""
         known, new = self.known.copy(), list[FoundSize]()
-        for size in found:
+        for size in sizes:
             if len(known) < self.settings.pool_limit and known.add(self.estimate(size.architecture)):
                 new.append(size)
         return replace(self, known=known, pool=(*self.pool, *new))

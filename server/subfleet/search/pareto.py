@@ -26,7 +26,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.index import EstimateIndex
 from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, fit_of
+from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, measure_fit
 
 _STARTS = 8
 """Known submodels of each kind that a climb may start from."""
@@ -139,19 +139,19 @@ class ParetoSearch:
             for _ in range(self.settings.samples)
         ]
         seen += self._climb(seen, query, rng, most=self.settings.climbs if cold else 1)
-        known = {size.architecture for size in drawn.found}
+        known = {size.architecture for size in drawn.sizes}
         built = [size for size in self._select_useful(seen, query) if size.architecture not in known]
-        room = max(0, self.settings.built_limit - len(self.pool) - len(drawn.found))
-        return Explored(found=(*drawn.found, *built[:room]), draws=drawn.draws, hit=drawn.hit)
+        room = max(0, self.settings.built_limit - len(self.pool) - len(drawn.sizes))
+        return Explored(sizes=(*drawn.sizes, *built[:room]), draws=drawn.draws, hit=drawn.hit)
 
     def with_estimates(self, estimate: CostEstimates) -> "ParetoSearch":
         """The search with another source of the same cost estimates."""
         return replace(self, estimate=estimate, paper=self.paper.with_estimates(estimate))
 
-    def learn(self, found: Sequence[FoundSize]) -> "ParetoSearch":
+    def learn(self, sizes: Sequence[FoundSize]) -> "ParetoSearch":
         """The search that also knows draws, as the paper's search takes them, and built submodels up to its limit."""
         paper, known, new = self.paper, self.known.copy(), list[FoundSize]()
-        for size in found:
+        for size in sizes:
             before = len(paper.pool), len(known)
             if size.drawn:
                 paper = paper.learn([size])
@@ -309,7 +309,7 @@ class _Trials:
             if candidate.architecture not in self.seen:
                 self.seen[candidate.architecture] = candidate
                 self.left = max(0, self.left - 1)
-            self.known[key] = fit_of(candidate, self.query) is not None
+            self.known[key] = measure_fit(candidate, self.query) is not None
         return self.known[key]
 
 

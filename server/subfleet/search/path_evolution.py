@@ -49,7 +49,7 @@ class EvolutionSettings:
 def propose_paths(
     settings: EvolutionSettings,
     choices: Sequence[Sequence[str]],
-    macs_of: Callable[[Path], int],
+    count_macs: Callable[[Path], int],
     tier: Tier,
     scored: Sequence[Scored],
     *,
@@ -60,7 +60,7 @@ def propose_paths(
     Args:
         settings: of the search.
         choices: the operators of each choice.
-        macs_of: the multiply-accumulates of a path.
+        count_macs: the multiply-accumulates of a path.
         tier: that paths must belong to.
         scored: paths with their scores, in the order in which they were proposed.
         seed: of all random choices.
@@ -71,7 +71,7 @@ def propose_paths(
     reached = settings.target is not None and any(score >= settings.target for _, score in scored)
     if len(scored) >= settings.evaluations or reached:
         return ()
-    evolution = _Evolution(settings, choices, macs_of, tier, seed)
+    evolution = _Evolution(settings, choices, count_macs, tier, seed)
     scores, replayed = dict(scored), 0
     while True:
         paths = evolution.ask(settings.evaluations - replayed)
@@ -81,9 +81,9 @@ def propose_paths(
         replayed += len(paths)
 
 
-def find_best(scored: Sequence[Scored], macs_of: Callable[[Path], int]) -> Scored:
+def find_best(scored: Sequence[Scored], count_macs: Callable[[Path], int]) -> Scored:
     """The path with the highest score; among equals the one with fewest multiply-accumulates, then by name."""
-    return min(scored, key=lambda item: (-item[1], macs_of(item[0]), item[0]))
+    return min(scored, key=lambda item: (-item[1], count_macs(item[0]), item[0]))
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -109,11 +109,12 @@ class _Evolution:
         self,
         settings: EvolutionSettings,
         choices: Sequence[Sequence[str]],
-        macs_of: Callable[[Path], int],
+        count_macs: Callable[[Path], int],
         tier: Tier,
         seed: int,
     ) -> None:
-        self._settings, self._choices, self._macs_of, self._tier, self._seed = settings, choices, macs_of, tier, seed
+        self._settings, self._choices, self._tier, self._seed = settings, choices, tier, seed
+        self._count_macs = count_macs
         self._counts = np.array([len(operators) for operators in choices])
         self._rng = np.random.default_rng(seed)
         self._known: dict[Path, None] = {}
@@ -148,7 +149,8 @@ class _Evolution:
         ]
         members = Population.new("X", np.array(places))
         goals = [
-            [-score, *([self._macs_of(path)] if two else [])] for path, score in zip(self._asked, scores, strict=True)
+            [-score, *([self._count_macs(path)] if two else [])]
+            for path, score in zip(self._asked, scores, strict=True)
         ]
         members.set("F", np.array(goals, dtype=np.float64))
         for member in members:
@@ -159,7 +161,7 @@ class _Evolution:
 
     def _add(self, places: Iterable[int], found: dict[Path, None]) -> None:
         path = tuple(operators[place] for operators, place in zip(self._choices, places, strict=True))
-        if path not in self._known and self._tier.holds(self._macs_of(path)):
+        if path not in self._known and self._tier.holds(self._count_macs(path)):
             found[path] = None
 
     def _start(self, first: Any) -> Any:

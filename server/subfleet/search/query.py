@@ -74,12 +74,12 @@ class Explored:
     """The result of looking for submodels for one device.
 
     Attributes:
-        found: submodels to remember. All of them fit into the pool, so a full pool finds nothing.
+        sizes: submodels to remember. All of them fit into the pool, so a full pool finds nothing.
         draws: how many submodels were drawn at random.
         hit: whether the draws ended because their limit was reached.
     """
 
-    found: tuple[FoundSize, ...] = ()
+    sizes: tuple[FoundSize, ...] = ()
     draws: int = 0
     hit: bool = False
 
@@ -100,7 +100,7 @@ class Search(Protocol):
         """The search with another source of the same cost estimates."""
         ...
 
-    def learn(self, found: Sequence[FoundSize]) -> "Search":
+    def learn(self, sizes: Sequence[FoundSize]) -> "Search":
         """The search that also knows these submodels; each is known once. The pool only grows."""
         ...
 
@@ -112,7 +112,7 @@ class Search(Protocol):
         ...
 
 
-def fit_of(candidate: Candidate, query: Query) -> Fit | None:
+def measure_fit(candidate: Candidate, query: Query) -> Fit | None:
     """Compare a submodel with a device; None if it does not fit or is refused."""
     if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
         return None

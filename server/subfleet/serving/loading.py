@@ -39,10 +39,10 @@ def load_model(context: RunContext, state: RunState, journal: Journal, checkpoin
         raise FileError(f"the journal has no checkpoint of round {state.aggregated_round}; restore the state folder")
     stored = unpack_state(load_checkpoint(checkpoints, state.aggregated_round, sha256))
     ordered = stored.reorder(lambda lineage: context.declared(lineage).network.tensors)
-    return _with_found(context, state, ordered)
+    return _add_networks(context, state, ordered)
 
 
-def _with_found(context: RunContext, state: RunState, model: ModelState) -> ModelState:
+def _add_networks(context: RunContext, state: RunState, model: ModelState) -> ModelState:
     """The model with the networks found by a search since the last checkpoint, from which they are derived."""
     stored = set(model.network_ids)
     for lineage in state.lineages:
@@ -66,14 +66,14 @@ def _first_model(context: RunContext, state: RunState) -> ModelState:
     elif given is None:
         model = ModelState.first(init_state(context.network, seed))
     else:
-        model = _given_model(given, context.network)
+        model = _read_first_weights(given, context.network)
     for one in others:
         drawn = init_state(context.declared(one).network, seed)
         model = model.with_network(one.id, ModelState.first(drawn, one))
     return model if first.living else model.without_network(first.id, first)
 
 
-def _given_model(given: FirstWeights, network: Network) -> ModelState:
+def _read_first_weights(given: FirstWeights, network: Network) -> ModelState:
     """The given first weights, with tensors in the order of the network."""
     try:
         content = Path(given.file).read_bytes()

@@ -17,7 +17,7 @@ from subfleet.rounds.state import RunState
 
 def describe_step(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """Sentences about the changes of a step."""
-    yield from _data_told(context, before, after)
+    yield from _describe_data(context, before, after)
     if after.failed_attempts.lost != before.failed_attempts.lost:
         failed_attempts, pause_s = after.failed_attempts, after.live.attempt_times.pause_s
         pause = f"in {pause_s:g} s" if pause_s else "at once"
@@ -26,7 +26,7 @@ def describe_step(context: RunContext, before: RunState, after: RunState) -> Ite
     for name, excluded in after.outliers.excluded.items():
         if before.outliers.excluded.get(name) != excluded:
             yield f"client {name} is {excluded.reason}"
-    yield from _outliers_told(before, after)
+    yield from _describe_outliers(before, after)
     yield from describe_networks(before.lineages, after.lineages)
     yield from describe_readiness(context, before, after)
     if after.aggregated_round != before.aggregated_round and (why := explain_early_end(context, after)):
@@ -35,7 +35,7 @@ def describe_step(context: RunContext, before: RunState, after: RunState) -> Ite
         yield "the last round is done; each device's own model is exported and sent"
 
 
-def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
+def _describe_data(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """Sentences about clients that joined or are no longer waited for, and about inputs on another scale."""
     for name in after.live.members.changed(before.live.members):
         was, now = before.live.members.get(name, FleetMember()), after.live.members[name]
@@ -55,7 +55,7 @@ def _data_told(context: RunContext, before: RunState, after: RunState) -> Iterat
         )
 
 
-def _outliers_told(before: RunState, after: RunState) -> Iterator[str]:
+def _describe_outliers(before: RunState, after: RunState) -> Iterator[str]:
     """Sentences about outliers that are aggregated all the same, when the aggregation begins."""
     if after.phase != "aggregate" or before.phase == "aggregate":
         return
@@ -80,7 +80,7 @@ class Pace:
         self._begins = False  # the last state was before the tasks of a round
         self._round = 0
         self._begun_s = 0.0
-        self._told: tuple[int, int, int, tuple[str, ...]] | None = None
+        self._position: tuple[int, int, int, tuple[str, ...]] | None = None
 
     def progress(self, state: RunState, away: tuple[str, ...] = ()) -> Progress | None:
         """The progress of the run; None if it has not changed. `away` describes absent clients without an answer."""
@@ -93,20 +93,20 @@ class Pace:
             self._first = self._first or ((self._round, self._begun_s) if self._begins else None)
         taking_part = [client for client in state.clients.values() if client.stage not in ("skipped", "missing")]
         answered = sum(not client.open for client in taking_part)
-        describe_step = (state.round, answered, len(taking_part), away)
-        if describe_step == self._told:
+        position = (state.round, answered, len(taking_part), away)
+        if position == self._position:
             return None
-        self._told = describe_step
+        self._position = position
         return Progress(
             round=state.round,
             round_count=self._round_count,
             answered=answered,
             devices=len(taking_part),
-            left_s=self._left_s(state.round),
+            left_s=self._estimate_left_s(state.round),
             away=away,
         )
 
-    def _left_s(self, round_number: int) -> float | None:
+    def _estimate_left_s(self, round_number: int) -> float | None:
         """By the mean time of the rounds seen; None before the first."""
         if self._first is None or round_number == self._first[0]:
             return None

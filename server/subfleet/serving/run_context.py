@@ -13,7 +13,7 @@ from subfleet.methods.roles import Roles
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import Declared, RunContext
-from subfleet.search.candidates import ordered
+from subfleet.search.candidates import order_candidates
 from subfleet.search.estimates import Estimates, estimate_by_shapes
 from subfleet.settings.run import Run
 
@@ -77,4 +77,4 @@ def _declared(config: Run, roles: Roles, network: Network, space: Sequence[Archi
     candidates = [estimate(architecture) for architecture in space]
     if not candidates:
         raise ConfigError("the method's space of submodels is empty; name one or more width rates")
-    return Declared(network=network, candidates=ordered(candidates), estimate=estimate)
+    return Declared(network=network, candidates=order_candidates(candidates), estimate=estimate)

@@ -308,7 +308,7 @@ class Server:
         """Remove files that no round needs any more, except blobs with the `needed` digests."""
         keep_from = self._state.aggregated_round - self._config.keep_rounds + 1
         prune_checkpoints(
-            self._places.checkpoints, keep_from=keep_from, kept=[find_searched_round(self._context, self._state)]
+            self._places.checkpoints, keep_from=keep_from, rounds=[find_searched_round(self._context, self._state)]
         )
         stored = self._journal.update_digests(since_round=keep_from)
         checked = {one.update.blob.sha256 for one in self._work.requests if isinstance(one, CheckRequest)}

@@ -56,13 +56,13 @@ def _check_norms(
         )
 
 
-def find_transform_problem(transform: DataTransform, taken: tuple[int, ...]) -> str:
+def find_transform_problem(transform: DataTransform, input_shape: tuple[int, ...]) -> str:
     """Why a model with inputs of a shape cannot take the output of a transform; empty if it can."""
     if not transform.fixes_size:
         return ""
     size = transform.cut_size(transform.compute_scaled_size(1, 1))
-    channels = (transform.channels,) if transform.channels else (1, 3, *taken[:1])
-    problems = [shape_problem((count, *size), taken) for count in channels]
+    channels = (transform.channels,) if transform.channels else (1, 3, *input_shape[:1])
+    problems = [shape_problem((count, *size), input_shape) for count in channels]
     return f"data.transform makes samples that {problems[0]}; change resize, crop or channels" if all(problems) else ""
 
 

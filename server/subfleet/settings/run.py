@@ -207,7 +207,7 @@ class Run:
         in_turn = self.calibrate_every and round_number % (self.calibrate_every + 1) == 0
         return bool(in_turn) or round_number == self.total_rounds
 
-    def training_of(self, round_number: int) -> TrainingSettings:
+    def compute_training(self, round_number: int) -> TrainingSettings:
         """The local training of a round; the learning rate decays with the training rounds."""
         measured = sum(self.calibrates(before) for before in range(1, round_number)) if self.calibrate_every else 0
         rate = self.training.learning_rate * self.learning_rate_decay ** (round_number - 1 - measured)

@@ -122,18 +122,18 @@ def _split(path: str) -> tuple[str, str]:
     return network_id, name
 
 
-def _choose(networks: Sequence[StoredNetwork], wanted: ModelOf, folder: Path) -> StoredNetwork:
-    position = _POSITIONS.get(wanted.network)
+def _choose(networks: Sequence[StoredNetwork], model_of: ModelOf, folder: Path) -> StoredNetwork:
+    position = _POSITIONS.get(model_of.network)
     if position is not None:
         return networks[int(position * (len(networks) - 1))]
     by_name = {stored.name: stored for stored in networks}
-    if wanted.network not in by_name:
+    if model_of.network not in by_name:
         names = [*by_name, *_POSITIONS]
         raise ConfigError(
-            f"the run {folder} ended without a network {wanted.network!r:.80}; choose one of {names}"
-            f"{suggest(wanted.network, names)}"
+            f"the run {folder} ended without a network {model_of.network!r:.80}; choose one of {names}"
+            f"{suggest(model_of.network, names)}"
         )
-    return by_name[wanted.network]
+    return by_name[model_of.network]
 
 
 def _describe_weights(path: Path, network_id: str) -> FirstWeights:

@@ -62,7 +62,7 @@ def test_it_is_what_devices_have_trained_and_what_the_checkpoint_holds(case: str
     first, samples, clients = draw_state(context.network), draw_samples(context.network), _small(context)
     aggregated = play(context, first, clients, tmp_path)
     told, found = examine(context, aggregated, samples), evaluate_outside(context, first, aggregated, samples)
-    assert not found.untrained, f"{found.untrained:.1%} of {told.model.told} was trained by nobody"
+    assert not found.untrained, f"{found.untrained:.1%} of {told.model.description} was trained by nobody"
     assert told.model.untrained == 0.0
     if not context.roles.techniques.recalibrates:
         assert told.evaluation.accuracy == pytest.approx(found.accuracy, abs=1e-9)
@@ -78,10 +78,10 @@ def test_the_size_that_is_trained_has_its_name_and_the_whole_model_has_none(tmp_
         size.architecture_id,
         1,
     )
-    assert model.told == f"submodel {size.name}, the largest that devices have trained"
+    assert model.description == f"submodel {size.name}, the largest that devices have trained"
     assert model.short == size.name
     whole = _told(make_context(FedAvg()), [DrawnClient(name="a", size=0)], tmp_path)
-    assert (whole.submodel, whole.told, whole.short) == ("", "the full model", "full")
+    assert (whole.submodel, whole.description, whole.short) == ("", "the full model", "full")
 
 
 def test_the_largest_that_was_ever_trained_stays_the_model(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_a_model_whose_parts_clients_train_in_turn_tells_what_nobody_has_trained
     model = _told(context, [DrawnClient(name="a", size=0)], tmp_path)
     assert model.kind == "whole"
     assert 0.5 < model.untrained < 1
-    assert model.told == f"the full model, {model.untrained:.1%} untrained"
+    assert model.description == f"the full model, {model.untrained:.1%} untrained"
 
 
 def test_what_is_nearly_all_trained_is_not_told_to_be_so() -> None:
-    assert EvaluatedModel(kind="whole", untrained=1e-6).told == "the full model, 0.1% untrained"
+    assert EvaluatedModel(kind="whole", untrained=1e-6).description == "the full model, 0.1% untrained"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_is_nearly_all_trained_is_not_told_to_be_so() -> None:
 def test_models_that_clients_have_are_told_as_a_mean(name: str, told: str, tmp_path: Path) -> None:
     context = make_context(METHODS[name]())
     model = _told(context, _small(context, 2), tmp_path)
-    assert model.told == f"the mean of 2 devices, {told}"
+    assert model.description == f"the mean of 2 devices, {told}"
     assert model.short == f"each {model.kind}"
 
 

@@ -18,7 +18,7 @@ from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.run_networks import Generation, StandingContext
 from subfleet.methods.selector import AvailableClient, SelectionContext
 from subfleet.methods.subspacing import draw_tier, list_network_tiers
-from subfleet.methods.tier_search import TierMemory, TierSearch, tier_of
+from subfleet.methods.tier_search import TierMemory, TierSearch, get_tier
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.training import TrainingSettings
@@ -59,10 +59,10 @@ def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
         estimate_cost(CONTEXT.declared(one).network, size, batch_size=1).forward_macs
         for one, size in zip(found_by(CONTEXT), sizes, strict=True)
     ]
-    assert [tier_of(one) for one in sizes] == [1, 2, 3]
+    assert [get_tier(one) for one in sizes] == [1, 2, 3]
     for most, expected in ((macs[0], {1}), (macs[1], {1, 2}), (macs[2], {1, 2, 3}), (None, {1, 2, 3})):
         drawn = [tuning(CONTEXT, most, number).candidate for number in range(40)]
-        assert {tier_of(one.architecture) for one in drawn if one is not None} == expected
+        assert {get_tier(one.architecture) for one in drawn if one is not None} == expected
     assert tuning(CONTEXT, macs[0] - 1).candidate is None
 
 
@@ -88,7 +88,7 @@ def test_each_tiers_network_has_rounds_of_its_own() -> None:
         assert sorted(select(asked).clients) == sorted(one.client_id for one in clients if one.client_id[:-1] in able)
         found = tuning(context, None, number).candidate
         assert found is not None
-        assert tier_of(found.architecture) == tier
+        assert get_tier(found.architecture) == tier
     none_fast = SelectionContext(clients=clients[:3], count=0, round=7, networks=networks)
     assert len(select(none_fast).clients) == 3, "where nobody can train a tier's, its round is the next lower one's"
     supernet = SelectionContext(clients=clients, count=2, round=3, networks={"": context.network})
@@ -99,7 +99,7 @@ def test_of_drawn_tiers_nobody_trains_a_network_above_its_own() -> None:
     context = context_of(tiers_by="drawn", tiers=3)
     own = draw_tier(context.config.seed, "ada", 3)
     drawn = [tuning(context, None, number).candidate for number in range(40)]
-    assert {tier_of(one.architecture) for one in drawn if one is not None} == set(range(1, own + 1))
+    assert {get_tier(one.architecture) for one in drawn if one is not None} == set(range(1, own + 1))
 
 
 @pytest.mark.parametrize("by", ["drawn", "measured"])
@@ -117,9 +117,9 @@ def test_each_client_is_left_with_the_network_of_its_tier(by: str) -> None:
                 seed=context.config.seed,
                 client=client,
                 networks=networks,
-                ready=lambda size, ready=ready: tier_of(size) in ready,  # type: ignore[misc]
+                ready=lambda size, ready=ready: get_tier(size) in ready,  # type: ignore[misc]
             )
-            assert tier_of(standing(asked)) == max([one for one in ready if one <= tier], default=1)
+            assert get_tier(standing(asked)) == max([one for one in ready if one <= tier], default=1)
         left.add(tier)
     assert left == ({1, 2, 3} if by == "drawn" else {3})
 

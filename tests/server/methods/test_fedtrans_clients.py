@@ -67,7 +67,7 @@ def test_networks_are_drawn_by_their_utilities_among_those_that_are_written() ->
 def assigned(asked: AssignmentContext) -> tuple[str, RequestedProgram | None]:
     found = METHOD.roles().assigner.assign(asked)
     assert found.candidate is not None
-    return found.candidate.architecture.network, found.wanted
+    return found.candidate.architecture.network, found.requested
 
 
 def question_size(asked: AssignmentContext, network_id: str) -> Architecture:

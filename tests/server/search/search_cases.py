@@ -204,7 +204,7 @@ def pareto_search(
 def answered(search: Serving, query: Query, rng: Random) -> Answer:
     """Look, learn and answer, as for a device that is alone in its round."""
     explored = search.explore(query, rng)
-    search.learn(explored.found)
+    search.learn(explored.sizes)
     return Answer(fit=search.best(query), explored=explored)
 
 

@@ -20,7 +20,7 @@ from server.search.search_cases import (
 
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.search.candidates import ordered
+from subfleet.search.candidates import order_candidates
 from subfleet.search.fitting import fits
 from subfleet.search.paper import PaperSettings
 from subfleet.search.query import FoundSize, Search
@@ -57,7 +57,7 @@ def test_the_hit_rate_is_that_of_as_many_draws_in_a_row() -> None:
 def test_a_draw_joins_the_pool_whether_it_fits_or_not_and_a_larger_one_is_taken() -> None:
     low = estimate(SPACE.architecture(SPACE.smallest)).training_memory_bytes["onnx"]
     tight = answered(paper_search(SPACE, PaperSettings(epsilon=0)), query_at(0.12, 1), stream(1))
-    found = tight.explored.found
+    found = tight.explored.sizes
     assert tight.fit is not None
     assert any(estimate(one.architecture).training_memory_bytes["onnx"] > 3 * low for one in found)
     assert all(one.drawn for one in found)
@@ -101,7 +101,7 @@ def test_uniform_ratios_reproduce_heterofl_exactly() -> None:
         exhaustive_search(space),
         ListedSearch(listed),
     ]
-    candidates = ordered([estimate(architecture) for architecture in listed])
+    candidates = order_candidates([estimate(architecture) for architecture in listed])
     for query in queries(200):
         wanted = next((one for one in reversed(candidates) if fits(one, "onnx", query.limits)), None)
         for search in searches:

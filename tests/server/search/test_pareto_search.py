@@ -34,7 +34,7 @@ from subfleet.search.candidates import Candidate
 from subfleet.search.index import EstimateIndex
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import Query, fit_of
+from subfleet.search.query import Query, measure_fit
 
 MANY = list(enumerate(queries(40, seed=6)))
 
@@ -58,7 +58,7 @@ def test_no_client_gets_less_than_with_the_papers_search_or_the_best_uniform_wid
 def test_an_epsilon_of_one_never_explores() -> None:
     still = ParetoSettings(paper=PaperSettings(epsilon=1))
     search = pareto_search(SPACE, uniform=UNIFORM, settings=still)
-    assert all(answer.explored.found == () for answer in run(search, queries(100)))
+    assert all(answer.explored.sizes == () for answer in run(search, queries(100)))
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_the_first_round_of_a_small_fleet_has_985_of_1000_parameters_that_fit() 
         search = pareto_search(SPACE, uniform=UNIFORM)
         asked = [query_at(stream(number, 0, place).random() * 0.9, 1.0) for place in range(5)]
         for place, query in enumerate(asked):
-            search.learn(search.explore(query, stream("x", number, 0, place)).found)
+            search.learn(search.explore(query, stream("x", number, 0, place)).sizes)
         for query in asked:
             own, most = search.best(query), best.best(query)
             if most is not None:
@@ -136,7 +136,7 @@ def test_the_largest_is_found_where_memory_says_nothing_of_parameters() -> None:
     unused = [
         top
         for query, top in zip(asked, most, strict=True)
-        if top and any((fit := fit_of(one, query)) and fit.utilisation > top.utilisation for one in best.known)
+        if top and any((fit := measure_fit(one, query)) and fit.utilisation > top.utilisation for one in best.known)
     ]
     assert len(unused) > 10
 
@@ -160,7 +160,7 @@ def test_of_two_devices_of_a_round_the_poorer_never_gets_more_whoever_looks_firs
     search = pareto_search(SPACE, uniform=UNIFORM, settings=ParetoSettings(trials=24))
     search.learn(half_known().pool[:known])
     for query in reversed(queries) if richer_first else queries:
-        search.learn(search.explore(query, stream(richer_first, known)).found)
+        search.learn(search.explore(query, stream(richer_first, known)).sizes)
     poorer, richer = (search.best(query) for query in queries)
     assert poorer is None or (richer is not None and richer.rank[0] >= poorer.rank[0])
 
@@ -189,7 +189,7 @@ def test_what_is_remembered_is_not_stood_in_for() -> None:
     search = pareto_search(SPACE, uniform=UNIFORM)
     for place, query in MANY:
         before = EstimateIndex(TARGETS, search.known)
-        for one in search.explore(query, stream(place)).found:
+        for one in search.explore(query, stream(place)).sizes:
             candidate = estimate(one.architecture)
             assert one.drawn or not any(
                 known.parameters >= 0.99 * candidate.parameters
@@ -225,9 +225,9 @@ def test_nobody_climbs_whose_link_carries_nothing_larger() -> None:
     fit = search.best(query_at(0.6, 0.6))
     assert fit is not None
     plenty = Budget(memory_bytes=2**40, downlink_bytes=fit.candidate.weight_bytes)
-    assert search.explore(Query(target="onnx", limits=plenty), stream(2)).found == ()
+    assert search.explore(Query(target="onnx", limits=plenty), stream(2)).sizes == ()
     wider = Budget(memory_bytes=2**40, downlink_bytes=2 * fit.candidate.weight_bytes)
-    assert search.explore(Query(target="onnx", limits=wider), stream(2)).found
+    assert search.explore(Query(target="onnx", limits=wider), stream(2)).sizes
 
 
 @pytest.mark.parametrize(

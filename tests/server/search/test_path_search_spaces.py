@@ -18,7 +18,7 @@ COSTS = {"a": 0, "b": 3, "c": 7}
 TIER = Tier(number=2, low_macs=10, high_macs=25)
 
 
-def macs_of(path: Path) -> int:
+def count_macs(path: Path) -> int:
     return sum(COSTS[one] for one in path)
 
 
@@ -27,7 +27,7 @@ SCORES = {path: Random(str(path)).random() for path in itertools.product(*CHOICE
 
 def searched(settings: EvolutionSettings, seed: int = 3) -> list[tuple[Path, float]]:
     told: list[tuple[Path, float]] = []
-    while paths := propose_paths(settings, CHOICES, macs_of, TIER, told, seed=seed):
+    while paths := propose_paths(settings, CHOICES, count_macs, TIER, told, seed=seed):
         told += [(path, SCORES[path]) for path in paths]
     return told
 
@@ -119,11 +119,11 @@ def test_the_search_proposes_each_path_of_its_tier_once_and_finds_the_best(objec
     told = searched(EvolutionSettings(evaluations=300, population=32, offspring=16, objectives=objectives))  # type: ignore[arg-type]
     paths = [path for path, _ in told]
     assert len(paths) == 300 == len(set(paths))
-    assert all(TIER.holds(macs_of(path)) for path in paths)
-    inside = [path for path in SCORES if TIER.holds(macs_of(path))]
+    assert all(TIER.holds(count_macs(path)) for path in paths)
+    inside = [path for path in SCORES if TIER.holds(count_macs(path))]
     ranked = sorted((SCORES[path] for path in inside), reverse=True)
     # By chance, 300 of these would miss the best one in as many as share of cases.
-    assert find_best(told, macs_of)[1] >= ranked[2]
+    assert find_best(told, count_macs)[1] >= ranked[2]
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_the_search_goes_on_with_the_same_paths_wherever_it_is_taken_up() -> Non
     options = EvolutionSettings(evaluations=80, population=16, offspring=8)
     told = searched(options)
     for end in (16, 24, 64):
-        again = propose_paths(options, CHOICES, macs_of, TIER, told[:end], seed=3)
+        again = propose_paths(options, CHOICES, count_macs, TIER, told[:end], seed=3)
         assert again == tuple(path for path, _ in told[end : end + 8])
     assert [path for path, _ in searched(options, seed=4)] != [path for path, _ in told]
 
@@ -140,19 +140,19 @@ def test_the_search_goes_on_with_the_same_paths_wherever_it_is_taken_up() -> Non
 def test_a_tier_of_few_paths_is_searched_to_its_end() -> None:
     narrow = Tier(number=3, low_macs=34, high_macs=42)
     told: list[tuple[Path, float]] = []
-    while paths := propose_paths(EvolutionSettings(), CHOICES, macs_of, narrow, told, seed=0):
+    while paths := propose_paths(EvolutionSettings(), CHOICES, count_macs, narrow, told, seed=0):
         told += [(path, SCORES[path]) for path in paths]
-    assert {path for path, _ in told} == {path for path in SCORES if narrow.holds(macs_of(path))}
+    assert {path for path, _ in told} == {path for path in SCORES if narrow.holds(count_macs(path))}
 
 
 def test_a_search_ends_at_its_target() -> None:
     options = EvolutionSettings(target=0.5)
-    assert propose_paths(options, CHOICES, macs_of, TIER, [(("b",) * 6, 0.5)], seed=0) == ()
+    assert propose_paths(options, CHOICES, count_macs, TIER, [(("b",) * 6, 0.5)], seed=0) == ()
 
 
 def test_of_equally_good_paths_the_cheapest_is_best() -> None:
     told = [(("c",) * 6, 0.5), (("a",) * 6, 0.5), (("b",) * 6, 0.4)]
-    assert find_best(told, macs_of) == (("a",) * 6, 0.5)
+    assert find_best(told, count_macs) == (("a",) * 6, 0.5)
 
 
 @pytest.mark.slow
@@ -160,9 +160,9 @@ def test_with_two_objectives_the_cheap_are_kept_though_others_are_better() -> No
     # With a second objective that is the same for all, crowding told nothing apart (a published defect).
     options = EvolutionSettings(evaluations=200, population=16, offspring=16, objectives="accuracy_macs")
     told: list[tuple[Path, float]] = []
-    while paths := propose_paths(options, CHOICES, macs_of, TIER, told, seed=1):
-        told += [(path, macs_of(path) / 100) for path in paths]  # the dearer, the better
-    spread = [macs_of(path) for path, _ in told[100:]]
+    while paths := propose_paths(options, CHOICES, count_macs, TIER, told, seed=1):
+        told += [(path, count_macs(path) / 100) for path in paths]  # the dearer, the better
+    spread = [count_macs(path) for path, _ in told[100:]]
     assert min(spread) <= 13
     assert max(spread) == 24  # the dearest that there is
 

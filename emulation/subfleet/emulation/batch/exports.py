@@ -40,27 +40,27 @@ class LazyExports:
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """See `Exports.submit_training`."""
-        return self._found(request) or self._open_pool().submit_training(request)
+        return self._find_cached(request) or self._open_pool().submit_training(request)
 
     def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
         """See `ExportPool.submit_evaluation`."""
-        return self._found(request) or self._open_pool().submit_evaluation(request)
+        return self._find_cached(request) or self._open_pool().submit_evaluation(request)
 
     def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         """See `Exports.submit_inference`."""
-        found = self._found(request)
+        found = self._find_cached(request)
         return found or self._open_pool().submit_inference(request, weights_path, samples_from=samples_from)
 
     def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
         """See `Exports.submit_estimates`."""
-        return self._found(request) or self._open_pool().submit_estimates(request)
+        return self._find_cached(request) or self._open_pool().submit_estimates(request)
 
     def close(self) -> None:
         """End the worker processes."""
         if self._pool is not None:
             self._pool.close()
 
-    def _found(self, request: AnyRequest) -> "Future[Path] | None":
+    def _find_cached(self, request: AnyRequest) -> "Future[Path] | None":
         path = self._cache.find(request)
         if path is None:
             return None

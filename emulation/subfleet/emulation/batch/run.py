@@ -123,7 +123,7 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         SubfleetError: the configuration or the data cannot be used.
     """
     shared = create_trainers({client.runtime for client in gathered.devices})
-    with make_scratch_folder(_roomy_place()) as folder:
+    with make_scratch_folder(_choose_scratch_folder()) as folder:
         clock = LogicalClock()
         broker = MemoryBroker(gathered.faults, clock=clock)
         evaluation = folder / "evaluation.npz"
@@ -136,7 +136,7 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         topics = Topics(gathered.run.fleet.name)
         able = {**shared, **(trainers or {})}
         devices = [
-            _BatchDevice(one, _trainer_of(one, able), _link_of(one, broker, links or {}), topics, folder, clock)
+            _BatchDevice(one, _choose_trainer(one, able), _make_link(one, broker, links or {}), topics, folder, clock)
             for one in gathered.devices
         ]
         stage = _Stage(
@@ -170,13 +170,13 @@ def _served(gathered: GatheredRun, evaluation: Path) -> Run:
     return replace(run, data=settings, outliers=run.outliers.emulated(attacked=attacked))
 
 
-def _trainer_of(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
+def _choose_trainer(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
     """The client's own trainer or its runtime's, as the client uses it."""
     trainer = trainers.get(client.client_id) or trainers[client.runtime]
     return trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
 
 
-def _link_of(
+def _make_link(
     client: EmulatedDevice, broker: MemoryBroker, links: Mapping[str, Callable[[Transport], Transport]]
 ) -> Transport:
     """The client's transport, in whatever wraps it."""
@@ -185,7 +185,7 @@ def _link_of(
     return plain if wrap is None else wrap(plain)
 
 
-def _roomy_place() -> Path:
+def _choose_scratch_folder() -> Path:
     """Where a run's files lie: in memory where there is room, as nothing of them must outlive the process."""
     in_memory, on_disk = list_scratch_folders()
     roomy = in_memory.is_dir() and shutil.disk_usage(in_memory).free >= _LEAST_ROOM_BYTES
