@@ -18,8 +18,8 @@ __all__ = ["ELSEWHERE", "elsewhere"]
 
 ELSEWHERE = torch.device("lazy")
 """A kind of device that PyTorch knows by name, and that is nowhere built in."""
-_aten = torch.ops.aten
-_INDEXING = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
+aten = torch.ops.aten
+_INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
 
 class _There(Tensor):
@@ -46,7 +46,10 @@ class _There(Tensor):
     def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> "_There":
         return _There(inner["held"])
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as PyTorch has it
+    @classmethod
+    def __torch_function__(cls, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch.DisableTorchFunctionSubclass():
+            return call(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # whose declaration lacks the call
@@ -76,7 +79,7 @@ def _computed(call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     there = [one for one in given if isinstance(one, _There)]
     device = kwargs.get("device")
     moved = None if device is None else torch.device(device) == ELSEWHERE
-    if call in (_aten._to_copy.default, _aten.copy_.default):
+    if call in (aten._to_copy.default, aten.copy_.default):
         pass  # these go from one place to the other
     elif there and call not in _INDEXING:
         odd = [one for one in given if not isinstance(one, _There) and one.dim()]
@@ -89,7 +92,7 @@ def _computed(call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if moved:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     answer_there = bool(there) if moved is None else moved
-    if call is _aten.copy_.default:
+    if call is aten.copy_.default:
         args[0].held.copy_(_inside(args[1])) if isinstance(args[0], _There) else args[0].copy_(_inside(args[1]))
         return args[0]
     found = call(*tree_map_only(_There, _inside, args), **tree_map_only(_There, _inside, kwargs))

@@ -88,7 +88,7 @@ def test_show_prints_the_same_for_people(given: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "code", "words"),
-    [(b"PK", ExitCode.DATA, "damaged or something else"), (None, ExitCode.FILE, "put it there")],
+    [(b"PK", ExitCode.DATA, "damaged or another file"), (None, ExitCode.FILE, "put it there")],
 )
 def test_damaged_and_missing_files_are_one_sentence(
     given: Path, content: bytes | None, code: ExitCode, words: str

@@ -1,7 +1,9 @@
 """The check of methods passes what works, and names what is wrong."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,9 +15,8 @@ from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.run import BatchResult
-from subfleet.emulation.gathering import GatheredRun
 from subfleet.emulation.method_checks import check_method, check_methods, find_accepted_norms
+from subfleet.export.requests import TrainRequest
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import AggregationContext, keep_aggregate
@@ -27,7 +28,6 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
-from subfleet.rounds.context import RunContext
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.testing.rounds import with_steps
 
@@ -68,7 +68,7 @@ def test_a_method_that_works_is_ok(norms: NormPolicy, exports: LazyExports) -> N
     ("rounds", "said"),
     [
         pytest.param(4, "the supernet was trained, but never searched", marks=pytest.mark.long),
-        (3, "the search has found ['t1', 't2'], but nobody trained any of them"),
+        (3, "the search found ['t1', 't2'], but no client trained any of them"),
     ],
 )
 def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: LazyExports) -> None:
@@ -79,15 +79,15 @@ def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports:
 def test_a_check_runs_on_every_runtime_that_the_method_tells(
     monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
-    used = list[str]()
+    used, submit = set[str](), LazyExports.submit_training
 
-    def seen(context: RunContext, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
-        used.extend(row.runtime for row in result.rounds[-1].clients)
-        return iter(())
+    def record(self: LazyExports, request: TrainRequest) -> "Future[Path]":
+        used.add(request.target)
+        return submit(self, request)
 
-    monkeypatch.setattr(method_checks, "_complaints", seen)
+    monkeypatch.setattr(LazyExports, "submit_training", record)
     assert check_method(METHOD, exports) == "ok"
-    assert sorted(used) == sorted(METHOD.INFO.runtimes)
+    assert used == set(METHOD.INFO.runtimes)
 
 
 def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
@@ -109,7 +109,7 @@ def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
 
     _with_steps(monkeypatch, after_round=moving)
     monkeypatch.setattr(method_checks, "keep_aggregate", moving)
-    assert check_method(METHOD, exports, "bank").endswith("moved where nobody trained it")
+    assert check_method(METHOD, exports, "bank").endswith("changed where no client trained it")
     _with_steps(monkeypatch, after_round=keep_aggregate)
     assert check_method(METHOD, exports, "bank") == "ok"
 
@@ -126,7 +126,7 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
         return {name: torch.where(held[name], tensor, 0.0) for name, tensor in finish(self).items()}
 
     monkeypatch.setattr(Accumulator, "finish", zeroing)
-    assert check_method(METHOD, exports) == "tensor 'stem.weight' moved where nobody trained it"
+    assert check_method(METHOD, exports) == "tensor 'stem.weight' changed where no client trained it"
 
 
 @pytest.mark.parametrize("norms", mostly_long(["averaged", "recalibrated"], "averaged"))
@@ -154,8 +154,8 @@ def _nothing_for_one(ask: AssignmentContext) -> Assignment:
 @pytest.mark.parametrize(
     ("assign", "said"),
     [
-        (_most, "client client0 was given more than its budget"),
-        (_nothing_for_one, "client client2 took no part: skipped"),
+        (_most, "client client0 exceeded its budget"),
+        (_nothing_for_one, "client client2 did not take part: skipped"),
     ],
 )
 def test_a_wrong_assignment_is_seen(

@@ -129,7 +129,7 @@ def test_predictions_from_the_raw_pictures_are_those_of_the_servers_evaluation(
     assert len(predicted.labels) == 120
     # Without what it carries nothing fits: the pictures have many sizes.
     path.write_bytes(export_inference_model(replace(request, transform=None), weights)[0])
-    with pytest.raises(DataError, match=r"scale all images to one size, or let data\.transform"):
+    with pytest.raises(DataError, match=r"scale all images to one size, or set data\.transform"):
         trainer.predict(path, str(pictures[1]))
 
 

@@ -189,7 +189,7 @@ UPSAMPLINGS = [
 @pytest.mark.parametrize(("operator", "arguments"), UPSAMPLINGS)
 def test_upsampling(operator: Any, arguments: tuple[Any, ...]) -> None:
     assert_lowered(RESAMPLINGS, operator.default, IMAGE, *arguments)
-    backward = getattr(aten, f"{operator._qualified_op_name.split('::')[1]}_backward")
+    backward = getattr(aten, f"{operator.__name__}_backward")
     gradient = draw(2, 4, *arguments[0])
     assert_lowered(RESAMPLINGS, backward.default, gradient, arguments[0], list(IMAGE.shape), *arguments[1:])
 

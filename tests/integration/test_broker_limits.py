@@ -100,7 +100,6 @@ class Fleet:
             exports=exports,
             sizes=self.sizes,
         )
-        self.server._link._exchange._retry_s = RETRY_S
         self._stack.callback(self.server.close)
         if tried:
             adapt_to_broker(address, run, mqtt, self.sizes, self.notes)

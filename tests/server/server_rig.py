@@ -4,13 +4,15 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 
 from subfleet.elastic.axes import factors_of
@@ -23,7 +25,9 @@ from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateReques
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal
 from subfleet.journal.records import RoundRecord
+from subfleet.link.device_link import DeviceLink
 from subfleet.methods.heterofl import HeteroFL
+from subfleet.programs.worker import Worker
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.memory_plan import MemoryPlan, Packing
 from subfleet.protocol.programs import Program, ProgramManifest, encode_program
@@ -35,6 +39,7 @@ from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Deadlines, LogClock
+from subfleet.transport.counting import CountingTransport
 from subfleet.transport.in_memory import Faults, MemoryBroker
 
 MODEL = Mlp(input_shape=SHAPE, class_count=CLASSES, widths=(8, 8), depths=(2, 1), group_size=4)
@@ -214,9 +219,10 @@ class World:
         return Journal(open_database(self.folder / "state", warns=False), self.server.run_id)
 
     def new_server(self) -> Server:
+        self.line = CountingTransport(self.broker.client("server"))
         return Server(
             self.settings,
-            self.broker.client("server"),
+            self.line,
             self.notes,
             state_folder=self.folder / "state",
             exports=self.exports,
@@ -224,8 +230,8 @@ class World:
         )
 
     def kill_server(self) -> None:
-        """Drop the server as a kill does, without a word to anyone; its thread ends, as a process's would."""
-        self.server._work.close()
+        """Replace the server by another process's; closing the old one sends nothing, as a kill does not."""
+        self.server.close()
         self.server = self.new_server()
         self.server.open()
 
@@ -251,6 +257,16 @@ class World:
         path = self.server.result().model_path
         assert path is not None
         return path.read_bytes()
+
+
+@contextmanager
+def losing_actions() -> Iterator[None]:
+    """Within it servers do nothing of what they decide and write in their journals, as if killed in between."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "begin", lambda *_: None)
+        for name in ("send_task", "withdraw", "reply", "pull"):
+            patch.setattr(DeviceLink, name, lambda *_: None)
+        yield
 
 
 def fleet(**changes: Any) -> dict[str, Behaviour]:

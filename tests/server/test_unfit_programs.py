@@ -219,14 +219,16 @@ def test_a_device_that_has_refused_everything_is_skipped_with_its_own_reason() -
     assert client.reason == "no submodel fits: the smallest was refused by the device: runtime: no kernel"
 
 
-def test_the_oldest_refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subfleet.rounds.obstacles._MOST", 2)
+def test_the_oldest_refusals_are_forgotten() -> None:
     state, _ = assigned(PLAN, measuring(PLAN))
+    older = {f"device{number}/onnx/size": Obstacle(limit="program", why="no kernel") for number in range(9_999)}
+    state = replace(state, unfit=MappingProxyType(older))
     for name in CLIENTS:
         state, _ = step(PLAN, state, written(PLAN, state, name), 2.0)
         answer = replace(refusal(PLAN, state, name), reason="program")
         state = record_unfit(state, state.clients[name], answer, "no kernel")
-    assert [key.split("/")[0] for key in state.unfit] == ["bob", "cyd"]
+    names = [key.split("/")[0] for key in state.unfit]
+    assert (len(names), names[0], names[-3:]) == (10_000, "device2", [*CLIENTS])
 
 
 def test_the_journal_remembers_operators_and_refusals(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_an_archive_whose_parts_lie_before_its_beginning_is_damaged(tmp_path: Pa
     content = bytearray(path.read_bytes())
     content[-6:-2] = (int.from_bytes(content[-6:-2], "little") + 1000).to_bytes(4, "little")
     path.write_bytes(content)
-    with pytest.raises(DataError, match="it is damaged or something else"):
+    with pytest.raises(DataError, match="it is damaged or another file"):
         named.load(folders(tmp_path))
 
 

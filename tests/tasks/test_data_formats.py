@@ -144,7 +144,7 @@ def test_no_speaker_of_the_subset_is_in_both_parts_and_silence_is_nobodys(tmp_pa
     [
         ("mnist", gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 9)), mtime=0), "does not fit its shape"),
         ("mnist", gzip.compress(bytes((0, 0, 8, 3, 0, 0, 0, 9)), mtime=0), "does not fit its shape"),
-        ("mnist", gzip.compress(bytes((0, 0, 13, 1, 0, 0, 0, 0)), mtime=0), "no IDX file of bytes"),
+        ("mnist", gzip.compress(bytes((0, 0, 13, 1, 0, 0, 0, 0)), mtime=0), "not an IDX file of bytes"),
         (
             "mnist",
             gzip.compress(bytes((0, 0, 8, 3)) + np.array([7, 28, 27], ">u4").tobytes() + bytes(5292), mtime=0),
@@ -153,10 +153,10 @@ def test_no_speaker_of_the_subset_is_in_both_parts_and_silence_is_nobodys(tmp_pa
         ("mnist", b"<html>404</html>", "Not a gzipped file"),
         ("cifar10", tar_gz({"cifar-10-batches-bin/data_batch_1.bin": bytes(3073)}), "it lacks data_batch_2.bin"),
         ("cifar10", tar_gz({"cifar-10-batches-bin/data_batch_1.bin": bytes(3072)}), "records of 3073 bytes"),
-        ("cifar100", b"", "damaged or something else"),
+        ("cifar100", b"", "damaged or another file"),
         ("femnist", zipped({"train/a.json": b"[]"}), "no user_data"),
         ("femnist", zipped({"train/a.json": b"["}), "JSONDecodeError"),
-        ("femnist", zipped({"train/a.json": b"[" * 100_000}), "damaged or something else"),
+        ("femnist", zipped({"train/a.json": b"[" * 100_000}), "damaged or another file"),
         ("femnist", zipped({"readme.txt": b""}), "no sample in train"),
         (
             "femnist",
@@ -170,7 +170,7 @@ def test_no_speaker_of_the_subset_is_in_both_parts_and_silence_is_nobodys(tmp_pa
         ("speech_commands", tar_gz({"./zero/0a_nohash_0.wav": sound(tone(5))}), "must have words and"),
         ("speech_commands", tar_gz({"./zero/0a_nohash_0.wav": sound(tone(5), rate_hz=8_000)}), "8000"),
         ("speech_commands", tar_gz({"./zero/0a_nohash_0.wav": sound(tone(5), channels=2)}), r"\(2, 2, 16000\)"),
-        ("speech_commands", tar_gz({"./zero/0a_nohash_0.wav": b"RIFF"}), "damaged or something else"),
+        ("speech_commands", tar_gz({"./zero/0a_nohash_0.wav": b"RIFF"}), "damaged or another file"),
     ],
 )
 def test_another_file_in_its_place_is_refused_in_one_sentence(

@@ -77,10 +77,10 @@ def test_what_is_right_is_kept(checksum: str, told: int | None, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (Answer(body=CONTENT[:-1] + b"x"), DataError, "must have sha256:.*not kept"),
+        (Answer(body=CONTENT[:-1] + b"x"), DataError, "must have sha256:.*discarded"),
         (Answer(body=CONTENT[:-9], told=None), DataError, "has the checksum"),
         (Answer(body=CONTENT[:-9]), TransportError, "broke off"),
-        (Answer(told=len(CONTENT) + 1), DataError, "offers 10241 bytes, but its file has 10240 at most"),
+        (Answer(told=len(CONTENT) + 1), DataError, "offers 10241 bytes, but its file has at most 10240"),
         (Answer(body=CONTENT + b"x", told=None), DataError, "sent more than the 10240 bytes"),
         (Answer(status=404), TransportError, "Not Found.*SUBFLEET_DATA"),
     ],

@@ -199,5 +199,5 @@ def test_what_a_device_tells_of_pictures_is_measured_as_they_are_fed(tmp_path: P
     assert summary.inputs.mean == pytest.approx(values.mean())
     assert summary.inputs.deviation == pytest.approx(values.std())
     assert summary.data_bytes == (3 * 12 + 45) * 3 * 4 + 4 * 8
-    with pytest.raises(DataError, match=r"scale all images to one size, or let data\.transform of the run do so"):
+    with pytest.raises(DataError, match=r"scale all images to one size, or set data\.transform in the run file"):
         read_dataset(str(tmp_path))

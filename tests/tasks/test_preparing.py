@@ -143,7 +143,7 @@ def test_samples_that_cannot_be_transformed_are_named(
 
 def test_pictures_that_are_too_small_are_listed(tmp_path: Path) -> None:
     source = in_folder(tmp_path / "d", pixels(8, 8), pixels(4, 8), pixels(8, 3))
-    with pytest.raises(DataError, match=r"2 images .*a/1\.png' cannot be brought .* out of 8 x 4.*a/2\.png'"):
+    with pytest.raises(DataError, match=r"2 images .*a/1\.png' does not fit .* out of 8 x 4.*a/2\.png'"):
         read_dataset(source, form(DataTransform(crop=(6,)), (3, 6, 6)))
 
 

@@ -29,7 +29,7 @@ class Division(torch.nn.Module):
         return torch.div(x, y, rounding_mode="floor")
 
 
-def write(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], *, planned: bool) -> bytes:
+def write(module: torch.nn.Module, arguments: tuple[torch.Tensor | int, ...], *, planned: bool) -> bytes:
     """Export a module; `planned` puts its inputs and outputs into the planned memory."""
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
     from executorch.exir.passes import MemoryPlanningPass
@@ -57,6 +57,16 @@ def scattered() -> bytes:
     module = torch.export.export(Scale(), (torch.ones(2, 3),))
     edge = to_edge(module, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     return bytes(edge.to_executorch(ExecutorchBackendConfig(external_constants=True)).buffer)
+
+
+class Times(torch.nn.Module):
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return x * number
+
+
+def with_number() -> bytes:
+    """A program with an input that is no tensor."""
+    return write(Times(), (torch.ones(3), 2), planned=False)
 
 
 def types(*, planned: bool) -> bytes:

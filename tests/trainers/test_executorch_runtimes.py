@@ -26,7 +26,7 @@ from subfleet.trainers.runtime import Runtime
 pytest.importorskip("executorch")
 from trainers.array_runtime import loaded_program
 from trainers.hidden_binding import NO_BINDING
-from trainers.pte_cases import BIG, Types, scattered, write
+from trainers.pte_cases import BIG, Types, scattered, with_number, write
 from trainers.softmax_program import BATCH, CLASSES, SHAPE, manifest, samples, weights, write_job
 from trainers.softmax_pte import pte_program
 
@@ -235,17 +235,6 @@ def test_a_program_that_takes_more_than_its_plan_is_refused(program: Program) ->
         loaded_program(NativeRuntime(), small)
 
 
-def test_a_value_that_is_no_tensor_is_a_refused_program(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    from subfleet.trainers import executorch_bindings
-
-    class Meta:
-        def num_inputs(self) -> int:
-            return 1
-
-        def input_tensor_meta(self, index: int) -> None:
-            raise RuntimeError(f"Cannot get input tensor meta at {index}")
-
-    loaded = executorch_bindings._LoadedProgram(bytes(program.body))
-    monkeypatch.setattr(loaded, "_program", type("Other", (), {"method_meta": lambda self, name: Meta()})())
-    with pytest.raises(TrainingError, match="Cannot get input tensor meta"):
-        loaded.shapes("forward")
+def test_a_value_that_is_no_tensor_is_a_refused_program(runtime: Runtime) -> None:
+    with pytest.raises(TrainingError, match=r"ExecuTorch .*refused the .*input.* 1"):
+        runtime.open_model(MODEL, with_number(), 1)

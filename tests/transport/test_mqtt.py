@@ -1,5 +1,6 @@
 """What is particular to MQTT: addresses, refusals in one sentence, brokers that come and go."""
 
+import contextlib
 import os
 import resource
 import socket
@@ -9,7 +10,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from paho.mqtt.client import MQTTMessage
 from transport.rigs import await_event, deliver
 
 from subfleet.link.broker import EmbeddedBroker
@@ -18,6 +18,9 @@ from subfleet.transport.address import BrokerAddress, BrokerOptions, TlsFiles, p
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Will
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.waiting import WaitingTransport
+
+CONNECTED, SUBSCRIBED = bytes((0x20, 2, 0, 0)), bytes((0x90, 3, 0, 1, 1))
+"""Answers of a broker to a client's first packets."""
 
 
 def _fake_broker(answer: bytes | None) -> int:
@@ -209,7 +212,7 @@ def test_a_broker_that_is_not_there_is_one_sentence(url: str, words: str) -> Non
         (bytes([0x20, 2, 0, 5]), "refuses us .*; check the user name and password"),
         (bytes([0x20, 2, 0, 2]), "does not take the client id 'a'; choose a shorter name"),
         (None, "ends the connection without an MQTT answer; check the address, and whether the broker has room"),
-        (bytes([0x20, 2, 0, 0, 0x90, 3, 0, 1, 0x80]), "lets us not subscribe to 'n'"),
+        (CONNECTED + bytes([0x90, 3, 0, 1, 0x80]), "lets us not subscribe to 'n'"),
     ],
 )
 def test_a_broker_that_refuses_is_one_sentence(answer: bytes | None, words: str) -> None:
@@ -271,14 +274,40 @@ def test_what_a_broker_shows_unasked_is_not_delivered(embedded_url: str) -> None
             transport.close()
 
 
+@pytest.mark.slow
 def test_a_flood_takes_no_more_memory_than_its_limit() -> None:
-    transport = MqttTransport(parse_url("mqtt://127.0.0.1:1"), "flooded")
-    transport._subscriptions = ("n",)
-    message = MQTTMessage(topic=b"n")
-    message.payload = bytes(MAX_PAYLOAD_BYTES)
-    for _ in range(100):
-        transport._on_message(transport._client, None, message)
-    waiting = [event for event in iter(lambda: transport.poll(0), None) if isinstance(event, Delivery)]
-    assert len(waiting) == 64
-    transport._on_message(transport._client, None, message)
-    assert isinstance(transport.poll(0), Delivery)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = MqttTransport(parse_url(f"mqtt://127.0.0.1:{listener.getsockname()[1]}"), "flooded")
+        links: list[socket.socket] = []
+
+        def let_in() -> None:
+            link, _ = listener.accept()
+            link.recv(1024)
+            link.sendall(CONNECTED)
+            link.recv(1024)
+            link.sendall(SUBSCRIBED)
+            links.append(link)
+
+        opening = threading.Thread(target=let_in, daemon=True)
+        opening.start()
+        transport.open(("n",))
+        opening.join()
+        with links[0] as link, contextlib.closing(transport):
+            await_event(transport, Connected)
+            _flood(link, 100)
+            waiting = [event for event in iter(lambda: transport.poll(0), None) if isinstance(event, Delivery)]
+            assert len(waiting) == 64
+            _flood(link, 1)
+            assert isinstance(transport.poll(0), Delivery)
+
+
+def _flood(link: socket.socket, count: int) -> None:
+    """Send messages of the largest size to a client, which acknowledges each."""
+    for number in range(1, count + 1):
+        body = b"\0\1n" + number.to_bytes(2, "big") + bytes(MAX_PAYLOAD_BYTES)
+        size = bytes((0x80 | len(body) & 0x7F, 0x80 | len(body) >> 7 & 0x7F, len(body) >> 14))
+        link.sendall(b"\x32" + size + body)
+        acknowledged = b""
+        while len(acknowledged) < 4:
+            acknowledged += link.recv(4 - len(acknowledged))
+        assert acknowledged == b"\x40\2" + number.to_bytes(2, "big")

@@ -53,21 +53,16 @@ def build_record(
     """The record of what was closed."""
     if isinstance(close, CloseGeneration):
         return build_generation_record(close, traffic)
-    return (
-        build_round_record(context, close, traffic)
-        if isinstance(close, Close)
-        else build_evaluation_record(context, close, traffic)
-    )
+    if isinstance(close, Close):
+        return build_round_record(context, close, traffic)
+    return build_evaluation_record(context, close, traffic)
 
 
 def build_evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
     """The record of a closed evaluation."""
     kind = context.config.training.objective.kind
-    found = [
-        sum_totals(client.evaluated)
-        for client in close.clients
-        if client.stage == "done" and client.evaluated is not None
-    ]
+    answers = (client.evaluated for client in close.clients if client.stage == "done")
+    found = [sum_totals(answer) for answer in answers if answer is not None]
     return EvaluationRecord(
         round=close.round,
         seconds=close.seconds,

@@ -12,10 +12,9 @@ from subfleet.rounds.assigning import find_lasting, request_task, send_training
 from subfleet.rounds.awaiting import find_sent_s, record_answer
 from subfleet.rounds.closing import finish_aggregation, retry_aggregation
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import build_target_estimates, get_estimates, has_estimates
 from subfleet.rounds.evaluating import send_evaluation
 from subfleet.rounds.judging import judge, reply
-from subfleet.rounds.networks import begin_with
+from subfleet.rounds.networks import begin_with, build_target_estimates, get_estimates, has_estimates
 from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.searching import fail_generation, receive_generation

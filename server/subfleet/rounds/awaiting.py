@@ -186,12 +186,8 @@ def list_awaited(context: RunContext, state: RunState, duty: Duty, now_s: float)
         if not client.open or (scored and client.stage != "scoring"):
             continue
         known = get_punctuality(state, client.client_id, duty)
-        everyone = duty == "training" and not others
-        if (
-            not known.missed
-            or everyone
-            or ((known.awaited or not others) and _is_in_time(context, state, client, duty, now_s))
-        ):
+        punctual = not known.missed or (duty == "training" and not others)
+        if punctual or ((known.awaited or not others) and _is_in_time(context, state, client, duty, now_s)):
             yield client
 
 

@@ -25,8 +25,8 @@ from subfleet.protocol.task import Score
 from subfleet.rounds.assigning import assign_client, build_question, give_size
 from subfleet.rounds.awaiting import get_limit_s, has_scores, list_awaited_scores, record_missing
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import get_estimates, request_estimates
 from subfleet.rounds.live import Requested
+from subfleet.rounds.networks import get_estimates, request_estimates
 from subfleet.rounds.obstacles import list_unscorable_sizes
 from subfleet.rounds.signals import Action, ClientOutcome, GoOn, Outcome, SendTask, Withdraw
 from subfleet.rounds.state import ClientState, RunState

@@ -1,7 +1,7 @@
-"""The order of samples and the randomness of steps: functions of (seed, round, client, epoch) and of nothing else.
+"""The order of samples and the randomness of steps, as pure functions of (seed, round, client, epoch).
 
-The order is a sort of raw PCG64 output, because NumPy promises that stream for ever; it may change what
-`Generator.permutation` draws from one version to the next.
+The order comes from sorting raw PCG64 output, because NumPy guarantees that stream across versions, unlike
+`Generator.permutation`.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ _DRAWN_AT_ONCE = 2**14
 
 
 def batch_order(count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Indices:
-    """The order in which a client sees its `count` samples in one epoch: each index once."""
-    # The client id stands last, so that no two different tuples make the same text.
+    """The order of a client's `count` samples in one epoch: each index once."""
+    # The client id comes last, so that different tuples give different strings.
     keys = _make_stream(f"subfleet batch order 1/{seed}/{round_number}/{epoch}/{client_id}").random_raw(count)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
 def draw_round_part(count: int, kept: int, *, seed: int, round_number: int, client_id: str) -> Indices:
-    """Which `kept` of its `count` samples a client goes over in a round, in their order."""
+    """Draw `kept` of a client's `count` samples for a round, in ascending order."""
     keys = _make_stream(f"subfleet round part 1/{seed}/{round_number}/{client_id}").random_raw(count)
     return np.sort(np.argsort(keys, kind="stable")[:kept]).astype(np.int64)
 
@@ -37,8 +37,8 @@ def iter_batches(
     """Batches of one epoch, each of exactly `batch_size` indices.
 
     Yields:
-        Indices of the samples, and a mask that is 1 for a real sample. The last batch is filled up with repetitions of
-        its first sample, whose mask is 0: real values, so that padding can cause no overflow that a real sample cannot.
+        Indices of the samples, and a mask that is 1 for real samples. The last batch is padded with repetitions of its
+        first sample, with mask 0: with real values, padding cannot cause an overflow that a real sample would not.
     """
     order = batch_order(count, seed=seed, round_number=round_number, client_id=client_id, epoch=epoch)
     for start in range(0, count, batch_size):
@@ -49,12 +49,12 @@ def iter_batches(
 
 
 def split_batch(indices: Indices, mask: Mask, size: int) -> Iterator[tuple[Indices, Mask]]:
-    """The parts of a batch, each of exactly `size` indices and filled up as a batch is; one or more of them is real.
+    """Split a batch into parts of exactly `size` indices, padded like batches; each has at least one real sample.
 
     Args:
-        indices: of a batch, as `iter_batches` gives them: the real samples first, one or more of them.
-        mask: of the batch.
-        size: samples of a part.
+        indices: indices of a batch of `iter_batches`: at least one real sample, then padding.
+        mask: mask of the batch.
+        size: number of samples of each part.
     """
     real = indices[mask > 0]
     for start in range(0, len(real), size):
@@ -66,14 +66,14 @@ def split_batch(indices: Indices, mask: Mask, size: int) -> Iterator[tuple[Indic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrigin:
-    """Which step of which training: everything that its randomness follows from.
+    """Identifies a training step; its randomness follows from these values alone.
 
     Attributes:
-        seed: of the run.
-        round_number: of the round.
-        client_id: of the client.
-        epoch: of the training.
-        step: of the epoch.
+        seed: seed of the run.
+        round_number: number of the round.
+        client_id: id of the client.
+        epoch: epoch of the training.
+        step: step of the epoch.
     """
 
     seed: int
@@ -84,18 +84,18 @@ class StepOrigin:
 
 
 def step_random(shape: tuple[int, ...], origin: StepOrigin, *, place: int = 0, part: int = 0) -> Mask:
-    """Uniform numbers in [0, 1) for one step, such as those of dropout; the same ones whenever a training is replayed.
+    """Uniform numbers in [0, 1) for one step, such as for dropout; they are the same when a training is replayed.
 
-    They are multiples of 2**-24, so that float32 holds each exactly and none is 1.
+    They are multiples of 2**-24, so float32 represents them exactly and none is 1.
 
     Args:
-        shape: of the result.
+        shape: shape of the result.
         origin: the step.
-        place: tells several random inputs of one step apart.
-        part: of the batch. The numbers of all parts are, one after the other, those of a whole batch, so that a
-            training in parts drops what a training at once drops.
+        place: distinguishes several random inputs of one step.
+        part: part of the batch. The numbers of all parts in order are those of the whole batch, so training in parts
+            drops the same units.
     """
-    # The client id stands last, as in the order of batches.
+    # The client id comes last, as in the order of batches.
     numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}/{place}"
     stream = _make_stream(f"subfleet random 1/{numbers}/{origin.client_id}")
     stream.advance(part * math.prod(shape))
@@ -103,8 +103,8 @@ def step_random(shape: tuple[int, ...], origin: StepOrigin, *, place: int = 0, p
 
 
 def path_random(origin: StepOrigin) -> np.random.Generator:
-    """What the path of one batch is drawn with; the same whenever a training is replayed."""
-    # The client id stands last, as in the order of batches.
+    """The generator that draws the path of one batch; it is the same when a training is replayed."""
+    # The client id comes last, as in the order of batches.
     numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}"
     return np.random.Generator(_make_stream(f"subfleet path 1/{numbers}/{origin.client_id}"))
 
@@ -112,11 +112,11 @@ def path_random(origin: StepOrigin) -> np.random.Generator:
 def sample_random(
     count: int, columns: int, *, seed: int, round_number: int, client_id: str, epoch: int
 ) -> npt.NDArray[np.float32]:
-    """Uniform numbers in [0, 1) for the samples of one epoch, (count, columns), such as those of augmentation.
+    """Uniform numbers in [0, 1) for the samples of one epoch, (count, columns), such as for augmentation.
 
-    A sample's row is the same in whatever batch it comes, and whenever a training is replayed.
+    A sample's row does not depend on its batch, and is the same when a training is replayed.
     """
-    # The client id stands last, as in the order of batches.
+    # The client id comes last, as in the order of batches.
     return _draw_uniform(
         _make_stream(f"subfleet sample random 1/{seed}/{round_number}/{epoch}/{client_id}"), (count, columns)
     )
@@ -129,7 +129,7 @@ def _make_stream(identity: str) -> np.random.PCG64:
 
 def _draw_uniform(stream: np.random.PCG64, shape: tuple[int, ...]) -> Mask:
     uniform: Mask = np.empty(math.prod(shape), np.float32)
-    # Piece by piece: the raw numbers take twice the memory of what is made of them.
+    # In pieces, because the raw numbers take twice the memory of the result.
     for start in range(0, len(uniform), _DRAWN_AT_ONCE):
         part = uniform[start : start + _DRAWN_AT_ONCE]
         part[:] = stream.random_raw(len(part)) >> np.uint64(40)

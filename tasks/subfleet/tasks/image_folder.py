@@ -1,6 +1,6 @@
-"""A folder of images by class: each class is a folder, and its name is that of the class.
+"""A folder of images by class: a folder for each class, named after it.
 
-A model maps classes by these names. By themselves they are numbered in their natural order, "2" before "10".
+Models map classes by these names. By default classes are numbered in natural order, "2" before "10".
 """
 
 import math
@@ -24,26 +24,26 @@ from subfleet.tasks.pictures import MAX_BYTE, Picture, read_header, read_pixels
 from subfleet.tasks.transforms.data_transform import normalise_in_place, prepare_picture
 
 CHANNEL_COUNTS = (1, 3)
-"""Every picture can be given in gray and in colour."""
+"""Every picture can be read in gray or in colour."""
 _NO_CLASSES = frozenset(
     {"__macosx", "lost+found", "@eadir", "#recycle", "#snapshot", "$recycle.bin", "system volume information"}
 )
-"""Folders that archives, file systems and network drives leave, in small letters; so are hidden ones, with a dot."""
+"""Folders left by archives, file systems and network drives, in lower case. Hidden folders are skipped as well."""
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _SHOWN = 10
-"""Of the pictures that cannot be used, all of which are looked for before anything is said."""
+"""Unusable pictures that an error message lists; all are looked for before it is raised."""
 _NAME_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listing:
-    """Every picture of a folder, with its class.
+    """All pictures of a folder, with their classes.
 
     Attributes:
-        folder: that was read.
-        names: of the classes in their order.
-        pictures: one or more.
-        labels: of each of them.
+        folder: path of the folder.
+        names: class names in order.
+        pictures: the pictures, at least one.
+        labels: class index of each picture.
     """
 
     folder: Path
@@ -53,27 +53,27 @@ class _Listing:
 
     @property
     def usual_channels(self) -> int:
-        """Those of most pictures, and of gray ones where as many are coloured."""
+        """The number of channels of most pictures; 1 in a tie."""
         return 1 if 2 * sum(picture.gray for picture in self.pictures) >= len(self.pictures) else 3
 
 
 def read_image_folder(
     folder: Path, taken: tuple[int, ...] | None = None, transform: DataTransform | None = None
 ) -> Dataset:
-    """Read every image below the class folders, upright, scaled to 0 to 1, channels first.
+    """Read all images in the class folders, upright, scaled to 0 to 1, channels first.
 
-    Transparency is dropped. Files with other endings than an image's are passed over. Class folders may be empty.
+    Transparency is dropped. Files without an image's suffix are skipped. Class folders may be empty.
 
     Args:
-        folder: with a folder for each class.
-        taken: shape of one sample as a model takes it, which decides whether pictures become gray or coloured. Without
-            one they become what most of them are, and gray where as many are coloured.
-        transform: what is done to each picture before it is fed; without one all must be of one size.
+        folder: folder with a folder for each class.
+        taken: shape of one sample as a model takes it, which determines whether pictures become gray or coloured. By
+            default they become what most of them are, and gray in a tie.
+        transform: transform of each picture; without one all must have the same size.
 
     Raises:
         FileError: a folder cannot be read.
-        DataError: there is no image; some are unreadable or too large, and the text lists them; one is of another size;
-            or a folder's name cannot be that of a class.
+        DataError: there is no image; some are unreadable or too large, and the message lists them; sizes differ; or a
+            folder's name is not a valid class name.
         MissingExtraError: Pillow is not installed.
     """
     listed = _list_pictures(folder)
@@ -81,9 +81,7 @@ def read_image_folder(
     size = _find_common_size(listed, applied)
     channels = applied.channels or _choose_channels(listed, size, taken)
     if len(applied.mean) > 1 and len(applied.mean) != channels:
-        raise DataError(
-            f"data.transform has means of {len(applied.mean)} channels, but pictures are fed with {channels}"
-        )
+        raise DataError(f"data.transform has means for {len(applied.mean)} channels, but pictures have {channels}")
     try:
         inputs = np.empty((len(listed.pictures), channels, *size), np.float32)
     except MemoryError as error:
@@ -100,13 +98,13 @@ def read_image_folder(
 
 
 def describe_image_folder(folder: Path) -> DataSummary:
-    """What a device may tell of such a folder before it knows a model; one picture after the other is decoded.
+    """Describe an image folder as far as a device may report it, before a model is known; decodes pictures one by one.
 
-    The shape is that of most pictures. Whether others can be fed too depends on the run's transform.
+    The reported shape is the most common one. The run's transform may resize the others.
 
     Raises:
         FileError: a folder cannot be read.
-        DataError: as of `read_image_folder`, but pictures may have any size.
+        DataError: as for `read_image_folder`, but sizes may differ.
         MissingExtraError: Pillow is not installed.
     """
     listed, meter, problems = _list_pictures(folder), InputMeter(), _Problems(folder)
@@ -117,7 +115,7 @@ def describe_image_folder(folder: Path) -> DataSummary:
     problems.raise_all()
     sizes = Counter((picture.height, picture.width) for picture in listed.pictures)
     size = _most_common(sizes)
-    pixels = sum(math.prod(one) * count for one, count in sizes.items())
+    pixels = sum(math.prod(dimensions) * count for dimensions, count in sizes.items())
     counts = np.bincount(listed.labels, minlength=len(listed.names))
     return DataSummary(
         sample_count=len(listed.pictures),
@@ -133,32 +131,34 @@ def describe_image_folder(folder: Path) -> DataSummary:
 
 
 class _Problems:
-    """The pictures of a folder that cannot be used, told of all at once."""
+    """Collects the unusable pictures of a folder for one error."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._found = list[str]()
+        self._problems = list[str]()
 
     @contextmanager
     def collect(self, path: Path) -> Iterator[None]:
-        """Remember what is wrong with a picture, and go on to the next one."""
+        """Record a picture's error and continue."""
         try:
             yield
         except DataError as error:
-            self._found.append(f"{str(path.relative_to(self._folder))[-_NAME_CHARACTERS:]!r} {error}")
+            self._problems.append(f"{str(path.relative_to(self._folder))[-_NAME_CHARACTERS:]!r} {error}")
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
-        return bool(self._found)
+        """Whether there are unusable pictures."""
+        return bool(self._problems)
 
     def raise_all(self) -> None:
-        """Raise DataError with the first of them, and how many more there are."""
-        if not self._found:
+        """Raise a `DataError` that lists the first problems and counts the others, if there are any."""
+        count = len(self._problems)
+        if not count:
             return
-        counted = "1 image" if len(self._found) == 1 else f"{len(self._found)} images"
-        more = f"; and {len(self._found) - _SHOWN} more" if len(self._found) > _SHOWN else ""
-        raise DataError(f"{counted} of {str(self._folder)!r} cannot be used: {'; '.join(self._found[:_SHOWN])}{more}")
+        counted = "1 image" if count == 1 else f"{count} images"
+        more = f"; and {count - _SHOWN} more" if count > _SHOWN else ""
+        listed = "; ".join(self._problems[:_SHOWN])
+        raise DataError(f"{counted} of {str(self._folder)!r} cannot be used: {listed}{more}")
 
 
 def _most_common(sizes: "Counter[tuple[int, int]]") -> tuple[int, int]:
@@ -166,22 +166,22 @@ def _most_common(sizes: "Counter[tuple[int, int]]") -> tuple[int, int]:
 
 
 def _find_common_size(listed: _Listing, transform: DataTransform) -> tuple[int, int]:
-    """Height and width of all images, once they are transformed."""
-    found, sizes = dict[tuple[int, int], Picture](), Counter[tuple[int, int]]()
+    """Height and width of all images after the transform."""
+    examples, sizes = dict[tuple[int, int], Picture](), Counter[tuple[int, int]]()
     problems = _Problems(listed.folder)
     for picture in listed.pictures:
         with problems.collect(picture.path):
             size = _size_of(picture, transform)
-            found.setdefault(size, picture)
+            examples.setdefault(size, picture)
             sizes[size] += 1
     problems.raise_all()
     height, width = _most_common(sizes)
-    odd = next((one for size, one in found.items() if size != (height, width)), None)
+    odd = next((picture for size, picture in examples.items() if size != (height, width)), None)
     if odd is not None:
         raise DataError(
             f"image {str(odd.path)!r} is {odd.width} x {odd.height}, but must be {width} x {height} like "
-            f"{sizes[height, width]} of {len(listed.pictures)} images; scale all images to one size, or let "
-            "data.transform of the run do so"
+            f"{sizes[height, width]} of {len(listed.pictures)} images; scale all images to one size, or set "
+            "data.transform in the run file"
         )
     return height, width
 
@@ -190,18 +190,18 @@ def _size_of(picture: Picture, transform: DataTransform) -> tuple[int, int]:
     try:
         return transform.size_of(picture.height, picture.width)
     except ValueError as error:
-        raise DataError(f"cannot be brought to the run's data.transform: {error}") from error
+        raise DataError(f"does not fit the run's data.transform: {error}") from error
 
 
 def _choose_channels(listed: _Listing, size: tuple[int, int], taken: tuple[int, ...] | None) -> int:
-    """As many as a model takes; without one, as most pictures have."""
+    """The number of channels that the model takes, or that most pictures have."""
     if taken is None:
         return listed.usual_channels
     fitting = [channels for channels in CHANNEL_COUNTS if not shape_problem((channels, *size), taken)]
     if not fitting:
         raise DataError(
             f"images of {str(listed.folder)!r} {shape_problem((listed.usual_channels, *size), taken)}; scale them to "
-            "the model's size, or let data.transform of the run do so"
+            "the model's size, or set data.transform in the run file"
         )
     return fitting[0]
 
@@ -212,7 +212,7 @@ def _list_pictures(folder: Path) -> _Listing:
     for path, _ in files:
         with problems.collect(path):
             pictures.append(read_header(path))
-    if problems.any:  # the damage of others is told of with them
+    if problems.any:  # report pictures with damaged pixels in the same error
         for picture in pictures:
             with problems.collect(picture.path):
                 read_pixels(picture, 1)
@@ -221,9 +221,9 @@ def _list_pictures(folder: Path) -> _Listing:
 
 
 def _list_files(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
-    """Names of the classes in their order, and each image's file with its class."""
+    """List the class names in order, and each image file with its class index."""
     try:
-        # Some file systems write an accent as a character of its own.
+        # Some file systems store an accent as a separate character.
         normal = {entry: unicodedata.normalize("NFC", entry.name) for entry in _iterate_class_folders(folder)}
         names = sort_naturally(normal.values())
         check_class_names(names)
@@ -237,11 +237,11 @@ def _list_files(folder: Path) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
     except OSError as error:
         raise FileError(f"data folder {str(folder)!r} cannot be read ({error}); check its permissions") from error
     except ValueError as error:
-        raise DataError(f"the class folders of {str(folder)!r} cannot be told by their names: {error}") from error
+        raise DataError(f"the class folders of {str(folder)!r} have unsuitable names: {error}") from error
     if not images:
         raise DataError(
             f"data folder {str(folder)!r} has {len(names)} class folders and no image; "
-            "put the images of each class into a folder with the class's name"
+            "put the images of each class into a folder named after the class"
         )
     return names, images
 

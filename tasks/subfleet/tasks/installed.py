@@ -1,4 +1,4 @@
-"""The data sets that need no download: digits, with a question for each kind of task, and scikit-learn's diabetes."""
+"""The data sets that need no download: digits, for each kind of task, and scikit-learn's diabetes."""
 
 from subfleet.tasks import known_classes
 from subfleet.tasks.named_dataset import NamedDataset

@@ -1,4 +1,4 @@
-"""What inputs are like in a few numbers, summed up piece by piece: no copy of a data set is made."""
+"""Summary statistics of inputs, accumulated piece by piece without a copy of the data set."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ VALUES_AT_ONCE = 2**18
 
 
 def measure_inputs(dataset: Dataset) -> InputStatistics:
-    """What the inputs of a data set are like; of those that were normalised, as they were before."""
+    """Measure the inputs of a data set, before normalisation."""
     meter = InputMeter()
     rows = max(1, VALUES_AT_ONCE * len(dataset) // dataset.inputs.size)
     for start in range(0, len(dataset), rows):
@@ -20,7 +20,7 @@ def measure_inputs(dataset: Dataset) -> InputStatistics:
 
 
 class InputMeter:
-    """Adds up statistics of inputs; the same pieces in the same order always give the same."""
+    """Accumulates statistics of inputs; the same pieces in the same order give the same result."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -31,7 +31,7 @@ class InputMeter:
         self._indices = False
 
     def add(self, inputs: npt.NDArray[np.generic]) -> None:
-        """Add one value or more, all finite; a copy in double precision is made of them."""
+        """Add at least one value, all finite. They are copied in double precision."""
         self._indices |= bool(np.issubdtype(inputs.dtype, np.integer))
         values = inputs.astype(np.float64)
         self._least = min(self._least, float(values.min()))
@@ -39,13 +39,13 @@ class InputMeter:
         mean = float(values.mean())
         count, away = self._count + values.size, mean - self._mean
         values -= mean
-        # Squares about the mean of all, out of those about the mean of each (Chan, Golub and LeVeque 1979).
+        # Combines sums of squares about two means (Chan, Golub and LeVeque 1979).
         self._squares += float(np.vdot(values, values)) + away * away * self._count * values.size / count
         self._mean += away * values.size / count
         self._count = count
 
     def result(self) -> InputStatistics:
-        """Of all that was added, which is one value or more."""
+        """The statistics of all values; at least one must have been added."""
         return InputStatistics(
             kind="indices" if self._indices else "numbers",
             minimum=self._least,

@@ -1,4 +1,4 @@
-"""Data sets by name: what their samples are, how they are read, and the registry of those that are installed."""
+"""Named data sets: their description, their readers, and the registry of installed ones."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -19,38 +19,38 @@ __all__ = ["DATASETS", "NamedDataset", "Reader", "TrainTest", "ignore_announceme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTest:
-    """The two parts of a data set; where samples have owners, an owner has the same number in both."""
+    """The training and test parts of a data set; owners have the same numbers in both."""
 
     train: Dataset
     test: Dataset
 
 
 Reader = Callable[[Sequence[Path]], TrainTest]
-"""Reads a data set's files, given in its order; what it stumbles over becomes a `DataError` in `NamedDataset.load`."""
+"""Reads a data set's files, given in its order; `NamedDataset.load` turns its exceptions into a `DataError`."""
 
 
 def ignore_announcement(text: str) -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedDataset:
-    """A data set by name.
+    """A named data set.
 
     Attributes:
-        name: in commands and configurations.
+        name: name in commands and configurations.
         summary: one line on what is learned.
-        files: of the data set; none where it comes with an installed package.
-        read: the reader of these files.
-        input_shape: of one sample: images and sound are (channels, height, width), where sound has time as height and
-            mel bands as width; text is (context,) of token numbers.
-        class_count: classes, or symbols of the vocabulary; or labels or numbers that each sample has.
-        objective: of its training, which says what labels are; see `subfleet.protocol.task_kinds`.
-        owner: whose the samples are: the natural partition; "" where they are nobody's.
-        class_names: of the classes, in the order of their numbers; empty where they have none.
-        stand_in_for: the data set that this smaller one stands in for; results must name it.
-        licence: of the data.
-        source: where they are from, in one sentence.
+        files: files of the data set; empty if it comes with an installed package.
+        read: reader of these files.
+        input_shape: shape of one sample: (channels, height, width) for images and sound, with time as height and mel
+            bands as width; (context,) of token indices for text.
+        class_count: number of classes, of symbols in the vocabulary, or of labels or numbers for each sample.
+        objective: training objective, which determines the kind of labels; see `subfleet.protocol.task_kinds`.
+        owner: kind of the samples' owners, the natural partition; "" for none.
+        class_names: class names in the order of their indices; empty for none.
+        stand_in_for: the data set that this smaller one replaces; results must name it.
+        licence: licence of the data.
+        source: origin of the data, in one sentence.
     """
 
     name: str
@@ -68,33 +68,33 @@ class NamedDataset:
 
     @property
     def kind(self) -> TaskKind:
-        """Of the task."""
+        """Kind of the task."""
         return TASK_KINDS[self.objective]
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """Of one sample's label."""
+        """Shape of one sample's label."""
         predicts = "sample" if self.kind.places == "any" else self.kind.places
         return self.kind.label_shape(self.input_shape, self.class_count, predicts)
 
     def load(
         self, folders: DataFolders | None = None, *, announce: Callable[[str], None] = ignore_announcement
     ) -> TrainTest:
-        """Read the data set, from SUBFLEET_DATA, the cache or its official address, in that order.
+        """Read the data set from SUBFLEET_DATA, the cache or its official address, in that order.
 
         Args:
-            folders: to look in; those of the environment by default.
-            announce: told of each download before it starts.
+            folders: folders to look in; by default those of the environment.
+            announce: called with a message before each download.
 
         Raises:
-            FileError: a file is missing and no address offers it, or it cannot be read or written.
-            DataError: a checksum is wrong, or a file is damaged or not what it should be.
+            FileError: a file is missing and has no address, or cannot be read or written.
+            DataError: a checksum is wrong, or a file is damaged or has unexpected content.
             TransportError: an address cannot be reached.
-            MissingExtraError: the package that brings the data is not installed.
+            MissingExtraError: the package with the data is not installed.
         """
         folders = folders or find_data_folders()
         paths = [locate(file, folders, announce) for file in self.files]
-        places = ", ".join(repr(str(path)) for path in paths)
+        sources = ", ".join(repr(str(path)) for path in paths)
         try:
             parts = self.read(paths)
             for part in (parts.train, parts.test):
@@ -102,17 +102,17 @@ class NamedDataset:
             if self.class_names:
                 parts = TrainTest(train=self._add_class_names(parts.train), test=self._add_class_names(parts.test))
         except DataError as error:
-            raise DataError(f"data set {self.name!r} cannot be read from {places}: {error}") from error
+            raise DataError(f"data set {self.name!r} cannot be read from {sources}: {error}") from error
         except SubfleetError:
             raise
-        # Damage may trip any part of the parsers of archives, JSON, arrays and sound, and they raise nearly anything.
+        # Damaged files make the parsers of archives, JSON, arrays and sound raise almost anything.
         except Exception as error:
-            # A damaged archive has its reader seek before the file's beginning.
+            # The reader of a damaged archive may seek to before the start of the file.
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise FileError(f"data set {self.name!r} cannot be read from {places} ({error.strerror})") from error
+                raise FileError(f"data set {self.name!r} cannot be read from {sources} ({error.strerror})") from error
             words = " ".join(str(error).split())
             raise DataError(
-                f"data set {self.name!r} cannot be read from {places}: it is damaged or something else "
+                f"data set {self.name!r} cannot be read from {sources}: it is damaged or another file "
                 f"({type(error).__name__}: {words:.200}); put the right file there"
             ) from error
         return parts
@@ -122,7 +122,7 @@ class NamedDataset:
 
     def _check(self, part: Dataset) -> None:
         if part.sample_shape != self.input_shape:
-            raise DataError(f"its samples are of shape {part.sample_shape}, but must be of shape {self.input_shape}")
+            raise DataError(f"its samples have the shape {part.sample_shape}, but must have {self.input_shape}")
         if part.label_shape != self.label_shape or (part.labels.dtype == np.int64) != self.kind.over_classes:
             raise DataError(
                 f"its labels are {part.labels.dtype} of shape {part.label_shape}, but must be "
@@ -135,7 +135,7 @@ class NamedDataset:
 
 
 def _create(registered: Any) -> Any:
-    """The registered data set, or the one that a registered function returns."""
+    """The registered data set, or the result of a registered function."""
     return registered() if callable(registered) else registered
 
 
@@ -145,12 +145,12 @@ def _problem(registered: object, name: str) -> str:
         return f"it is {type(registered).__name__}, but must be {kinds}"
     if registered.name != name:
         return f"its name is {registered.name!r:.80}, but must be {name!r:.80}"
-    # NAME:train and NAME:test must not look like anything but module:function.
+    # NAME:train and NAME:test must look like module:function.
     return "" if name.isidentifier() else f"{name!r:.80} must be letters, digits and underscores"
 
 
 DATASETS = Registry[NamedDataset]("subfleet.datasets", "data set", read=_create, check=_problem)
 """All installed data sets (entry points), by the name in `[data] name = "..."` and `NAME:train`.
 
-Reading the names imports none of them; each is imported when it is used.
+Listing the names imports nothing; a data set is imported on first use.
 """

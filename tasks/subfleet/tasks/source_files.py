@@ -1,4 +1,4 @@
-"""Where the files of a data set are: in the folder named by SUBFLEET_DATA, in the cache, or at their address."""
+"""Locate the files of a data set: in the folder SUBFLEET_DATA, in the cache, or at their address."""
 
 import hashlib
 import os
@@ -19,14 +19,14 @@ class SourceFile:
     """A file of a data set.
 
     Attributes:
-        paths: where it may lie below a data folder, the place of a download first. Without a checksum this may also be
-            a folder.
-        url: its official address; "" where there is none, so that whoever uses it puts it there.
-        limit_bytes: no more is read from the address.
-        checksum: "sha256:" or "md5:" and the published digits; "" where none is published, and then nothing is checked.
+        paths: possible paths in a data folder; downloads go to the first. Without a checksum this may also be a folder.
+        url: official address; "" if there is none and users must provide the file.
+        limit_bytes: largest size that is read from the address.
+        checksum: "sha256:" or "md5:" and the published digits; "" if none is published, and nothing is checked.
 
     Raises:
-        ValueError: something would be downloaded without a checksum, a limit, or over an open link to another machine.
+        ValueError: a file with an address has no checksum or no limit, or the address is neither https nor this
+            machine.
     """
 
     paths: tuple[str, ...]
@@ -36,7 +36,7 @@ class SourceFile:
 
     def __post_init__(self) -> None:
         if self.url and not (self.checksum and self.limit_bytes > 0):
-            raise ValueError(f"{self.url} has no checksum or no limit, but what is downloaded needs both")
+            raise ValueError(f"{self.url} has no checksum or no limit, but a download needs both")
         if self.url and not self.url.startswith(("https://", "http://127.0.0.1:")):
             raise ValueError(f"the address {self.url} must begin with https://")
 
@@ -46,8 +46,8 @@ class DataFolders:
     """Folders of data sets.
 
     Attributes:
-        given: the user's own, looked at first and never written to.
-        cache: where downloads go.
+        given: the user's folder, searched first and never written to.
+        cache: the folder for downloads.
     """
 
     given: Path | None
@@ -55,11 +55,11 @@ class DataFolders:
 
 
 def find_data_folders() -> DataFolders:
-    """What the environment says: $SUBFLEET_DATA, and below $XDG_CACHE_HOME or ~/.cache.
+    """Read the data folders from the environment: $SUBFLEET_DATA, and the cache in $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
-        ConfigError: SUBFLEET_DATA names no folder.
-        FileError: there is no home, and nothing can take its place.
+        ConfigError: SUBFLEET_DATA is not a folder.
+        FileError: there is no home folder and no replacement for it.
     """
     given = os.environ.get("SUBFLEET_DATA")
     if given and not Path(given).is_dir():
@@ -68,7 +68,7 @@ def find_data_folders() -> DataFolders:
 
 
 def find_availability(file: SourceFile, folders: DataFolders) -> str:
-    """Where a file would come from: "given", "cached", "download" or "missing"."""
+    """Find out where a file would come from: "given", "cached", "download" or "missing"."""
     if folders.given is not None and _find(file, folders.given) is not None:
         return "given"
     if _find(file, folders.cache) is not None:
@@ -77,15 +77,15 @@ def find_availability(file: SourceFile, folders: DataFolders) -> str:
 
 
 def locate(file: SourceFile, folders: DataFolders, announce: Callable[[str], None]) -> Path:
-    """The file on this machine, with its checksum checked; downloaded where it is nowhere yet.
+    """Locate a file on this machine, or download it, and verify its checksum.
 
     Args:
-        file: which one.
-        folders: where to look, and where a download goes.
-        announce: told of a download before it starts.
+        file: the file.
+        folders: folders to look in and to download to.
+        announce: called with a message before a download.
 
     Raises:
-        FileError: it is nowhere and has no address, or cannot be read or written.
+        FileError: it is missing and has no address, or cannot be read or written.
         DataError: its checksum is wrong.
         TransportError: its address cannot be reached.
     """
@@ -97,10 +97,10 @@ def locate(file: SourceFile, folders: DataFolders, announce: Callable[[str], Non
     target = folders.cache / file.paths[0]
     if not file.url:
         raise FileError(
-            f"data file {file.paths[0]!r} is neither in SUBFLEET_DATA nor in {str(folders.cache)!r}, and no official "
-            "address offers it; make it as docs/reference/tasks.md says and put it there"
+            f"data file {file.paths[0]!r} is neither in SUBFLEET_DATA nor in {str(folders.cache)!r}, and has no "
+            "official address; create it as described in docs/reference/tasks.md and put it there"
         )
-    # Here, because a device that has its data needs no web client in its memory.
+    # Imported here to save memory on devices that have their data.
     from subfleet.tasks.download import download
 
     announce(f"Downloading {file.url} ({file.limit_bytes / 1e6:.1f} MB)")
@@ -124,7 +124,7 @@ def _check(file: SourceFile, path: Path) -> None:
     except OSError as error:
         raise FileError(f"data file {str(path)!r} cannot be read ({error.strerror}); check its permissions") from error
     if digest.hexdigest() != digits:
-        remedy = "remove it and load it again" if file.url else "put the right file there"
+        remedy = "remove it to download it again" if file.url else "put the right file there"
         raise DataError(
             f"data file {str(path)!r} has the {kind} checksum {digest.hexdigest()}, but must have {digits}; {remedy}"
         )

@@ -1,6 +1,6 @@
-"""What `--data` names: a folder of images by class, an `.npz` file, a known data set, or an entry point.
+"""Data sources for `--data`: a folder of images by class, an `.npz` file, a known data set, or an entry point.
 
-A source is named by the person who runs the device, never by a message.
+A source is chosen by the person who runs the device, never by a message.
 """
 
 import importlib
@@ -25,24 +25,24 @@ _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
 
 
 def read_dataset(source: str, form: DataForm | None = None) -> Dataset:
-    """Read the data set that a source names.
+    """Read the data set of a source.
 
     Args:
-        source: path of a folder that holds one folder of images for each class, with its name; path of an `.npz` file
-            with arrays `x` and `y` (or `inputs` and `labels`), and `class_names` where they have some; the part of a
-            known data set, such as `fashion_mnist:test`; or `module:function`, where the function takes nothing and
-            returns the pair (inputs, labels). In files and pairs, uint8 inputs are scaled by 1/255, channels-last
-            images become channels first, and (samples, height, width) becomes one channel; inputs of wider integers are
-            indices, such as tokens, and stay as they are. Integer labels are class indices, or in texts -1 where there
-            is none; floating point labels are targets.
-        form: what a model takes, which decides the samples' shape and which class is which index, see
-            `subfleet.tasks.data_form` and `subfleet.tasks.data_form`; None leaves data as they are.
+        source: path of a folder with one folder of images for each class, named after it; path of an `.npz` file with
+            the arrays `x` and `y` (or `inputs` and `labels`), and optionally `class_names`; a part of a known data set,
+            such as `fashion_mnist:test`; or `module:function`, a function without arguments that returns the pair
+            (inputs, labels). In files and pairs, uint8 inputs are scaled by 1/255, channels-last images become channels
+            first, and (samples, height, width) becomes one channel; wider integers are indices, such as tokens, and
+            stay unchanged. Integer labels are class indices, or -1 in texts for no label; floating point labels are
+            targets.
+        form: the form that a model takes, which determines the shape of samples and the index of each class; see
+            `subfleet.tasks.data_form`. None leaves the data unchanged.
 
     Raises:
         FileError: the path is missing or cannot be read.
-        DataError: the source is nothing of the kind, what it holds cannot be used, or does not fit the form.
-        TransportError: a known data set has to be downloaded, and its address cannot be reached.
-        MissingExtraError: images need Pillow, or a known data set another package, which is not installed.
+        DataError: the source is of no known kind, its content cannot be used, or does not fit the form.
+        TransportError: a known data set must be downloaded, but its address cannot be reached.
+        MissingExtraError: Pillow, needed for images, or a known data set's package is not installed.
     """
     if form is None:
         return _read(source, None)
@@ -50,9 +50,9 @@ def read_dataset(source: str, form: DataForm | None = None) -> Dataset:
 
 
 def describe_source(source: str) -> DataSummary:
-    """What a device may tell of a data set before it knows a model; raises as `read_dataset`.
+    """Describe a data set as far as a device may report it, before a model is known; for errors see `read_dataset`.
 
-    Pictures of a folder may have several sizes, which the transform of a run may bring to one.
+    Pictures of a folder may differ in size, because the run's transform may resize them.
     """
     path = Path(source)
     if _inspect(source, path)[0]:
@@ -62,7 +62,7 @@ def describe_source(source: str) -> DataSummary:
 
 
 def _inspect(source: str, path: Path) -> tuple[bool, bool]:
-    """Whether a path is a folder, and whether it is there at all."""
+    """Whether a path is a folder, and whether it exists."""
     try:
         return path.is_dir(), path.exists()
     except OSError as error:
@@ -87,12 +87,12 @@ def _read(source: str, form: DataForm | None) -> Dataset:
 
 
 def _read_named(source: str, name: str, part: str) -> Dataset:
-    # Here, because a device that has its own data needs none of this in its memory.
+    # Imported here to save memory on devices with their own data.
     from subfleet.tasks.named_dataset import DATASETS
 
     if name not in DATASETS.names:
-        meant = suggest(name, DATASETS.names) if part in _PARTS else ""
-        return _read_entry_point(source, name, part, meant)
+        suggestion = suggest(name, DATASETS.names) if part in _PARTS else ""
+        return _read_entry_point(source, name, part, suggestion)
     try:
         named = DATASETS.named(name)
     except ConfigError as error:
@@ -105,11 +105,11 @@ def _read_named(source: str, name: str, part: str) -> Dataset:
     return parts.train if part == "train" else parts.test
 
 
-def _read_entry_point(source: str, module_name: str, function_name: str, meant: str) -> Dataset:
-    function = _import(source, module_name, function_name, meant)
+def _read_entry_point(source: str, module_name: str, function_name: str, suggestion: str) -> Dataset:
+    function = _import(source, module_name, function_name, suggestion)
     try:
         result = function()
-    # The user's own code may raise anything, and they need its words.
+    # The user's own code may raise anything, and they need to see its message.
     except (Exception, SystemExit) as error:
         raise DataError(
             f"data source {source!r} raised {type(error).__name__}: {error}; correct the function"
@@ -119,18 +119,18 @@ def _read_entry_point(source: str, module_name: str, function_name: str, meant: 
     return make_dataset(result[0], result[1], source)
 
 
-def _import(source: str, module_name: str, function_name: str, meant: str) -> Callable[[], Any]:
+def _import(source: str, module_name: str, function_name: str, suggestion: str) -> Callable[[], Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise DataError(
             f"data source {source!r} cannot be imported ({error}); install the module, or set PYTHONPATH to its folder"
-            f"{meant}"
+            f"{suggestion}"
         ) from error
-    # The user's own module may raise anything while it is imported.
+    # The user's own module may raise anything during the import.
     except (Exception, SystemExit) as error:
         raise DataError(
-            f"data source {source!r} raised {type(error).__name__} while it was imported: {error}; correct the module"
+            f"data source {source!r} raised {type(error).__name__} during the import: {error}; correct the module"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

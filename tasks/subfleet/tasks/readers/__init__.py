@@ -1,1 +1,1 @@
-"""Readers of the formats in which data sets are published; none of them unpickles or unpacks anything."""
+"""Readers of the formats of published data sets; they unpickle and unpack nothing."""

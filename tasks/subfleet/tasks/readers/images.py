@@ -51,7 +51,7 @@ def read_image_arrays(paths: Sequence[Path]) -> TrainTest:
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     content = read_gzip(path, limit_bytes=LIMIT_BYTES)
     if len(content) < 4 or content[:3] != bytes((0, 0, _IDX_BYTES)):
-        raise DataError(f"{path.name!r} is no IDX file of bytes; put the right file there")
+        raise DataError(f"{path.name!r} is not an IDX file of bytes; put the right file there")
     header_bytes = 4 + 4 * content[3]
     # Big-endian sizes, one for each dimension.
     shape = tuple(int(size) for size in np.frombuffer(content[4:header_bytes], ">u4"))
@@ -61,12 +61,11 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _read_cifar(path: Path, *, train: tuple[str, ...], label_bytes: int) -> TrainTest:
-    # The test file is the last of the wanted ones in both versions.
     test = "test_batch.bin" if label_bytes == 1 else "test.bin"
-    wanted = (*train, test)
-    found = read_tar(path, lambda name: name.rpartition("/")[2] in wanted, limit_bytes=LIMIT_BYTES)
-    records = {name.rpartition("/")[2]: _split_records(name, content, label_bytes) for name, content in found}
-    missing = [name for name in wanted if name not in records]
+    parts = (*train, test)
+    files = read_tar(path, lambda name: name.rpartition("/")[2] in parts, limit_bytes=LIMIT_BYTES)
+    records = {name.rpartition("/")[2]: _split_records(name, content, label_bytes) for name, content in files}
+    missing = [name for name in parts if name not in records]
     if missing:
         raise DataError(f"it lacks {', '.join(missing)}; put the archive of the binary version there")
     return TrainTest(

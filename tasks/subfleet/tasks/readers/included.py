@@ -1,6 +1,6 @@
-"""Data sets that come with the package, or with scikit-learn: nothing is downloaded.
+"""Data sets that come with the package or with scikit-learn, without a download.
 
-Of the digits there is one for each kind of task: what is asked of an image follows from its pixels and its class.
+The digits have a variant for each kind of task, with labels that follow from the pixels and the class.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,26 +22,26 @@ ATTRIBUTES: tuple[frozenset[int], ...] = (
     frozenset({5, 6, 7, 8, 9}),
     frozenset({0, 6, 8, 9}),
 )
-"""The digits that are even, prime, five or more, or have a loop."""
+"""Digits that are even, prime, at least five, or have a loop."""
 PIXEL_CLASSES = ("outside", "stroke", "hole")
 BRIGHTNESSES = 8
 TOKENS = 15
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 3
 _STROKE = 0.3
-"""Brightness of a pixel that is part of a stroke."""
+"""Least brightness of a pixel that is part of a stroke."""
 _HUNDRED = 100.0
 
 Floats = npt.NDArray[np.float32]
 
 
 def read_digits(paths: Sequence[Path]) -> TrainTest:
-    """The digits; a fifth of each class, always the same one, is the test part. There are no files."""
+    """Read the digits; a fixed fifth of each class is the test part. `paths` is empty."""
     return _derive(lambda images, classes: (images, classes))
 
 
 def read_digits_attributes(paths: Sequence[Path]) -> TrainTest:
-    """Which of `ATTRIBUTES` a digit has: a 1 or a 0 for each. There are no files."""
+    """Read the digits with a 1 or 0 for each of `ATTRIBUTES`. `paths` is empty."""
     return _derive(
         lambda images, classes: (
             images,
@@ -51,17 +51,17 @@ def read_digits_attributes(paths: Sequence[Path]) -> TrainTest:
 
 
 def read_digits_moments(paths: Sequence[Path]) -> TrainTest:
-    """Where a digit's ink lies: row and column of its centre, from the middle, and its spread, in pixels."""
+    """Read the digits with the ink's centre (row and column, relative to the middle) and spread, in pixels."""
     return _derive(lambda images, _: (images, _measure_moments(images[:, 0])))
 
 
 def read_digits_pixels(paths: Sequence[Path]) -> TrainTest:
-    """What each pixel of a digit is: one of `PIXEL_CLASSES`. There are no files."""
+    """Read the digits with one of `PIXEL_CLASSES` for each pixel. `paths` is empty."""
     return _derive(lambda images, _: (images, _classify_pixels(images[:, 0] >= _STROKE)))
 
 
 def read_digits_tokens(paths: Sequence[Path]) -> TrainTest:
-    """A digit of 4 x 4 pixels, row by row, as a text of `BRIGHTNESSES` symbols of which the next one is wanted."""
+    """Read the digits at 4 x 4 pixels, row by row, as texts of `BRIGHTNESSES` symbols with the next symbol as label."""
 
     def texts(images: Floats, _: npt.NDArray[np.int64]) -> tuple[Inputs, Labels]:
         small = images.reshape(len(images), 4, 2, 4, 2).mean(axis=(2, 4), dtype=np.float64)
@@ -72,7 +72,7 @@ def read_digits_tokens(paths: Sequence[Path]) -> TrainTest:
 
 
 def read_diabetes(paths: Sequence[Path]) -> TrainTest:
-    """Ten measurements of 442 patients, each of variance 1, and how far the disease has gone a year later, by hundreds.
+    """Read ten measurements of 442 patients, each with variance 1, and the disease's progress in a year, in hundreds.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
@@ -81,20 +81,20 @@ def read_diabetes(paths: Sequence[Path]) -> TrainTest:
         from sklearn.datasets import load_diabetes
     except ImportError as error:
         raise MissingExtraError("scikit-learn", "dev", remedy="run: pip install scikit-learn") from error
-    found: Any = load_diabetes(return_X_y=True)
-    measured, progress = (np.asarray(one, np.float64) for one in found)
+    loaded: Any = load_diabetes(return_X_y=True)
+    measured, progress = (np.asarray(array, np.float64) for array in loaded)
     inputs = (measured * np.sqrt(len(measured))).astype(np.float32)
     return _split(inputs, (progress / _HUNDRED).astype(np.float32)[:, np.newaxis], np.zeros(len(inputs), np.int64))
 
 
-def _derive(asked: Callable[[Floats, npt.NDArray[np.int64]], tuple[Inputs, Labels]]) -> TrainTest:
+def _derive(make: Callable[[Floats, npt.NDArray[np.int64]], tuple[Inputs, Labels]]) -> TrainTest:
     dataset = load_digits()
     images = np.asarray(dataset.inputs, np.float32)
-    return _split(*asked(images, dataset.classes()), dataset.classes())
+    return _split(*make(images, dataset.classes()), dataset.classes())
 
 
 def _split(inputs: Inputs, labels: Labels, groups: npt.NDArray[np.int64]) -> TrainTest:
-    """A fifth of each group, always the same one, is the test part."""
+    """Hold out a fixed fifth of each group as the test part."""
     dataset = Dataset(inputs=inputs, labels=labels)
     train, test = hold_out(groups, fraction=_TEST_FRACTION, seed=_SPLIT_SEED)
     return TrainTest(train=dataset.take(train), test=dataset.take(test))
@@ -103,14 +103,14 @@ def _split(inputs: Inputs, labels: Labels, groups: npt.NDArray[np.int64]) -> Tra
 def _measure_moments(images: Floats) -> Floats:
     ink = images.astype(np.float64)
     ink /= ink.sum(axis=(1, 2), keepdims=True)
-    places = np.arange(ink.shape[1]) - (ink.shape[1] - 1) / 2
-    rows, columns = ink.sum(axis=2) @ places, ink.sum(axis=1) @ places
-    squares = ink.sum(axis=2) @ places**2 + ink.sum(axis=1) @ places**2
+    positions = np.arange(ink.shape[1]) - (ink.shape[1] - 1) / 2
+    rows, columns = ink.sum(axis=2) @ positions, ink.sum(axis=1) @ positions
+    squares = ink.sum(axis=2) @ positions**2 + ink.sum(axis=1) @ positions**2
     return np.stack([rows, columns, np.sqrt(squares - rows**2 - columns**2)], axis=1).astype(np.float32)
 
 
 def _classify_pixels(strokes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Background that no way leads to from the border, without crossing a stroke, is a hole."""
+    """Classify pixels; background that cannot be reached from the border without crossing a stroke is a hole."""
     framed = np.pad(~strokes, ((0, 0), (1, 1), (1, 1)), constant_values=True)
     outside = np.zeros_like(framed)
     outside[:, 0] = True

@@ -25,9 +25,9 @@ def read_femnist(paths: Sequence[Path]) -> TrainTest:
 
 
 def read_leaf_text(paths: Sequence[Path]) -> TrainTest:
-    """Read LEAF's Shakespeare: each user is a role, x are texts of 80 characters, y is the character that follows.
+    """Read LEAF's Shakespeare: each user is a role, x are texts of 80 characters, y is the next character.
 
-    As LEAF counts that character only, the earlier places have no label.
+    Like LEAF, only that character counts, so earlier positions have no label.
     """
     return _read_by_user(paths[0], _convert_texts)
 
@@ -54,8 +54,8 @@ def _read_by_user(path: Path, convert: Any) -> TrainTest:
 def _iterate_users(
     path: Path, part: str, convert: Any
 ) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]]:
-    wanted = f"/{part}/"
-    files = read_members(path, lambda name: name.endswith(".json") and wanted in f"/{name}", limit_bytes=_LIMIT_BYTES)
+    folder = f"/{part}/"
+    files = read_members(path, lambda name: name.endswith(".json") and folder in f"/{name}", limit_bytes=_LIMIT_BYTES)
     for name, content in files:
         data = json.loads(content)
         if not isinstance(data, dict) or not isinstance(data.get("user_data"), dict):

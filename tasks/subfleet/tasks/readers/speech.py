@@ -1,4 +1,4 @@
-"""Speech Commands (Warden 2018): words of one second as images of time and pitch, by speaker."""
+"""Speech Commands (Warden 2018): spoken words of one second as images of time and pitch, by speaker."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ from subfleet.tasks.named_dataset import TrainTest
 from subfleet.tasks.transforms.mel import MelSettings, log_mel
 
 CLIP_SAMPLES = 16_000
-"""Of one second; shorter clips end in silence, longer ones are cut."""
+"""Samples of one second; shorter clips are padded with silence, longer ones are cut."""
 MEL = MelSettings()
 WORDS = (
     "backward",
@@ -68,7 +68,7 @@ _TEST_PART = 5
 
 
 def read_speech_commands(paths: Sequence[Path]) -> TrainTest:
-    """Read the archive of version 0.02: its testing list is the test part, and its validation list is left out."""
+    """Read the archive of version 0.02; the testing list is the test part, the validation list is skipped."""
     features: list[npt.NDArray[np.float32]] = []
     names: list[str] = []
     listed: dict[str, frozenset[str]] = {}
@@ -89,10 +89,10 @@ def read_speech_commands(paths: Sequence[Path]) -> TrainTest:
 
 
 def read_speech_subset(paths: Sequence[Path]) -> TrainTest:
-    """Read an `.npz` file of clips: `audio` (int16, one behind the other), `offsets`, `label`, `speaker` and `name`.
+    """Read an `.npz` file of clips: `audio` (int16, concatenated), `offsets`, `label`, `speaker` and `name`.
 
-    About a fifth of the speakers, chosen by the hash of their name, is the test part; silence is nobody's and split by
-    the hash of the clip's name.
+    About a fifth of the speakers, by the hash of their name, is the test part. Silence has no owner and is split by the
+    hash of the clip's name.
     """
     check_zip(paths[0], limit_bytes=_ARRAYS_LIMIT_BYTES)
     with np.load(paths[0], allow_pickle=False) as archive:
@@ -101,7 +101,7 @@ def read_speech_subset(paths: Sequence[Path]) -> TrainTest:
     count = len(labels)
     fits = len(offsets) == count + 1 and len(speakers) == len(names) == count and bool((np.diff(offsets) >= 0).all())
     if not fits or offsets[0] < 0 or offsets[-1] > len(audio) or audio.dtype != np.int16:
-        raise DataError("its audio, offsets, label, speaker and name do not fit each other; put the right file there")
+        raise DataError("its audio, offsets, label, speaker and name do not match; put the right file there")
     clips = np.stack([_fit_clip(audio[start:end]) for start, end in pairwise(offsets)])
     classes = {word: number for number, word in enumerate(KEYWORDS)}
     test = np.array([_is_in_test(speaker or name) for speaker, name in zip(speakers, names, strict=True)])
@@ -145,7 +145,7 @@ def _split(
     train: npt.NDArray[np.bool_],
     test: npt.NDArray[np.bool_],
 ) -> TrainTest:
-    """The two parts, scaled by one mean and one deviation: those of the training part."""
+    """Split the samples and normalise both parts by the training part's mean and deviation."""
     if not train.any() or not test.any():
         raise DataError(f"it has {train.sum()} samples for training and {test.sum()} for the test, but needs both")
     mean, deviation = features[train].mean(dtype=np.float64), features[train].std(dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Texts: one file, the roles of plays, and WikiText's parts; samples are windows of tokens and their followers."""
+"""Texts: one file, the roles of plays, and WikiText; samples are windows of tokens, labels the next tokens."""
 
 import json
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ CHARACTER_CONTEXT = 80
 WORD_CONTEXT = 32
 """Words of a sample."""
 VOCABULARY = 10_000
-"""Words that are told apart; the others are one symbol."""
+"""Size of the vocabulary; all other words are one symbol."""
 MIN_ROLE_WINDOWS = 10
-"""A role that says less (about 800 characters) is left out, so that each client has samples of both parts."""
+"""Least samples of a role (about 800 characters); shorter roles are skipped, so each client has samples of both
+parts."""
 _LIMIT_BYTES = 2**28
 _TEST_FRACTION = 0.2
 _TEXT_TEST_FRACTION = 0.1
@@ -28,14 +29,14 @@ _PARTS = {"wiki.train.tokens": "train", "wiki.test.tokens": "test"}
 
 
 def read_characters(paths: Sequence[Path]) -> TrainTest:
-    """Read one text file, or WikiText's parts, as characters; the last tenth of one file is for the test."""
+    """Read one text file, or WikiText's parts, as characters; the last tenth of one file is the test part."""
     path = paths[0]
     if path.is_dir() or path.suffix == ".zip":
         texts = _read_wikitext(path)
         train, test = (character_tokens(texts[part]) for part in ("train", "test"))
     else:
         if path.stat().st_size > _LIMIT_BYTES:
-            raise DataError(f"it has {path.stat().st_size} bytes, but may have {_LIMIT_BYTES}")
+            raise DataError(f"it has {path.stat().st_size} bytes, but may have at most {_LIMIT_BYTES}")
         tokens = character_tokens(path.read_text(encoding="utf-8"))
         edge = round(len(tokens) * (1 - _TEXT_TEST_FRACTION))
         train, test = tokens[:edge], tokens[edge:]
@@ -43,7 +44,7 @@ def read_characters(paths: Sequence[Path]) -> TrainTest:
 
 
 def read_wikitext_words(paths: Sequence[Path]) -> TrainTest:
-    """Read WikiText's parts as words; the vocabulary is that of the training part."""
+    """Read WikiText's parts as words; the vocabulary comes from the training part."""
     texts = _read_wikitext(paths[0])
     words = {part: split_words(text) for part, text in texts.items()}
     vocabulary = build_vocabulary(words["train"], limit=VOCABULARY)
@@ -54,7 +55,7 @@ def read_wikitext_words(paths: Sequence[Path]) -> TrainTest:
 def read_roles(paths: Sequence[Path]) -> TrainTest:
     """Read roles of plays, one JSON object a line with `play`, `role` and `speeches`, gzipped.
 
-    Each role is an owner. The last fifth of what it says is for the test.
+    Each role is an owner. The last fifth of its text is for the test.
     """
     lines = read_gzip(paths[0], limit_bytes=_LIMIT_BYTES).decode("utf-8").splitlines()
     roles = {}
@@ -74,7 +75,7 @@ def read_roles(paths: Sequence[Path]) -> TrainTest:
         parts["test"].append((inputs[edge:], labels[edge:], owner))
         owner += 1
     if not owner:
-        raise DataError(f"none of its {len(roles)} roles says enough for {MIN_ROLE_WINDOWS} samples")
+        raise DataError(f"none of its {len(roles)} roles has enough text for {MIN_ROLE_WINDOWS} samples")
     return TrainTest(train=_join_roles(parts["train"]), test=_join_roles(parts["test"]))
 
 
@@ -87,8 +88,8 @@ def _join_roles(roles: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 def _read_wikitext(path: Path) -> dict[str, str]:
-    found = read_members(path, lambda name: name.rpartition("/")[2] in _PARTS, limit_bytes=_LIMIT_BYTES)
-    texts = {_PARTS[name.rpartition("/")[2]]: content.decode("utf-8") for name, content in found}
+    files = read_members(path, lambda name: name.rpartition("/")[2] in _PARTS, limit_bytes=_LIMIT_BYTES)
+    texts = {_PARTS[name.rpartition("/")[2]]: content.decode("utf-8") for name, content in files}
     missing = [name for name, part in _PARTS.items() if part not in texts]
     if missing:
         raise DataError(f"it lacks {', '.join(missing)}; put WikiText's word-level files there")

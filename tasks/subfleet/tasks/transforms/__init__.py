@@ -1,1 +1,1 @@
-"""Pure functions from arrays to arrays: images, sound and text; what they draw is passed in."""
+"""Pure functions from arrays to arrays for images, sound and text; random numbers are passed in."""

@@ -1,7 +1,7 @@
 """Images (samples, channels, height, width): normalisation, random crops and flips.
 
-What is random is drawn once for an epoch, a row for each sample of the data set, from (seed, round, client, epoch)
-alone. So a sample is changed alike in whatever batch, or part of one, it comes, and also when a training is replayed.
+Random numbers are drawn once per epoch, a row for each sample of the data set, from (seed, round, client, epoch) alone.
+A sample is therefore augmented the same way in every batch or part of one, and when a training is replayed.
 """
 
 import numpy as np
@@ -16,16 +16,16 @@ _ROW, _COLUMN, _FLIP = range(3)
 
 
 def crop_randomly(images: Floats, draws: Floats, *, padding: int) -> Floats:
-    """Cut each image out of itself with a border of zeros, at a place of its own.
+    """Crop each image at a random position after padding it with zeros.
 
     Args:
-        images: of which each is cut; the result has their shape.
-        draws: (samples, 2), in [0, 1): where the cut begins, down and across.
-        padding: width of the border; every offset from 0 to twice of it is equally likely.
+        images: the images; the result has their shape.
+        draws: (samples, 2), in [0, 1): vertical and horizontal position of the crop.
+        padding: width of the padding; every offset from 0 to twice this is equally likely.
     """
     starts = (draws * (2 * padding + 1)).astype(np.int64)
     result = np.zeros_like(images)
-    # One at a time: bordered copies of all would be larger than the batch.
+    # One at a time, because padded copies of all would be larger than the batch.
     for image, cut, (down, across) in zip(images, result, (starts - padding).tolist(), strict=True):
         (to_rows, rows), (to_columns, columns) = (
             _find_overlap(down, image.shape[1]),
@@ -36,29 +36,29 @@ def crop_randomly(images: Floats, draws: Floats, *, padding: int) -> Floats:
 
 
 def _find_overlap(offset: int, size: int) -> tuple[slice, slice]:
-    """Where a window that begins at an offset shows what it was cut from, and which part of that it shows."""
+    """The part of a window at an offset that lies inside the image, and the part of the image that it shows."""
     shown = max(size - abs(offset), 0)
     return slice(max(-offset, 0), max(-offset, 0) + shown), slice(max(offset, 0), max(offset, 0) + shown)
 
 
 def flip_horizontally(images: Floats, draws: Floats) -> Floats:
-    """Mirror the images, left to right, whose draw (samples,) in [0, 1) is below a half."""
+    """Mirror the images with a draw (samples,), in [0, 1), below one half."""
     result: Floats = np.where((draws < 0.5)[:, None, None, None], images[..., ::-1], images)
     return result
 
 
 def draw_augmentation(count: int, *, seed: int, round_number: int, client_id: str, epoch: int) -> Floats:
-    """What an epoch draws: a row for each of a client's `count` samples, whatever it is used for."""
+    """Draw the random numbers of an epoch: a row for each of a client's `count` samples."""
     return sample_random(count, 3, seed=seed, round_number=round_number, client_id=client_id, epoch=epoch)
 
 
 def augment(images: Floats, draws: Floats, settings: AugmentationSettings) -> Floats:
-    """Change a batch of images, which stay as they are.
+    """Augment a copy of a batch of images.
 
     Args:
         images: (samples, channels, height, width).
         draws: the rows of these samples.
-        settings: whether they are cut, mirrored, or both.
+        settings: whether images are cropped, mirrored, or both.
     """
     if settings.crops:
         images = crop_randomly(images, draws[:, (_ROW, _COLUMN)], padding=settings.padding)

@@ -1,7 +1,7 @@
-"""What a run's transform does to samples: channels, scaling, cutting and normalisation, the same on every machine.
+"""Apply a run's transform to samples: channels, scaling, cropping and normalisation, the same on every machine.
 
-Pictures of 8 bits are scaled as such, by Pillow's whole numbers, whether they come from files or as shares of 255 in
-arrays; so the same picture becomes the same numbers wherever it is prepared.
+8-bit pictures are resized as bytes, with Pillow's integer arithmetic, whether they come from files or as multiples of
+1/255 from arrays, so the same picture gives the same numbers everywhere.
 """
 
 from dataclasses import replace
@@ -17,44 +17,44 @@ from subfleet.tasks.pictures import MAX_BYTE, load_pillow
 
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[Any]
-"""Bytes, or float32."""
+"""Bytes or float32."""
 
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-"""Shares of red, green and blue in gray (ITU-R BT.601), as Pillow has them."""
+"""Weights of red, green and blue in gray (ITU-R BT.601), as in Pillow."""
 
 
 def transform_dataset(dataset: Dataset, transform: DataTransform, source: str) -> Dataset:
-    """A data set with its inputs transformed; what was read stays as it is.
+    """Transform the inputs of a data set; the original stays unchanged.
 
     Args:
-        dataset: as it was read.
-        transform: what is done to each of its samples.
-        source: of the data, for the error's text.
+        dataset: the data set that was read.
+        transform: transform of each sample.
+        source: name of the data in error messages.
 
     Raises:
-        DataError: the samples are no pictures, or too small.
-        MissingExtraError: Pillow is not installed, which scales them.
+        DataError: the samples are not pictures, or too small.
+        MissingExtraError: Pillow, which resizes pictures, is not installed.
     """
     if dataset.inputs.dtype != np.float32:
         raise DataError(f"samples of {source!r} are indices, but the run's data.transform is for pictures")
     try:
         shape = transform.shape_of(dataset.sample_shape)
     except ValueError as error:
-        raise DataError(f"samples of {source!r} cannot be brought to the run's data.transform: {error}") from error
+        raise DataError(f"samples of {source!r} do not fit the run's data.transform: {error}") from error
     inputs = np.empty((len(dataset), *shape), np.float32)
-    for given, made in zip(dataset.inputs, inputs, strict=True):
-        pixels = given[np.newaxis] if given.ndim == 2 else given
-        made[...] = _scale_to_floats(prepare_picture(_recover_bytes(pixels), transform)).reshape(shape)
+    for sample, result in zip(dataset.inputs, inputs, strict=True):
+        pixels = sample[np.newaxis] if sample.ndim == 2 else sample
+        result[...] = _scale_to_floats(prepare_picture(_recover_bytes(pixels), transform)).reshape(shape)
     normalise_in_place(inputs, transform)
     return replace(dataset, inputs=inputs, transform=transform)
 
 
 def prepare_picture(pixels: Pixels, transform: DataTransform) -> Pixels:
-    """One picture (channels, height, width) with its channels, size and cut; numbers keep their scale.
+    """Convert the channels of one picture (channels, height, width), resize and crop it; values keep their scale.
 
     Args:
-        pixels: bytes, or float32.
-        transform: which accepts this shape.
+        pixels: bytes or float32.
+        transform: a transform that accepts this shape.
     """
     pixels = _convert_channels(pixels, transform.channels)
     scaled = transform.compute_scaled_size(*pixels.shape[1:])
@@ -66,14 +66,14 @@ def prepare_picture(pixels: Pixels, transform: DataTransform) -> Pixels:
 
 
 def normalise_in_place(inputs: Floats, transform: DataTransform) -> None:
-    """Take the mean off samples (samples, ...) on the scale of 0 to 1, and divide them by the deviation."""
+    """Subtract the mean from samples (samples, ...) scaled to 0 to 1, and divide by the deviation."""
     if transform.mean:
         inputs -= _by_channel(transform.mean)
         inputs /= _by_channel(transform.deviation)
 
 
 def undo_normalisation(inputs: Inputs, transform: DataTransform | None) -> Inputs:
-    """Samples as they were before they were normalised."""
+    """The samples before normalisation."""
     if transform is None or not transform.mean:
         return inputs
     values = np.asarray(inputs, np.float32)
@@ -98,7 +98,7 @@ def _convert_channels(pixels: Pixels, channels: int) -> Pixels:
 
 
 def _resize(plane: Pixels, size: tuple[int, int]) -> Pixels:
-    """Bilinear, over as many pixels as one of the result stands for, so that nothing is passed over."""
+    """Resize with a bilinear filter as wide as one result pixel in the source, so no source pixel is skipped."""
     pillow = load_pillow()
     scaled = pillow.fromarray(np.ascontiguousarray(plane)).resize((size[1], size[0]), pillow.Resampling.BILINEAR)
     result: Pixels = np.asarray(scaled, plane.dtype)
@@ -106,7 +106,7 @@ def _resize(plane: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def _recover_bytes(pixels: Floats) -> Pixels:
-    """Shares of 255 as the bytes that they were made of; other numbers as they are."""
+    """Recover bytes from multiples of 1/255; other numbers stay unchanged."""
     whole: Floats = np.rint(pixels * np.float32(MAX_BYTE))
     if whole.min() < 0 or whole.max() > MAX_BYTE or (whole / np.float32(MAX_BYTE) != pixels).any():
         return pixels

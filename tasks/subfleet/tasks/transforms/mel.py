@@ -1,4 +1,4 @@
-"""Logarithms of mel band powers: sound as an image of time and pitch (Davis and Mermelstein 1980)."""
+"""Log-mel spectrograms: sound as an image of time and pitch (Davis and Mermelstein 1980)."""
 
 from dataclasses import dataclass
 
@@ -8,24 +8,24 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 _BLOCK_CLIPS = 64
-"""Clips that are transformed at once, which bounds memory."""
+"""Clips that are transformed at once, to bound memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MelSettings:
-    """How sound is cut into frames and bands.
+    """Frames and bands of a spectrogram.
 
-    The defaults give 49 frames a second of 40 bands, from 40 ms every 20 ms (Zhang et al. 2017, section 3.1).
+    The defaults give 49 frames per second of 40 bands, from 40 ms every 20 ms (Zhang et al. 2017, section 3.1).
 
     Attributes:
-        rate_hz: samples a second.
-        frame_samples: of one frame.
-        stride_samples: from the start of one frame to that of the next.
-        spectrum_samples: length of the transform, to which frames are filled up with zeros; `frame_samples` or more.
-        bands: mel bands.
+        rate_hz: samples per second.
+        frame_samples: length of one frame.
+        stride_samples: distance between the starts of successive frames.
+        spectrum_samples: length of the Fourier transform, at least `frame_samples`; frames are padded with zeros.
+        bands: number of mel bands.
         low_hz: lower edge of the first band.
         high_hz: upper edge of the last band, at most half of the rate.
-        floor: is added to powers before the logarithm, so that silence has one.
+        floor: added to powers before the logarithm, so that silence is finite.
     """
 
     rate_hz: int = 16_000
@@ -38,12 +38,12 @@ class MelSettings:
     floor: float = 1e-6
 
     def frames(self, samples: int) -> int:
-        """Frames of a clip of that many samples, `frame_samples` or more."""
+        """Number of frames of a clip of at least `frame_samples` samples."""
         return 1 + (samples - self.frame_samples) // self.stride_samples
 
 
 def log_mel(clips: npt.NDArray[np.floating], settings: MelSettings) -> Floats:
-    """Natural logarithm of the power in each mel band.
+    """Compute the natural logarithm of the power in each mel band.
 
     Args:
         clips: (clips, samples), from -1 to 1.
@@ -65,7 +65,7 @@ def log_mel(clips: npt.NDArray[np.floating], settings: MelSettings) -> Floats:
 
 
 def make_mel_filters(settings: MelSettings) -> npt.NDArray[np.float64]:
-    """Weight of each frequency of the spectrum in each band, (frequencies, bands): triangles, even on the mel scale.
+    """Weights of each frequency in each band, (frequencies, bands): triangles, evenly spaced on the mel scale.
 
     Between the centres of the first and the last band the weights of each frequency sum to 1.
     """

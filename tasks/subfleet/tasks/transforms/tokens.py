@@ -1,4 +1,4 @@
-"""Text to token numbers, by characters or by words, and windows of them."""
+"""Convert text to token indices, by characters or words, and to windows of tokens."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 """Word 1 of every vocabulary."""
 CHARACTERS = 97
-"""Symbols of `character_tokens`: 0 for anything else, 1 for the end of a line, then printable ASCII."""
+"""Number of symbols of `character_tokens`: 1 is the end of a line, then printable ASCII; 0 is anything else."""
 _FIRST_PRINTABLE, _LAST_PRINTABLE = 32, 126
 
 
 def character_tokens(text: str) -> Tokens:
-    """One number below `CHARACTERS` for each character; the table is fixed, so that all clients agree on it unasked."""
+    """The token of each character, below `CHARACTERS`; the table is fixed, so that all clients agree on it."""
     codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32)
     printable = (codes >= _FIRST_PRINTABLE) & (codes <= _LAST_PRINTABLE)
     tokens = np.where(printable, codes.astype(np.int64) - _FIRST_PRINTABLE + 2, 0)
@@ -32,11 +32,11 @@ def split_words(text: str) -> list[str]:
 
 
 def build_vocabulary(words: Iterable[str], *, limit: int) -> Mapping[str, int]:
-    """Numbers of the most frequent words, equally frequent ones by name; `UNKNOWN` is 0 and `END_OF_LINE` 1.
+    """Number the most frequent words, equally frequent ones in alphabetical order; `UNKNOWN` is 0, `END_OF_LINE` 1.
 
     Args:
-        words: of the training part.
-        limit: numbers at most, 2 or more.
+        words: words of the training part.
+        limit: largest size of the vocabulary, at least 2.
     """
     counts = Counter(words)
     del counts[UNKNOWN], counts[END_OF_LINE]
@@ -45,15 +45,15 @@ def build_vocabulary(words: Iterable[str], *, limit: int) -> Mapping[str, int]:
 
 
 def word_tokens(words: Sequence[str], vocabulary: Mapping[str, int]) -> Tokens:
-    """The number of each word; that of `UNKNOWN` for words that are not in the vocabulary."""
+    """The token of each word; unknown words have the token of `UNKNOWN`."""
     unknown = vocabulary[UNKNOWN]
     return np.fromiter((vocabulary.get(word, unknown) for word in words), np.int64, len(words))
 
 
 def token_windows(tokens: Tokens, context: int) -> tuple[Tokens, Tokens]:
-    """Windows one behind the other, (windows, context), and the token that follows each place, of the same shape.
+    """Successive windows, (windows, context), and the token after each position, of the same shape.
 
-    What is left at the end and fills no window is dropped.
+    An incomplete window at the end is dropped.
     """
     count = max(len(tokens) - 1, 0) // context
     inputs = tokens[: count * context].reshape(count, context)
