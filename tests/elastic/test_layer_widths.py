@@ -251,7 +251,7 @@ def test_a_layer_that_gives_other_channels_is_no_copy_of_another() -> None:
             for architecture in uniform_space(network, (1,))
             if _lacks_the_last_of_two(network, architecture)
         )
-        with pytest.raises(ConfigError, match="no other can be grafted as it; leave layer_widths empty"):
+        with pytest.raises(ConfigError, match="no other block can replace it; leave layer_widths empty"):
             graft(network, architecture)
         full = network.full_architecture()
         assert graft(network, full).architecture.blocks == full.blocks, "where nothing is left out, nothing is grafted"
