@@ -83,9 +83,9 @@ class MethodContract:
         assert self.method.INFO.title, "INFO.title is empty"
         assert self.method.INFO.paper, "INFO.paper is empty"
         assert isinstance(kind(), kind)
-        for path in self.method.INFO.published:
+        for path in self.method.INFO.parameters:
             first = path.partition(".")[0]
-            assert first in kind.__dataclass_fields__, f"INFO.published names {path!r}, which is no parameter"
+            assert first in kind.__dataclass_fields__, f"INFO names {path!r}, which is no parameter"
 
     def test_its_parameters_survive_json(self) -> None:
         """A run that is taken up has the very method that it was begun with."""
