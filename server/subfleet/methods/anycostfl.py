@@ -59,7 +59,8 @@ class AnycostFL:
         "2023",
         varies=("width",),
         judges=("update_codec",),
-        published={"steps": None, "codec": Published(value=TopKQsgd(), otherwise=None)},
+        published={"codec": Published(value=TopKQsgd(), otherwise=None)},
+        unpublished=("steps",),
         departures={
             "width is maximised first, then the density of updates, where the paper optimises both together": always,
             "updates are weighted by samples, not by optimised coefficients": always,

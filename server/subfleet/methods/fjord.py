@@ -59,8 +59,8 @@ class FjORD:
                 otherwise="labels count once when the client's own width is drawn",
                 matters=lambda method: method.self_distillation,
             ),
-            "temperature": None,
         },
+        unpublished=("temperature",),
         departures={
             "a width is drawn per client and round, not per batch": always,
             "running statistics are shared by all widths": (

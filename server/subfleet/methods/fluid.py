@@ -79,12 +79,9 @@ class FLuID:
         paper="Wang et al., FLuID: Mitigating Stragglers in Federated Learning using Invariant Dropout, NeurIPS 2023",
         varies=("width",),
         published={
-            "stragglers": None,
-            "agreeing": None,
-            "growing_from": None,
-            "increment": None,
             "durations": MEASURED,
         },
+        unpublished=("stragglers", "agreeing", "growing_from", "increment"),
         departures={
             "a client without room for the whole model trains a submodel, like a straggler": always,
             "channels of a norm group are left out together": lambda method, setting: setting.norm == "group",

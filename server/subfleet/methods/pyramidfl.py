@@ -65,10 +65,13 @@ class PyramidFL:
         "MobiCom 2022",
         published={
             **{f"oort.{name}": published for name, published in Oort.INFO.published.items()},
-            "least_left_out": None,
-            "most_left_out": None,
-            "idle": None,
         },
+        unpublished=(
+            *(f"oort.{name}" for name in Oort.INFO.unpublished),
+            "least_left_out",
+            "most_left_out",
+            "idle",
+        ),
         departures={
             **Oort.INFO.departures,
             "clients train on all samples, not only on those with the largest losses": always,
