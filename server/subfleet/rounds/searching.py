@@ -163,10 +163,8 @@ def _conclude(context: RunContext, state: RunState, search: PathSearch, network:
         raise ValueError(f"a search has found networks {odd}, which do not descend from network {network.id!r}")
     if not found:
         return None
-    before = (
-        replace(one, retired_round=state.aggregated_round) if one.id == network.id else one
-        for one in list_lineages(context, state.lineages)
-    )
+    lineages, after = list_lineages(context, state.lineages), state.aggregated_round
+    before = (replace(one, retired_round=after) if one.id == network.id else one for one in lineages)
     return replace_lineages(context, state, (*before, *found))
 
 
