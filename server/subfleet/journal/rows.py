@@ -175,14 +175,8 @@ def _add_costs(
     if client.task is None or not isinstance(client.task.work, Train):
         return row
     training = client.task.work.settings
-    expected = estimate_time(
-        context,
-        client,
-        forward_macs=row.forward_macs,
-        training=training,
-        weight_bytes=candidate.weight_bytes,
-        update_bytes=row.update_bytes,
-    )
+    cost = replace(candidate, forward_macs=row.forward_macs, update_bytes=row.update_bytes)
+    expected = estimate_time(context, client, cost, training)
     samples = 0 if update is None else min(update.sample_count, training.round_count(client.offer.sample_count))
     return replace(
         row,

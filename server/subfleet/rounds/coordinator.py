@@ -102,11 +102,8 @@ def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.A
 
 
 def _list_sent_tasks(state: RunState) -> Iterator[signals.SendTask]:
-    return (
-        signals.SendTask(task=client.task)
-        for client in state.clients.values()
-        if client.stage == "out" and client.task is not None
-    )
+    tasks = (client.task for client in state.clients.values() if client.stage == "out")
+    return (signals.SendTask(task=task) for task in tasks if task is not None)
 
 
 def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:

@@ -104,11 +104,8 @@ def _close_evaluation(state: RunState, now_s: float) -> tuple[RunState, CloseEva
     """Close the evaluation."""
     clients = MappingProxyType(dict(sorted(state.clients.items())))
     done = [client for client in clients.values() if client.stage == "done"]
-    last = {
-        client.client_id: LastEvaluation(round=state.round, evaluated=client.evaluated)
-        for client in done
-        if client.evaluated is not None
-    }
+    answers = ((client.client_id, client.evaluated) for client in done)
+    last = {name: LastEvaluation(round=state.round, evaluated=one) for name, one in answers if one is not None}
     close = CloseEvaluation(
         round=state.round,
         seconds=now_s - state.live.entered_s,

@@ -150,13 +150,9 @@ def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Linea
     written = {key: one for key, one in state.written.items() if one.program.size.network in living}
     lost = state.written.keys() - written.keys()
     sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}
-    live = replace(
-        state.live,
-        written_estimates=MappingProxyType(
-            {key: one for key, one in state.live.written_estimates.items() if key not in lost}
-        ),
-        estimates=MappingProxyType({key: one for key, one in state.live.estimates.items() if key not in keys}),
-    )
+    of_written = {key: one for key, one in state.live.written_estimates.items() if key not in lost}
+    estimates = {key: one for key, one in state.live.estimates.items() if key not in keys}
+    live = replace(state.live, written_estimates=MappingProxyType(of_written), estimates=MappingProxyType(estimates))
     return replace(
         state,
         pool=tuple(one for one in state.pool if one.architecture.network in living),

@@ -217,11 +217,8 @@ def _list_problems(network: Network, architecture: Architecture) -> Iterator[Arc
         yield "unknown_axis"
     if architecture.choices or not set(architecture.blocks) <= {block.name for block in network.blocks}:
         yield "unknown_block"
-    if any(
-        _compute_needed_size(index_set) > network.axes[name].size
-        for name, index_set in architecture.axes
-        if name in network.axes
-    ):
+    known = ((index_set, network.axes[name]) for name, index_set in architecture.axes if name in network.axes)
+    if any(_compute_needed_size(index_set) > axis.size for index_set, axis in known):
         yield "too_large"
 
 
