@@ -125,7 +125,6 @@ class FedorAS:
 
     def roles(self) -> Roles:
         """A subspace of the supernet for each client, then a network for each tier."""
-        search = replace(self.search, tiers=self.tiers)
         aggregator = Aggregator(
             min_contributors=lambda network: self.min_contributors if network.choices else 1, model="tier"
         )
@@ -133,7 +132,7 @@ class FedorAS:
             aggregator = replace(aggregator, weigh=_count_examples, factors=_weigh_operators)
         return Roles(
             networks=Networks(
-                path_search=search.path_search(self.supernet_rounds, fresh=self.start == "fresh"),
+                path_search=self.search.path_search(self.supernet_rounds, self.tiers, fresh=self.start == "fresh"),
                 standing=self._find_standing,
             ),
             memory=Memory(initial=TierMemory()),

@@ -110,7 +110,10 @@ class FLuID:
             (name for name in selected if whole_s.get(name, 0.0) > 0), key=lambda name: (-whole_s[name], name)
         )
         slow, others = known[: self.stragglers], known[self.stragglers :]
-        shares = {name: _find_fraction(whole_s[others[0]] / whole_s[name]) for name in slow} if others else {}
+        paces = {name: whole_s[others[0]] / whole_s[name] for name in slow} if others else {}
+        shares = {
+            name: next(fraction for least, fraction in _FRACTIONS if pace >= least) for name, pace in paces.items()
+        }
         return Selection(clients=selected, memory=replace(memory, whole_s=whole_s, shares=shares))
 
     def _observe(self, updates: RoundUpdates) -> Changes:
@@ -139,22 +142,18 @@ class FLuID:
             kept=_intersect(slow),
         )
 
-    def _adapt(self, known: FluidMemory, axis: str, changes: Sequence[float], round_number: int) -> float:
+    def _adapt(self, memory: FluidMemory, axis: str, changes: Sequence[float], round_number: int) -> float:
         """The threshold of an axis after a round."""
-        smallest, before = min(changes), known.thresholds.get(axis)
+        smallest, before = min(changes), memory.thresholds.get(axis)
         if before is None or round_number <= 2:
             return smallest
         if round_number == 3:
             return (before + smallest) / 2
-        fraction = min(known.shares.values(), default=1.0)
+        fraction = min(memory.shares.values(), default=1.0)
         needed = len(changes) - math.ceil(fraction * len(changes))
         few = sum(change <= before for change in changes) < needed
         grows = few and round_number >= self.growing_from and (round_number - self.growing_from) % 2 == 0
         return before + self.increment if grows else before
-
-
-def _find_fraction(pace: float) -> float:
-    return next(fraction for least, fraction in _FRACTIONS if pace >= least)
 
 
 def _list_sizes(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:

@@ -63,9 +63,7 @@ class PyramidFL:
         title="PyramidFL",
         paper="Li et al., PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning, "
         "MobiCom 2022",
-        published={
-            **{f"oort.{name}": published for name, published in Oort.INFO.published.items()},
-        },
+        published={f"oort.{name}": published for name, published in Oort.INFO.published.items()},
         unpublished=(
             *(f"oort.{name}" for name in Oort.INFO.unpublished),
             "least_left_out",
