@@ -1,7 +1,7 @@
 """The family tree of a run: a record of each network, from the records of its rounds. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from subfleet.elastic.growing import find_changed_cells
@@ -10,9 +10,8 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import NEVER, find_first_attempt, list_lineages
+from subfleet.rounds.networks import find_trainable_attempts, list_lineages
 from subfleet.rounds.state import RunState
-from subfleet.search.queue import WrittenProgram
 
 
 def build_network_records(
@@ -27,7 +26,7 @@ def build_network_records(
         evaluations: its evaluations by devices, in order.
     """
     lineages = {one.id: one for one in list_lineages(context, state.lineages)}
-    attempts = _find_first_attempts(context, state.written.values())
+    attempts = find_trainable_attempts(context, state)
     found = evaluations[-1].evaluated if evaluations else ()
     return tuple(
         _build_record(context, lineages, one, rounds, found, attempts.get(one.id)) for one in lineages.values()
@@ -67,16 +66,6 @@ def _build_record(
         own_mean=math.fsum(own.values()) / len(own) if own else None,
         metric=headline,
     )
-
-
-def _find_first_attempts(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
-    """By network, the first attempt with a program that trains a size of it."""
-    attempts: dict[str, int] = {}
-    for one in written:
-        name, attempt = one.program.size.network, find_first_attempt(context, one)
-        if one.facts.planned_peak_bytes is not None and attempt != NEVER:
-            attempts[name] = min(attempt, attempts.get(name, attempt))
-    return attempts
 
 
 def _find_ready_round(rounds: Sequence[RoundRecord], ready_attempt: int | None, trained: int | None) -> int | None:

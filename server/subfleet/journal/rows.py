@@ -108,11 +108,10 @@ def _weigh(context: RunContext, close: Close) -> dict[str, Weight]:
     for client in close.clients:
         if client.stage == "done" and client.architecture is not None:
             by_network.setdefault(client.architecture.network, []).append(client)
-    found = (
-        weigh_round(context.weigh(close.round), clients, context.config.max_client_fraction)
-        for clients in by_network.values()
-    )
-    return {name: weight for of_network in found for name, weight in of_network.items()}
+    weights: dict[str, Weight] = {}
+    for clients in by_network.values():
+        weights |= weigh_round(context.weigh(close.round), clients, context.config.max_client_fraction)
+    return weights
 
 
 def _build_client_row(

@@ -207,11 +207,8 @@ def has_scores(state: RunState) -> bool:
 def list_awaited_scores(context: RunContext, state: RunState, now_s: float) -> frozenset[str]:
     """The clients that the round waits for to send scores; for extras as long as others may still send theirs."""
     names = frozenset(client.client_id for client in list_awaited(context, state, "scores", now_s))
-    extras = frozenset(
-        name
-        for name, client in state.clients.items()
-        if client.stage == "scoring" and not get_punctuality(state, name, "scores").awaited
-    )
+    scoring = (name for name, client in state.clients.items() if client.stage == "scoring")
+    extras = frozenset(name for name in scoring if not get_punctuality(state, name, "scores").awaited)
     more = names - extras or any(client.stage == "answered" for client in state.clients.values())
     return names | extras if more else names
 

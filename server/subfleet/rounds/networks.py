@@ -188,12 +188,18 @@ def describe_readiness(context: RunContext, before: RunState, after: RunState) -
 
 def _list_trainable(context: RunContext, state: RunState) -> set[str]:
     """The networks with a program that can be given in the next attempt."""
-    return {
-        one.program.size.network
-        for one in state.written.values()
-        if one.facts.planned_peak_bytes is not None
-        and NEVER < find_first_attempt(context, one) <= state.run_attempt + 1
-    }
+    attempts = find_trainable_attempts(context, state)
+    return {name for name, attempt in attempts.items() if attempt <= state.run_attempt + 1}
+
+
+def find_trainable_attempts(context: RunContext, state: RunState) -> dict[str, int]:
+    """By network, the first attempt with a program that trains a size of it."""
+    attempts: dict[str, int] = {}
+    for one in state.written.values():
+        name, attempt = one.program.size.network, find_first_attempt(context, one)
+        if one.facts.planned_peak_bytes is not None and attempt != NEVER:
+            attempts[name] = min(attempt, attempts.get(name, attempt))
+    return attempts
 
 
 def _describe_growth(lineage: Lineage) -> str:

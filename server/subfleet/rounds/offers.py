@@ -321,11 +321,8 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
             f"the evaluation data go from {evaluation}, but the inputs of most of the {len(told)} clients do not, as "
             f"those from {usual}; {_REMEDY}"
         )
-    odd = [
-        name
-        for name, one in told.items()
-        if find_scale_problem(one, usual) and (evaluation is None or not find_scale_problem(one, evaluation))
-    ]
+    unlike = [name for name, one in told.items() if find_scale_problem(one, usual)]
+    odd = [name for name in unlike if evaluation is None or not find_scale_problem(told[name], evaluation)]
     if odd:
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
         yield (

@@ -163,10 +163,8 @@ def _conclude(context: RunContext, state: RunState, search: PathSearch, network:
         raise ValueError(f"a search has found networks {odd}, which do not descend from network {network.id!r}")
     if not found:
         return None
-    before = (
-        replace(one, retired_round=state.aggregated_round) if one.id == network.id else one
-        for one in list_lineages(context, state.lineages)
-    )
+    lineages, after = list_lineages(context, state.lineages), state.aggregated_round
+    before = (replace(one, retired_round=after) if one.id == network.id else one for one in lineages)
     return replace_lineages(context, state, (*before, *found))
 
 
@@ -275,8 +273,8 @@ def _close_scoring(context: RunContext, state: RunState, scores: GenerationScore
     if told:
         means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
         sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
-    asked = [client for client in state.clients.values() if client.task is not None]
-    sent = (blob for client in asked if client.task is not None for blob in client.task.weights)
+    tasks = [(client, client.task) for client in state.clients.values() if client.task is not None]
+    sent = (blob for _, task in tasks for blob in task.weights)
     scores = replace(
         scores,
         closed=scores.closed + 1,
@@ -284,15 +282,13 @@ def _close_scoring(context: RunContext, state: RunState, scores: GenerationScore
         weight=scores.weight + together,
         sums=sums,
         answers=scores.answers + len(found),
-        clients=tuple(sorted({*scores.clients, *(client.client_id for client in asked)})),
+        clients=tuple(sorted({*scores.clients, *(client.client_id for client, _ in tasks)})),
         supernet_bytes=max([scores.supernet_bytes, *(one.size_bytes for one in sent)]),
     )
     central = scores.made.scores
     if central and scores.weight:
         scores = replace(scores, ranks=(*scores.ranks, kendall_tau(average_scores(scores), central)))
-    settled = state.settled.union(
-        client.task.task_id for client in asked if client.stage == "done" and client.task is not None
-    )
+    settled = state.settled.union(task.task_id for client, task in tasks if client.stage == "done")
     live = replace(state.live, scores=scores, entered_s=now_s)
     return replace(state, live=live, clients=MappingProxyType({}), settled=settled)
 
