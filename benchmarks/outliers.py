@@ -23,8 +23,8 @@ from subfleet.arrays import decode_arrays
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.hosting import create_trainers
 from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.export.cache import CacheFolder
 from subfleet.journal.outliers import count_outliers

@@ -45,7 +45,7 @@ def section(kind: type[Method]) -> str:
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n {8,}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE))
     rows = [
         f"| `{path}` | {cell(attrgetter(path)(method))} | {' '.join(meanings.get(path, '...').split())} |"
-        for path in info.published
+        for path in info.parameters
     ]
     listed = "\n".join(f"- {one}" for one in list_departures(method, Setting()))
     fidelity = f"**By default it differs from the paper:**\n\n{listed}" if listed else EXACT

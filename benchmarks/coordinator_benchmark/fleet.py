@@ -18,7 +18,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Deploy, Evaluate, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import get_estimates
+from subfleet.rounds.networks import get_estimates
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Event, GoOn, RequestDone, SendTask, Tick
 from subfleet.rounds.state import RunState

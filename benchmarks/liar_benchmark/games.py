@@ -14,8 +14,8 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_batch_figures
-from subfleet.emulation.batch.hosting import create_trainers
 from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.dynamic_selection import DynamicSelection

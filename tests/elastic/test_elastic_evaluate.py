@@ -85,7 +85,7 @@ def test_a_submodel_is_evaluated_where_the_model_is(device: torch.device) -> Non
     ("labels", "reason"),
     [
         (torch.full((2, 5), -1), "all labels of 2 samples are padding"),
-        (torch.zeros(2, dtype=torch.int64), r"of the shape \(2,\), but the network predicts \(2, 5\)"),
+        (torch.zeros(2, dtype=torch.int64), r"have the shape \(2,\), but the network predicts \(2, 5\)"),
         (torch.full((2, 5), 6), "a label is 6, but must be below 6"),
     ],
 )

@@ -152,7 +152,7 @@ def test_blocks_that_are_not_alike_are_refused() -> None:
     name = "section0.block2.layer1.weight"
     wider = replace(network.tensors[name], shape=(9, 8))
     other = replace(network, tensors={**network.tensors, name: wider})
-    with pytest.raises(ConfigError, match=r"cannot be grafted as 'section0\.block2'"):
+    with pytest.raises(ConfigError, match=r"cannot replace 'section0\.block2'"):
         graft(other, with_depths(network, 2, 3))
 
 

@@ -118,7 +118,7 @@ def test_a_layer_of_our_own_tells_its_sizes() -> None:
 def test_blocks_are_in_the_sections_that_the_family_tells(section: int) -> None:
     config = replace(CONVOLUTIONAL["vgg"], widths=(4,), depths=(1,), kernels=(3,))
     blocks = tuple(Block(name=f"section0.block{number}", section=section) for number in range(2))
-    with pytest.raises(ConfigError, match=r"blocks to leave out by section, but sections of \(1,\) blocks"):
+    with pytest.raises(ConfigError, match=r"skippable blocks by section, but sections of \(1,\) blocks"):
         declare(config, replace(config.blueprint(), blocks=blocks))
 
 

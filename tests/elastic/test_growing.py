@@ -294,7 +294,7 @@ def test_a_grown_record_comes_back_from_plain_data(config: Family) -> None:
 def test_numbers_that_no_blocks_can_have_are_refused(config: Family) -> None:
     whole = block_numbers(config)
     for numbers in ((*whole, (0,)), ((*whole[0], 9), *whole[1:])):
-        with pytest.raises(ConfigError, match="must be empty or name one number for each block"):
+        with pytest.raises(ConfigError, match="must be empty or have one number for each block"):
             replace(config, block_numbers=numbers)
     longer = insert_block(config, section=0, after=0)
     own, *rest = block_numbers(longer)

@@ -178,7 +178,10 @@ def test_a_network_that_would_have_to_pass_on_more_than_a_layer_gives_is_no_size
             r"layer_widths is \(4, 6\), but must be empty or have one number for each of the 3 blocks",
         ),
         ({"layer_widths": (4, 0, 4)}, r"layer_widths\[1\] is 0, but must be 1 or more"),
-        ({"layer_widths": (4, 6, 5)}, r"widths are \(4,\), but must be \(5,\), which the last layers of the sections"),
+        (
+            {"layer_widths": (4, 6, 5)},
+            r"widths are \(4,\), but must be \(5,\), the widths of the sections' last layers",
+        ),
         ({"norm": "group"}, r"widths are \(4, 4, 6, 4\), but must be multiples of group_size 4"),
     ],
 )
@@ -251,7 +254,7 @@ def test_a_layer_that_gives_other_channels_is_no_copy_of_another() -> None:
             for architecture in uniform_space(network, (1,))
             if _lacks_the_last_of_two(network, architecture)
         )
-        with pytest.raises(ConfigError, match="no other can be grafted as it; leave layer_widths empty"):
+        with pytest.raises(ConfigError, match="no other block can replace it; leave layer_widths empty"):
             graft(network, architecture)
         full = network.full_architecture()
         assert graft(network, full).architecture.blocks == full.blocks, "where nothing is left out, nothing is grafted"
@@ -274,7 +277,9 @@ def test_a_cell_becomes_wider_by_itself() -> None:
     with pytest.raises(ConfigError, match="but the other blocks have no layer_widths; give it to them first"):
         insert_block(replace(VGG, layer_widths=()), section=0, after=0, sizes={"layer_widths": 8})
     # The last layer gives what its section does, which the next one reads.
-    with pytest.raises(ConfigError, match=r"widths are \(4,\), but must be \(8,\), which the last layers"):
+    with pytest.raises(
+        ConfigError, match=r"widths are \(4,\), but must be \(8,\), the widths of the sections' last layers"
+    ):
         insert_block(VGG, section=0, after=2, sizes={"layer_widths": 8})
 
 

@@ -191,7 +191,7 @@ def test_a_copy_that_leaves_one_out_or_splits_a_group_is_refused(source: tuple[i
 
 def test_a_block_that_cannot_be_the_identity_is_refused() -> None:
     network = network_of(Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(2,), norm="group"))
-    with pytest.raises(ConfigError, match="no layer that passes on what it reads, so it cannot be the identity"):
+    with pytest.raises(ConfigError, match="no layer that passes its input on, so it cannot be the identity"):
         Replication.drawn(network, Architecture(), random.Random(1))
 
 

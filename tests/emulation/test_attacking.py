@@ -12,10 +12,10 @@ from emulation.batch_cases import experiment, part
 
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
-from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.batch.trainers import AttackingTrainer
 from subfleet.emulation.gathering import GatheredRun
 from subfleet.emulation.poisoning import poison_dataset
 from subfleet.protocol.errors import ConfigError

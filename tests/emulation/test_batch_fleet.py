@@ -19,8 +19,8 @@ from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.batch.trainers import SharedHost
 from subfleet.emulation.client_processes import ClientCommand
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.journal.records import ClientRow, RoundRecord
@@ -235,7 +235,7 @@ def test_a_training_program_of_pytorch_runs_too(exports: LazyExports) -> None:
 
 
 def test_a_run_that_does_not_end_is_given_up(exports: LazyExports) -> None:
-    with pytest.raises(RunError, match=r"within 6 turns: it stands in phase '\w+' of round 1"):
+    with pytest.raises(RunError, match=r"within 6 turns: it is in phase '\w+' of round 1"):
         run_batch(experiment(host=HostSettings(turns_per_round=2)), exports)
 
 

@@ -68,7 +68,7 @@ def test_a_method_that_works_is_ok(norms: NormPolicy, exports: LazyExports) -> N
     ("rounds", "said"),
     [
         pytest.param(4, "the supernet was trained, but never searched", marks=pytest.mark.long),
-        (3, "the search has found ['t1', 't2'], but nobody trained any of them"),
+        (3, "the search found ['t1', 't2'], but no client trained any of them"),
     ],
 )
 def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: LazyExports) -> None:
@@ -109,7 +109,7 @@ def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
 
     _with_steps(monkeypatch, after_round=moving)
     monkeypatch.setattr(method_checks, "keep_aggregate", moving)
-    assert check_method(METHOD, exports, "bank").endswith("moved where nobody trained it")
+    assert check_method(METHOD, exports, "bank").endswith("changed where no client trained it")
     _with_steps(monkeypatch, after_round=keep_aggregate)
     assert check_method(METHOD, exports, "bank") == "ok"
 
@@ -126,7 +126,7 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
         return {name: torch.where(held[name], tensor, 0.0) for name, tensor in finish(self).items()}
 
     monkeypatch.setattr(Accumulator, "finish", zeroing)
-    assert check_method(METHOD, exports) == "tensor 'stem.weight' moved where nobody trained it"
+    assert check_method(METHOD, exports) == "tensor 'stem.weight' changed where no client trained it"
 
 
 @pytest.mark.parametrize("norms", mostly_long(["averaged", "recalibrated"], "averaged"))
@@ -154,8 +154,8 @@ def _nothing_for_one(ask: AssignmentContext) -> Assignment:
 @pytest.mark.parametrize(
     ("assign", "said"),
     [
-        (_most, "client client0 was given more than its budget"),
-        (_nothing_for_one, "client client2 took no part: skipped"),
+        (_most, "client client0 exceeded its budget"),
+        (_nothing_for_one, "client client2 did not take part: skipped"),
     ],
 )
 def test_a_wrong_assignment_is_seen(

@@ -15,8 +15,8 @@ from matrices import mostly_long
 from subfleet.arrays import decode_arrays
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
-from subfleet.emulation.batch.hosting import create_trainers
 from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
 from subfleet.journal.guarding import Unobserved

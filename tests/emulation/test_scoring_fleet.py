@@ -7,8 +7,8 @@ import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
 
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.hosting import SharedHost
 from subfleet.emulation.batch.run import BatchResult, run_batch
+from subfleet.emulation.batch.trainers import SharedHost
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.task import Score

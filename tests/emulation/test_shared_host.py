@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from subfleet.emulation.batch.hosting import SharedHost, create_trainers
+from subfleet.emulation.batch.trainers import SharedHost, create_trainers
 from subfleet.protocol.errors import ConfigError
 from subfleet.trainers.loaded import Loaded
 

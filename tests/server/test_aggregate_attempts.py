@@ -20,7 +20,7 @@ from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.sattler import Sattler
 from subfleet.protocol.errors import FileError
 
-GROWING = FedTrans(beta=1e6, gamma=1, delta=1, stop_rounds=0, noise=0.1, newborn="zero")
+GROWING = FedTrans(beta=1e6, gamma=1, delta=1, stop_rounds=0, noise=0.1)
 SPLITTING = Sattler(warmup_rounds=1, mean_norm=2.0, max_norm=2.0, least_clients=2, least_half=1)
 TOWARDS = {"ada": 1.0, "bob": -1.0, "cyd": 1.0}
 

@@ -29,5 +29,7 @@ def test_samples_of_another_shape_with_the_models_values_take_part(tmp_path: Pat
 
 def test_evaluation_data_of_another_size_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "wide.npz", x=np.zeros((4, 7), np.float32), y=np.zeros(4, np.int64))
-    with pytest.raises(DataError, match=r"data.test: .* have shape \(7,\), but the model takes \(6,\): another"):
+    with pytest.raises(
+        DataError, match=r"data.test: .* have shape \(7,\), but the model takes \(6,\): the number of values differs"
+    ):
         World(tmp_path, config(data=DataSettings(test=str(tmp_path / "wide.npz"))), fleet())

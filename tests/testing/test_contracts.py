@@ -94,10 +94,10 @@ def method_contract(kind: str) -> MethodContract:
 @pytest.mark.parametrize(
     ("kind", "test"),
     [
-        ("any size", MethodContract.test_sizes_fit_the_budget),
+        ("any size", MethodContract.test_assigned_submodels_fit_the_budget),
         ("by chance", MethodContract.test_roles_are_pure),
         ("by memory", MethodContract.test_roles_are_pure),
-        ("wider", MethodContract.test_places_keep_the_size),
+        ("wider", MethodContract.test_placed_submodels_keep_their_size),
         ("told badly", MethodContract.test_departures_are_sentences),
     ],
 )
@@ -109,15 +109,15 @@ def test_a_method_that_breaks_a_promise_fails(kind: str, test: Callable[[MethodC
 
 @pytest.mark.slow
 def test_a_method_that_moves_what_nobody_trained_fails(tmp_path: Path) -> None:
-    method_contract("sound").test_a_round_with_learning_rate_0_changes_nothing_for_anybody(tmp_path)
+    method_contract("sound").test_a_round_with_learning_rate_0_changes_nothing(tmp_path)
     with pytest.raises(AssertionError):
-        method_contract("decayed").test_a_round_with_learning_rate_0_changes_nothing_for_anybody(tmp_path)
+        method_contract("decayed").test_a_round_with_learning_rate_0_changes_nothing(tmp_path)
 
 
 def test_a_method_that_moves_what_nobody_held_fails(tmp_path: Path) -> None:
-    method_contract("sound").test_what_nobody_held_keeps_its_bits(tmp_path)
-    with pytest.raises(AssertionError, match="moved where nobody held it"):
-        method_contract("everywhere").test_what_nobody_held_keeps_its_bits(tmp_path)
+    method_contract("sound").test_elements_that_no_client_has_keep_their_bits(tmp_path)
+    with pytest.raises(AssertionError, match="changed where no client has it"):
+        method_contract("everywhere").test_elements_that_no_client_has_keep_their_bits(tmp_path)
 
 
 def _plain(sizes: Sizes, width: int) -> nn.Module:

@@ -28,7 +28,7 @@ from trainers.chain_cases import (
 )
 
 from subfleet.arrays import decode_arrays
-from subfleet.emulation.batch.hosting import SharedHost
+from subfleet.emulation.batch.trainers import SharedHost
 from subfleet.protocol.errors import LoadError, MemoryLimitError, ProtocolError
 from subfleet.protocol.jobs import Job, TrainResult
 from subfleet.protocol.paths import PathSettings

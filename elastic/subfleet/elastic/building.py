@@ -1,4 +1,4 @@
-"""How a network, its modules and its first weights come from one declaration."""
+"""Build networks, their modules and their first weights from settings."""
 
 import hashlib
 import math
@@ -18,12 +18,12 @@ __all__ = ["build_module", "init_state", "network_of", "sized_module"]
 _MODULE_SEED = 0
 
 
-@lru_cache(maxsize=32)  # an export asks several times, and each answer takes two modules
+@lru_cache(maxsize=32)  # an export calls it several times, and each call builds two modules
 def network_of(config: Family) -> Network:
-    """Declare the network of a family's settings.
+    """The network of a family's settings.
 
     Raises:
-        ConfigError: the family refuses them.
+        ConfigError: the settings are invalid.
     """
     return declare(config, config.blueprint())
 
@@ -31,8 +31,8 @@ def network_of(config: Family) -> Network:
 def init_state(network: Network, seed: int) -> dict[str, Tensor]:
     """The first weights of the full network, float32.
 
-    Each tensor has a random stream of its own, derived from the seed and its name: adding a block to a network leaves
-    the weights of all others as they were.
+    Each tensor has its own random stream from the seed and its name, so adding a block does not change the weights of
+    the others.
     """
     return {
         decl.name: torch.zeros(decl.shape) if decl.role == "residual" else _draw_tensor(decl, decl.shape, seed)
@@ -41,10 +41,10 @@ def init_state(network: Network, seed: int) -> dict[str, Tensor]:
 
 
 def build_module(network: Network, architecture: Architecture) -> nn.Module:
-    """A module of a submodel's own size, whose state has exactly the names and shapes of the submodel's maps.
+    """Build a module of a submodel's size, with exactly the tensor names and shapes of the submodel's maps.
 
-    Its weights are drawn from a fixed seed, no layer's are zero, so that they show every wiring error; load the
-    extracted state to use it. The global random state is untouched.
+    Its weights are drawn from a fixed seed and no layer starts at zero, so that wiring errors show; load the extracted
+    state to use it. The global random state is not used.
 
     Raises:
         ConfigError: the architecture is not a submodel of this network.
@@ -57,11 +57,11 @@ def build_module(network: Network, architecture: Architecture) -> nn.Module:
 
 
 def sized_module(config: Family, local: LocalShapes) -> nn.Module:
-    """A module of any sizes, without memory for its tensors.
+    """Build a module of any sizes without memory for its tensors.
 
     Args:
-        config: of the network.
-        local: sizes of its axes and shapes of its tensors; a block without tensors is left out.
+        config: settings of the network.
+        local: sizes of the axes and shapes of the tensors; a block without tensors is omitted.
     """
     with without_weights():
         return module_of(config.blueprint(), local)

@@ -1,4 +1,4 @@
-"""How good a submodel of the current model is."""
+"""Evaluate submodels of the current model on labelled data."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from subfleet.tasks.metrics import MetricTally
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """What came of it.
+    """The result of an evaluation.
 
     Attributes:
-        kind: of the task.
-        totals: over the labels that count: one of each sample, of each token or pixel that is no padding, or of each
+        kind: kind of the task.
+        totals: sums over the labels that count: one for each sample, each token or pixel except padding, or each
             output.
-        outputs: of the network, for each of its places.
+        outputs: number of outputs of the network for each prediction.
     """
 
     kind: TaskKind
@@ -36,31 +36,31 @@ class EvaluationResult:
 
     @cached_property
     def metrics(self) -> Mapping[str, float]:
-        """Those of the kind, the headline first."""
+        """The metrics of this kind of task, the headline first."""
         return compute_metrics(self.kind, self.totals)
 
     @property
     def accuracy(self) -> float:
-        """Fraction of the labels that were predicted, 0 to 1; 0 where that means nothing."""
+        """Fraction of correctly predicted labels, 0 to 1; 0 if not applicable."""
         return self.totals.correct / self.totals.label_count
 
     @property
     def loss(self) -> float:
-        """Mean loss of a label."""
+        """Mean loss per label."""
         return self.totals.loss / self.totals.label_count
 
     @property
     def guess_loss(self) -> float:
-        """Mean loss of a label where nothing is known of inputs."""
+        """Mean loss per label of the best guess without inputs."""
         return self.kind.guess_loss(self.outputs, self.totals)
 
     @property
     def label_count(self) -> int:
-        """Labels that count."""
+        """Number of labels that count."""
         return self.totals.label_count
 
 
-def evaluate(  # noqa: PLR0913 - each says one thing of the evaluation
+def evaluate(  # noqa: PLR0913 - independent settings
     network: Network,
     architecture: Architecture,
     state: Mapping[str, Tensor],
@@ -70,25 +70,25 @@ def evaluate(  # noqa: PLR0913 - each says one thing of the evaluation
     objective: Objective = "cross_entropy",
     batch_size: int = 256,
 ) -> EvaluationResult:
-    """Evaluate a submodel, cut from the full model, on labelled samples, where the model's tensors are.
+    """Evaluate a submodel of the full model on labelled samples, on the device of the model's tensors.
 
     Args:
-        network: the declaration.
+        network: the network.
         architecture: the submodel.
         state: the full model's tensors by name.
-        inputs: (samples, *input_shape); float32, or int64 of symbols.
-        labels: int64 (samples,), or (samples, *places) where the network gives logits of each token or pixel, of which
-            one with a label below 0 does not count; or float32 targets (samples, ..., outputs).
-        objective: whose loss is told.
-        batch_size: samples at a time; bounds the memory and does not change the result.
+        inputs: (samples, *input_shape); float32, or int64 symbols.
+        labels: int64 (samples,), or (samples, *positions) if the network has logits of each token or pixel; labels
+            below 0 do not count. Or float32 targets (samples, ..., outputs).
+        objective: objective of the loss.
+        batch_size: samples per batch; limits memory and does not change the result.
 
     Raises:
-        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
-        DataError: no label counts, the counts of inputs and labels differ, or the labels are not those that the
-            network predicts.
+        ConfigError: the architecture is not a submodel of this network, or the state lacks one of its tensors.
+        DataError: no label counts, the numbers of inputs and labels differ, or the labels do not match the network's
+            outputs.
     """
-    found = evaluate_many(network, architecture, state, [(inputs, labels)], objective=objective, batch_size=batch_size)
-    return found[0]
+    data = [(inputs, labels)]
+    return evaluate_many(network, architecture, state, data, objective=objective, batch_size=batch_size)[0]
 
 
 def evaluate_many(
@@ -103,21 +103,21 @@ def evaluate_many(
     """Evaluate a submodel on each of several data sets, such as those of all clients; see `evaluate`.
 
     Args:
-        network: the declaration.
+        network: the network.
         architecture: the submodel.
         state: the full model's tensors by name.
-        datasets: inputs and labels of each.
-        objective: whose loss is told.
-        batch_size: samples at a time.
+        datasets: inputs and labels of each data set.
+        objective: objective of the loss.
+        batch_size: samples per batch.
 
     Raises:
-        ConfigError: the architecture is no submodel of this network, or the state lacks one of its tensors.
-        DataError: of a data set, no label counts, the counts of inputs and labels differ, or the labels are not those
-            that the network predicts.
+        ConfigError: the architecture is not a submodel of this network, or the state lacks one of its tensors.
+        DataError: in a data set no label counts, the numbers of inputs and labels differ, or the labels do not match
+            the network's outputs.
     """
     local = extract(network, architecture, state)
     module = build_module(network, architecture)
-    # The module takes over the extracted tensors, on whatever device they are.
+    # The module takes over the extracted tensors and their device.
     module.load_state_dict(local, assign=True)
     module.eval()
     device = next(iter(local.values())).device
@@ -134,12 +134,12 @@ def _evaluate(
     kind, tally, loss, outputs = TASK_KINDS[objective], None, 0.0, 0
     with torch.inference_mode():
         for batch, expected in zip(torch.split(inputs, batch_size), torch.split(labels, batch_size), strict=True):
-            logits, wanted = module(batch.to(device)), expected.to(device)
-            _check_fit(kind, logits, wanted)
+            logits, targets = module(batch.to(device)), expected.to(device)
+            _check_fit(kind, logits, targets)
             outputs = logits.shape[-1]
             tally = tally or MetricTally(kind, outputs, by_class=True)
             tally.add(np.asarray(logits.cpu()), np.asarray(expected.cpu()))
-            loss += _loss(objective, logits, wanted)
+            loss += _loss(objective, logits, targets)
     totals = None if tally is None else tally.totals(loss)
     if totals is None or totals.label_count == 0:
         raise DataError(f"all labels of {len(labels)} samples are padding, but at least 1 must be 0 or more")
@@ -150,15 +150,17 @@ def _check_fit(kind: TaskKind, logits: Tensor, labels: Tensor) -> None:
     predicted = logits.shape[:-1] if kind.over_classes else logits.shape
     if predicted != labels.shape:
         raise DataError(
-            f"labels of {len(labels)} samples are of the shape {tuple(labels.shape)}, but the network predicts "
-            f"{tuple(predicted)}; give a label for each of its predictions"
+            f"labels of {len(labels)} samples have the shape {tuple(labels.shape)}, but the network predicts "
+            f"{tuple(predicted)}; give a label for each prediction"
         )
     if kind.over_classes and int(labels.max()) >= logits.shape[-1]:
-        raise DataError(f"a label is {int(labels.max())}, but must be below {logits.shape[-1]}, the network's classes")
+        raise DataError(
+            f"a label is {int(labels.max())}, but must be below {logits.shape[-1]}, the number of the network's classes"
+        )
 
 
 def _loss(objective: Objective, logits: Tensor, labels: Tensor) -> float:
-    """The sum over the labels that count."""
+    """The summed loss of the labels that count."""
     if objective == "mean_squared_error":
         return float(functional.mse_loss(logits, labels, reduction="sum"))
     if objective == "binary_cross_entropy":

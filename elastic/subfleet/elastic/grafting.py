@@ -1,13 +1,12 @@
-"""Layer grafting: a shallow client's last block stands in for the blocks that it lacks; none is left to few clients.
+"""Layer grafting: the last block of a shallow client replaces the blocks that it lacks, so that all clients train all.
 
-Park and Joe-Wong, "Federated Learning with Flexible Architectures" (FedFA), section 4.2 and algorithm 2. Where a
-submodel keeps the first block of a section alone, that is its last one, which is copied where it is like the others. In
-most networks it is not, as it reads other channels: a submodel without any other block can then not be grafted, and is
-refused. The paper's own architectures always have one.
+Park and Joe-Wong, "Federated Learning with Flexible Architectures" (FedFA), section 4.2 and algorithm 2. If a submodel
+only keeps the first block of a section, that block is copied if it has the same shapes as the others. In most networks
+it does not, because it has other input channels: such a submodel cannot be grafted and is refused. The paper's own
+architectures always have another block.
 
-The paper copies weights: with no training at all, a deep block still moves towards the last blocks of shallow clients,
-round after round (`graft_change`). To copy what a block learned instead, each tensor the change of its source, leaves
-an untrained model as it is.
+The paper copies weights: even without training, a deep block moves towards the last blocks of shallow clients in every
+round (`graft_change`). Copying the change of the source block instead leaves an untrained model unchanged.
 """
 
 from collections.abc import Mapping
@@ -26,11 +25,11 @@ from subfleet.protocol.submodel import Architecture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graft:
-    """A submodel with its copies.
+    """A submodel with grafted blocks.
 
     Attributes:
-        architecture: of the submodel and its copies, whose inner axes are cut as those of the block that they copy.
-        sources: the submodel's tensor that each of its tensors is, by name, in network order.
+        architecture: architecture of the submodel with copies; their inner axes are cut like the copied block's.
+        sources: for each of its tensors, in network order, the submodel's tensor that it copies, by name.
     """
 
     architecture: Architecture
@@ -38,21 +37,21 @@ class Graft:
 
 
 def check_grafting(network: Network) -> None:
-    """Make sure that blocks can stand for each other.
+    """Check that blocks can replace each other.
 
     Raises:
-        ConfigError: layers have widths of their own, so that one reads and gives other channels than the next.
+        ConfigError: layers have widths of their own, so that their input and output channels differ.
     """
     own = next((block for block in network.blocks if block.gives), None)
     if own is not None:
         raise ConfigError(
-            f"block {own.name!r} reads and gives channels of its own, so that no other can be grafted as it; leave "
+            f"block {own.name!r} has input and output channels of its own, so no other block can replace it; leave "
             "layer_widths empty, or set grafting = false or depth = false"
         )
 
 
 def is_graftable(network: Network, architecture: Architecture) -> bool:
-    """Whether a submodel has a block to be copied in each section that it lacks blocks of."""
+    """Whether a submodel has a block to copy in each section with missing blocks."""
     try:
         graft(network, architecture)
     except ConfigError:
@@ -64,7 +63,7 @@ def graft(network: Network, architecture: Architecture) -> Graft:
     """Append copies of the last block of each section, up to the network's depth.
 
     Raises:
-        ConfigError: the architecture is not a submodel of this network, or the blocks of a section are not alike.
+        ConfigError: the architecture is not a submodel of this network, or the blocks of a section differ in shape.
     """
     stands_for = {block: block for block in architecture.blocks}
     for section, numbers in enumerate(block_numbers(network.config)):
@@ -89,35 +88,35 @@ def graft(network: Network, architecture: Architecture) -> Graft:
     odd = [name for name, source in sources.items() if shapes[name] != shapes[source]]
     if odd:
         raise ConfigError(
-            f"submodel {architecture.name!r} cannot be grafted: its {sources[odd[0]]!r} is {shapes[sources[odd[0]]]}, "
-            f"but as {odd[0]!r} would have to be {shapes[odd[0]]}; give it a second block in each section"
+            f"submodel {architecture.name!r} cannot be grafted: its {sources[odd[0]]!r} has the shape "
+            f"{shapes[sources[odd[0]]]}, but {odd[0]!r} needs {shapes[odd[0]]}; give it a second block in each section"
         )
     return Graft(architecture=grafted, sources={name: sources[name] for name in network.tensors if name in sources})
 
 
 def graft_change(
-    network: Network, found: Graft, state: Mapping[str, Tensor], change: Mapping[str, Tensor]
+    network: Network, grafted: Graft, state: Mapping[str, Tensor], change: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The change that puts the weights of a trained block at the places of its copies, as the paper does.
+    """Compute the change that sets copies to the weights of the trained block, as in the paper.
 
     Args:
         network: the network.
-        found: the submodel with its copies.
-        state: the full model that the round started from.
+        grafted: the submodel with grafted blocks.
+        state: the full model at the start of the round.
         change: trained minus received, by name of the submodel's tensors before grafting.
 
     Returns:
-        A change of `found.architecture`; that of the submodel's own tensors is the given one.
+        A change of `grafted.architecture`; for the submodel's own tensors it equals the given one.
     """
-    received = extract(network, found.architecture, state)
+    received = extract(network, grafted.architecture, state)
     return {
         name: change[source] if name == source else received[source] + change[source] - received[name]
-        for name, source in found.sources.items()
+        for name, source in grafted.sources.items()
     }
 
 
 def _counterparts(network: Network, block: str, origin: str) -> dict[str, str]:
-    """The tensor of `origin` that each tensor of `block` corresponds to."""
+    """Map each tensor of `block` to the corresponding tensor of `origin`."""
     shapes = {
         owner: {
             name.removeprefix(f"{owner}."): decl.shape
@@ -128,16 +127,16 @@ def _counterparts(network: Network, block: str, origin: str) -> dict[str, str]:
     }
     if shapes[block] != shapes[origin]:
         raise ConfigError(
-            f"block {origin!r} cannot be grafted as {block!r}, as their tensors differ; give the blocks of a section "
+            f"block {origin!r} cannot replace {block!r}, because their tensors differ; give the blocks of a section "
             "the same layers and widths, and each submodel one of them besides the section's first"
         )
     return {f"{block}.{suffix}": f"{origin}.{suffix}" for suffix in shapes[block]}
 
 
 def _renamed_axes(network: Network, name: str, source: str) -> list[tuple[str, str]]:
-    """Pairs of axes inside a copied block and inside its source; what blocks read and give is not theirs alone."""
-    one, other = network.tensors[name], network.tensors[source]
-    dims = zip(one.axes, other.axes, one.shape, strict=True)
+    """Pairs of axes inside a copied block and its source, without the axes of their inputs and outputs."""
+    copy, original = network.tensors[name], network.tensors[source]
+    dims = zip(copy.axes, original.axes, copy.shape, strict=True)
     pairs = [pair for dim, of, size in dims for pair in zip(factors_of(dim, size), factors_of(of, size), strict=True)]
     inside = name.rpartition(".block")[0] + ".block"
     return [

@@ -1,4 +1,4 @@
-"""Blocks that compute nothing yet: what their tensors are so that a network with them does what it did without them."""
+"""Weights that make new blocks the identity, so that a network computes the same with and without them."""
 
 import math
 from collections.abc import Mapping
@@ -16,24 +16,24 @@ from subfleet.protocol.errors import ConfigError
 def can_be_identity(network: Network, block: str) -> bool:
     """Whether a block can be the identity.
 
-    Blocks that add to what they read can: what closes them is silent, which holds for every activation, in training
-    and in evaluation. A layer of a plain chain can where ReLUs are before and behind it and no norm over groups is in
-    it: it passes on what it reads, with BatchNorm in evaluation only, as training measures each batch.
+    A residual block can: with its last layer at 0 it adds nothing, for every activation, in training and in evaluation.
+    A layer of a plain chain can if ReLUs are before and after it and it has no group norm: it passes its input on; with
+    BatchNorm this only holds in evaluation, because training normalises by each batch.
     """
     own = [decl for decl in network.tensors.values() if decl.part == block]
     return any(decl.role == "residual" or decl.name in network.identities for decl in own)
 
 
 def check_identity(network: Network, block: str) -> None:
-    """Make sure that a block can be the identity.
+    """Check that a block can be the identity.
 
     Raises:
         ConfigError: it cannot.
     """
     if not can_be_identity(network, block):
         raise ConfigError(
-            f"block {block!r} has no weight that starts at 0 and no layer that passes on what it reads, so it cannot "
-            "be the identity"
+            f"block {block!r} has no weight that starts at 0 and no layer that passes its input on, so it cannot be "
+            "the identity"
         )
 
 
@@ -43,21 +43,21 @@ def add_identities(
     shapes: Mapping[str, tuple[int, ...]],
     weights: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """A network's weights, with what makes the identity of blocks that it lacks.
+    """Add weights to a network that make blocks that it lacks the identity.
 
-    Of blocks that add to what they read that is what closes them, so that all else keeps its first weights and learns
-    at once; of layers that pass on, all of them and their norms.
+    In residual blocks only the last layer is set, so that all others keep their first weights and learn at once; in
+    plain layers all weights and norms are set.
 
     Args:
-        network: the declaration.
-        blocks: which, in network order.
-        shapes: of the tensors of a submodel that has these blocks beside those that the weights are of.
-        weights: of that submodel without them.
+        network: the network.
+        blocks: the blocks in network order.
+        shapes: shapes of the tensors of the submodel with these blocks.
+        weights: weights of the submodel without them.
 
     Raises:
         ConfigError: a block cannot be the identity.
     """
-    found = dict(weights)
+    completed = dict(weights)
     like = next(iter(weights.values()))
     for block in blocks:
         check_identity(network, block)
@@ -65,16 +65,16 @@ def add_identities(
             if decl.part != block:
                 continue
             if decl.role == "residual" or network.identities.get(name) == "silent":
-                found[name] = like.new_zeros(shapes[name])
+                completed[name] = like.new_zeros(shapes[name])
             elif name in network.identities and decl.role == "gain":
-                found |= _make_passing_norm(network, name, found)
+                completed |= _make_passing_norm(network, name, completed)
             elif name in network.identities:
-                found[name] = _make_passing_kernel(like, shapes[name])
-    return found
+                completed[name] = _make_passing_kernel(like, shapes[name])
+    return completed
 
 
 def _make_passing_kernel(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A layer that gives as many channels as it reads, and passes them on."""
+    """The kernel of a layer that passes its channels on."""
     kernel = like.new_zeros(shape)
     height, width = (side // 2 for side in shape[2:])
     channels = torch.arange(shape[0])
@@ -83,10 +83,10 @@ def _make_passing_kernel(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _make_passing_norm(network: Network, name: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A norm with statistics of its own that puts back what they take away.
+    """The tensors of a norm that undoes its own normalisation.
 
-    They are those that a ReLU makes of what the norm before gives, as if that were normal, so that batches whose own
-    statistics are taken in training come through nearly as they were.
+    Its statistics are those of the previous norm's output after a ReLU, assuming a normal distribution, so that batches
+    also pass almost unchanged in training, when their own statistics are used.
     """
     prefix = name.removesuffix("weight")
     before, bias_before = _norm_before(network, name)
@@ -97,20 +97,20 @@ def _make_passing_norm(network: Network, name: str, weights: Mapping[str, Tensor
     mean = bias * share + deviation * density
     square = (bias.square() + deviation.square()) * share + bias * deviation * density
     variance = (square - mean.square()).clamp_min(0.0)
-    found = {
+    tensors = {
         "weight": (variance + EPSILON).sqrt(),
         "bias": mean,
         "running_mean": mean,
         "running_var": variance,
     }
-    return {f"{prefix}{own}": tensor.to(weights[before].dtype) for own, tensor in found.items()}
+    return {f"{prefix}{own}": tensor.to(weights[before].dtype) for own, tensor in tensors.items()}
 
 
 def _norm_before(network: Network, name: str) -> tuple[str, str]:
-    """Gain and bias of the last norm of the block before that of a tensor, in its section."""
+    """Names of the gain and bias of the last norm in the previous block of the section."""
     sections = block_numbers(network.config)
     names = [[block_name(section, number) for number in numbers] for section, numbers in enumerate(sections)]
     block = network.tensors[name].part
     before = next(own[own.index(block) - 1] for own in names if block in own)
-    gains = [one for one, decl in network.tensors.items() if one.startswith(f"{before}.") and decl.role == "gain"]
+    gains = [own for own, decl in network.tensors.items() if own.startswith(f"{before}.") and decl.role == "gain"]
     return gains[-1], f"{gains[-1].removesuffix('weight')}bias"

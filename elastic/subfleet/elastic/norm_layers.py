@@ -1,11 +1,11 @@
-"""The norms of a network, as its declaration tells them."""
+"""The norms of a network."""
 
 from subfleet.elastic.network import Network
 from subfleet.protocol.calibration import NormLayer
 from subfleet.protocol.submodel import Architecture
 
 _MOMENTUM = 0.1
-"""Of running statistics in every family: PyTorch's usual one."""
+"""Momentum of running statistics in every family: PyTorch's default."""
 _MEAN = "running_mean"
 
 
@@ -16,19 +16,19 @@ def norm_tensors(network: Network) -> frozenset[str]:
 
 
 def norm_layers(network: Network, architecture: Architecture) -> tuple[NormLayer, ...]:
-    """The norms of a submodel that have running statistics, in the order in which it declares them.
+    """The norms of a submodel with running statistics, in network order.
 
     Raises:
         ConfigError: the architecture is not a submodel of this network.
     """
-    found = []
+    layers = []
     for name, (channels,) in (
         (name, shape) for name, shape in network.shapes(architecture).items() if name.endswith(_MEAN)
     ):
         decl = network.tensors[name]
         scale = channels / decl.shape[0] if network.config.scaler else 1.0
-        found.append(NormLayer(name=_layer(name), positions=decl.positions, momentum=_MOMENTUM, scale=scale))
-    return tuple(found)
+        layers.append(NormLayer(name=_layer(name), positions=decl.positions, momentum=_MOMENTUM, scale=scale))
+    return tuple(layers)
 
 
 def _layer(name: str) -> str:

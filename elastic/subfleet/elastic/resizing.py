@@ -1,4 +1,4 @@
-"""The settings of a network whose axes have other sizes."""
+"""Settings of a network with other axis sizes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -21,9 +21,9 @@ AXES_OF_BLOCKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "layer_widths": ("width",),
     }
 )
-"""The axes inside a block whose size a setting says, by its last part."""
+"""The last part of the names of the axes inside a block that a setting sizes."""
 _FIRST_AXES: Mapping[str, str] = MappingProxyType({"stem_width": "stem", "embedding_width": "embedding"})
-"""The axis of what the first block reads, where it is none of a section."""
+"""The axis of the first block's input, if no section has it."""
 
 
 def has_setting(config: Family, name: str) -> bool:
@@ -32,38 +32,38 @@ def has_setting(config: Family, name: str) -> bool:
 
 
 def has_section_widths(config: Family) -> bool:
-    """Whether blocks have no width of their own, but that of their section."""
+    """Whether all blocks have the width of their section."""
     layered = getattr(config, "layer_widths", ())
     return not any(has_setting(config, name) for name in AXES_OF_BLOCKS if layered or name not in OF_BLOCKS)
 
 
 def head_widths(network: Network) -> set[int]:
-    """Of the heads of its attention."""
+    """The widths of its attention heads."""
     return {axis.size for axis in network.axes.values() if axis.kind == "head_dim"}
 
 
 def derive_settings(network: Network, size: Architecture) -> AnyFamily:
-    """The settings of a network that is what a size of another one is, with all of its blocks.
+    """Derive the settings of the network that equals a submodel with all blocks.
 
     Raises:
-        ConfigError: the size lacks a block, or its family has no settings that say just that.
+        ConfigError: the submodel lacks a block, or the family's settings cannot express it.
     """
     config: AnyFamily = resize(network, network.sizes(size))
-    found, own = network_of(config), {name: decl.shape for name, decl in network_of(config).tensors.items()}
-    if own != network.shapes(size) or found.config.depths != network.config.depths:
+    derived, own = network_of(config), {name: decl.shape for name, decl in network_of(config).tensors.items()}
+    if own != network.shapes(size) or derived.config.depths != network.config.depths:
         raise ConfigError(
-            f"submodel {size.name!r} of family {network.config.TYPE!r} is no network of that family by itself; choose "
-            "another one"
+            f"submodel {size.name!r} of family {network.config.TYPE!r} is not a network of that family by itself; "
+            "choose another one"
         )
     return config
 
 
 def resize(network: Network, sizes: Mapping[str, int]) -> Any:
-    """The settings that say sizes of axes, in the words that they were said in where nothing changes.
+    """The settings with other axis sizes; settings that do not change keep their form.
 
     Args:
-        network: as it is.
-        sizes: of all its axes, by their names.
+        network: the network.
+        sizes: sizes of all its axes by name.
     """
     config: Any = network.config
     if all(sizes[name] == axis.size for name, axis in network.axes.items()):
@@ -85,17 +85,17 @@ def resize(network: Network, sizes: Mapping[str, int]) -> Any:
         settings["last_widths"] = tuple(sizes[name] for name in last)
     if has_setting(config, "head_width") and (streams or settings["heads"] != config.heads):
         widths = {sizes[name] for name, axis in network.axes.items() if axis.kind == "head_dim"}
-        settings["head_width"] = min(widths)  # which their number would say otherwise
+        settings["head_width"] = min(widths)  # by default it would follow from the number of heads
     return replace(config, **settings)
 
 
 def list_block_sizes(network: Network, name: str) -> tuple[int, ...]:
-    """What a setting of blocks, such as `hidden_widths`, comes to for each of them, also where it leaves that open."""
-    return _resize_blocks(network, name, {axis: one.size for axis, one in network.axes.items()}, explicitly=True)
+    """The value of a setting such as `hidden_widths` for each block, including defaults."""
+    return _resize_blocks(network, name, {name: axis.size for name, axis in network.axes.items()}, explicitly=True)
 
 
 def _stream(network: Network, section: int) -> str:
-    """The axis that a section's width is of: its own, that of the section whose blocks it adds to, or all sections'."""
+    """The axis of a section's width: its own, that of an earlier section that it continues, or one for all sections."""
     last = layer_axis(section, block_numbers(network.config)[section][-1])
     if last in network.axes:
         return last
@@ -104,24 +104,24 @@ def _stream(network: Network, section: int) -> str:
 
 
 def _resize_blocks(network: Network, name: str, sizes: Mapping[str, int], *, explicitly: bool) -> tuple[int, ...]:
-    """What a setting says of each block."""
+    """The new value of a setting of blocks."""
     config = network.config
-    told: tuple[int, ...] = getattr(config, name)
-    each = expand_to_blocks(told, config.depths)
-    found, changed = [], explicitly
-    for place, (block, read) in enumerate(_iterate_blocks(network)):
+    values: tuple[int, ...] = getattr(config, name)
+    each = expand_to_blocks(values, config.depths)
+    resized, changed = list[int](), explicitly
+    for index, (block, read) in enumerate(_iterate_blocks(network)):
         ends = (f"{block}.{end}" for end in AXES_OF_BLOCKS[name])
-        axis = next((one for one in ends if one in network.axes), None)
-        before = network.axes[axis].size if axis else each[place] if each else 0
-        if axis is None and before and name == "hidden_widths":  # which widens nothing: as wide as what it reads
+        axis = next((end for end in ends if end in network.axes), None)
+        before = network.axes[axis].size if axis else each[index] if each else 0
+        if axis is None and before and name == "hidden_widths":  # without widening: as wide as the input
             axis = read
-        found.append(sizes[axis] if axis else before)
-        changed = changed or found[-1] != before
-    return tuple(found) if changed and any(found) else told
+        resized.append(sizes[axis] if axis else before)
+        changed = changed or resized[-1] != before
+    return tuple(resized) if changed and any(resized) else values
 
 
 def _iterate_blocks(network: Network) -> Iterator[tuple[str, str]]:
-    """Each block's name, with the axis of the channels that it reads."""
+    """Yield each block's name and the axis of its input."""
     read = next((axis for axis in _FIRST_AXES.values() if axis in network.axes), _stream(network, 0))
     for section, numbers in enumerate(block_numbers(network.config)):
         for number in numbers:

@@ -9,8 +9,8 @@ element:
     FedAdam                              v = b2 v + (1 - b2) d^2
     FedYogi                              v -= (1 - b2) d^2 sign(v - d^2)
 
-There is no bias correction, and v starts at tau^2. Elements that too few clients trained move neither weight nor
-moment, by a bit; nor do running statistics of norms have moments: they take the plain mean.
+There is no bias correction, and v starts at tau^2. Weights and moments of elements that too few clients trained stay
+bit-identical. Running statistics of norms have no moments; they take the plain mean.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Fraction, PositiveAmount
 
-if TYPE_CHECKING:  # settings are read where no PyTorch is; what is computed takes tensors as they come
+if TYPE_CHECKING:  # settings are also read without PyTorch
     from torch import Tensor
 
 Decay = Annotated[float, Range(least=0, below=1)]
 
 Moments: typing.TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
-"""Of each kind ("mean", "square") a tensor like the model's, by name. Empty before the first round."""
+"""By kind ("mean", "square"), tensors like the model's by name. Empty before the first round."""
 
 
 class ServerOptimiser(Protocol):
@@ -43,14 +43,14 @@ class ServerOptimiser(Protocol):
     TYPE: ClassVar[str]
 
     def starts(self) -> Mapping[str, float]:
-        """What the elements of each kind of moment start at."""
+        """The initial value of each kind of moment."""
         ...
 
     def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
-        """The next moments of a tensor, by kind, and the step that its weights take; all float64.
+        """Compute the next moments of a tensor, by kind, and the step of its weights; all float64.
 
         Args:
-            moments: as they are, by kind.
+            moments: the current moments by kind.
             change: the mean change of the round.
         """
         ...
@@ -65,15 +65,15 @@ def _step(
     *,
     buffers: Collection[str] = (),
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """The next model and the next moments.
+    """Compute the next model and the next moments.
 
     Args:
-        optimiser: whose rule moves each tensor.
-        old: the model that the round started from.
-        aggregated: the mean of what clients learned, as `Accumulator.finish` gives it.
-        held: bool, which elements enough clients trained, as `Accumulator.held` gives it.
-        moments: what the last step returned; empty at first. Tensors that it lacks start anew.
-        buffers: names of tensors that take the aggregated value: running means and variances.
+        optimiser: the optimiser.
+        old: the model at the start of the round.
+        aggregated: the aggregated model, from `Accumulator.finish`.
+        held: bool masks of the elements that enough clients trained, from `Accumulator.find_held`.
+        moments: the moments that the last step returned; empty at first. Missing tensors start from the initial value.
+        buffers: names of the tensors that take the aggregated value: running means and variances.
     """
     new = dict(aggregated)
     starts = optimiser.starts()
@@ -106,7 +106,7 @@ def _adaptive_starts(settings: _Adaptive) -> Mapping[str, float]:
 def _advance_adaptively(
     settings: _Adaptive, mean: Tensor, square: Tensor, change: Tensor
 ) -> tuple[Mapping[str, Tensor], Tensor]:
-    """The mean decays; the step is divided by the root of the next second moment."""
+    """Decay the mean, and divide the step by the root of the next second moment."""
     mean = settings.beta1 * mean + (1 - settings.beta1) * change
     return {"mean": mean, "square": square}, settings.learning_rate * mean / (square.sqrt() + settings.tau)
 
@@ -114,11 +114,11 @@ def _advance_adaptively(
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class ServerMomentum:
-    """FedAvg with momentum; with momentum 0 and rate 1 it is FedAvg, bit by bit.
+    """FedAvg with momentum; with momentum 0 and learning rate 1 it gives the same bits as FedAvg.
 
     Attributes:
-        learning_rate: of the server, above 0.
-        momentum: 0 up to, not including, 1.
+        learning_rate: learning rate of the server, above 0.
+        momentum: decay of the mean, at least 0 and below 1.
     """
 
     TYPE: ClassVar[str] = "fedavgm"
@@ -140,12 +140,12 @@ class ServerMomentum:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class ServerAdagrad:
-    """Sums of squares.
+    """FedAdagrad, which sums squares.
 
     Attributes:
-        learning_rate: of the server, above 0.
-        beta1: decay of the mean, 0 up to, not including, 1.
-        tau: added to the divisor, above 0; how little adaptive the step is.
+        learning_rate: learning rate of the server, above 0.
+        beta1: decay of the mean, at least 0 and below 1.
+        tau: added to the divisor, above 0; the larger, the less adaptive the step.
     """
 
     TYPE: ClassVar[str] = "fedadagrad"
@@ -164,13 +164,13 @@ class ServerAdagrad:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class ServerAdam:
-    """A decaying mean of squares.
+    """FedAdam, with a decaying mean of squares.
 
     Attributes:
-        learning_rate: of the server, above 0.
-        beta1: decay of the mean, 0 up to, not including, 1.
-        beta2: decay of the mean of squares, 0 to 1; with 1 it keeps its start.
-        tau: added to the divisor, above 0; how little adaptive the step is.
+        learning_rate: learning rate of the server, above 0.
+        beta1: decay of the mean, at least 0 and below 1.
+        beta2: decay of the mean of squares, 0 to 1; with 1 it stays at its initial value.
+        tau: added to the divisor, above 0; the larger, the less adaptive the step.
     """
 
     TYPE: ClassVar[str] = "fedadam"
@@ -191,13 +191,13 @@ class ServerAdam:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class ServerYogi:
-    """A mean of squares that grows fast and decays slowly.
+    """FedYogi, with a mean of squares that changes additively.
 
     Attributes:
-        learning_rate: of the server, above 0.
-        beta1: decay of the mean, 0 up to, not including, 1.
+        learning_rate: learning rate of the server, above 0.
+        beta1: decay of the mean, at least 0 and below 1.
         beta2: 1 minus the fraction of a square by which the second moment moves, 0 to 1.
-        tau: added to the divisor, above 0; how little adaptive the step is.
+        tau: added to the divisor, above 0; the larger, the less adaptive the step.
     """
 
     TYPE: ClassVar[str] = "fedyogi"
@@ -217,7 +217,7 @@ class ServerYogi:
 
 
 AnyServerOptimiser = ServerMomentum | ServerAdagrad | ServerAdam | ServerYogi
-"""Every server optimiser, as a configuration's `type` chooses one."""
+"""Every server optimiser; a configuration selects one by `type`."""
 
 SERVER_OPTIMISERS: Mapping[str, type[AnyServerOptimiser]] = MappingProxyType(
     {kind.TYPE: kind for kind in typing.get_args(AnyServerOptimiser)}
@@ -229,7 +229,7 @@ def _change(old: Tensor, aggregated: Tensor) -> Tensor:
 
 
 def _apply_step(old: Tensor, aggregated: Tensor, held: Tensor, step: Tensor) -> Tensor:
-    """The old values and their steps where held; a step of just the mean change gives the aggregated bits."""
+    """Add steps to held elements; a step equal to the mean change gives exactly the aggregated value."""
     stepped = aggregated.where(step == _change(old, aggregated), (old.double() + step).to(old.dtype))
-    # A step of 0 is left out as well: -0.0 + 0.0 would not be -0.0.
+    # Steps of 0 are skipped as well, because -0.0 + 0.0 is not -0.0.
     return stepped.where(held & (step != 0), old)

@@ -1,4 +1,4 @@
-"""What the update of a submodel must be, and how many bytes it takes."""
+"""The expected form of a submodel's update, and its size in bytes."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -18,12 +18,12 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateForm:
-    """What an update must be.
+    """The expected form of an update.
 
     Attributes:
-        shapes: of the tensors whose change it holds.
-        exact: those of them that are no weights: no codec writes their change.
-        codec: that writes the others.
+        shapes: shapes of the tensors in the update by name.
+        exact: names of the tensors that are not weights and are sent without the codec.
+        codec: the codec of all others.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -34,7 +34,7 @@ class UpdateForm:
     def of(
         cls, network: Network, architecture: Architecture, codec: AnyUpdateCodec, sent: Collection[str] = ()
     ) -> "UpdateForm":
-        """The update of a submodel; with names of tensors, of those alone.
+        """The form of a submodel's update, or of the tensors in `sent` only.
 
         Raises:
             ConfigError: the architecture is not a submodel of the network.
@@ -45,7 +45,7 @@ class UpdateForm:
 
     @property
     def size_bytes(self) -> int:
-        """Of all its tensors, without the container's header; the same for every such update."""
+        """Size of all tensors, without the container's header; the same for every update of this form."""
         sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         return sum(
             size * _FLOAT_BYTES if name in self.exact else count_encoded_bytes(self.codec, size)
@@ -53,10 +53,10 @@ class UpdateForm:
         )
 
     def decode(self, name: str, array: npt.NDArray[np.generic]) -> Floats:
-        """The change of a tensor.
+        """Decode the change of a tensor.
 
         Raises:
-            ProtocolError: there is no such tensor, or the array is not what the codec writes.
+            ProtocolError: the submodel has no such tensor, or the array does not match the codec.
         """
         if name not in self.shapes:
             raise ProtocolError(f"the update names the tensor {name!r:.80}, which its submodel lacks")
@@ -66,7 +66,7 @@ class UpdateForm:
 def update_bytes(
     network: Network, architecture: Architecture, codec: AnyUpdateCodec, sent: Collection[str] = ()
 ) -> int:
-    """What an update of a submodel, or of some of its tensors, takes with a codec, without the container's header.
+    """Size of the update of a submodel, or of some of its tensors, with a codec, without the container's header.
 
     Raises:
         ConfigError: the architecture is not a submodel of the network.

@@ -1,7 +1,7 @@
-"""Three rounds of a method with the real server, agents and programs: does its loss fall, and is nothing else moved?
+"""Runs three rounds of a method with the real server, agents and programs, and checks the result.
 
-Every method is tried with each policy of norms that a configuration accepts, on norms with running statistics where the
-policy is about these and the method takes them.
+The loss must fall, budgets must be kept, and only trained elements may change. Every method is checked with each norm
+policy that its settings accept, with batch norms if the policy concerns running statistics and the method allows them.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ _SUPERNET = ChoiceCnn(
     last_widths=(16,),
     operators=(("conv1", "dsconv3", "mbconv3", "identity"),),
 )
-"""For methods that draw paths of one."""
+"""For methods that draw paths of a supernet."""
 _SEARCHED: Mapping[str, AnyMethod] = MappingProxyType(
     {
         FedorAS.TYPE: FedorAS(
@@ -68,7 +68,7 @@ _SEARCHED: Mapping[str, AnyMethod] = MappingProxyType(
         )
     }
 )
-"""Methods that would not come to their search within the rounds of the checks as they are by default."""
+"""Methods that would not begin their search within the checked rounds with default parameters."""
 _KINDS: Mapping[NormPolicy, tuple[Literal["batch", "group"], ...]] = MappingProxyType(
     {
         "averaged": ("group",),
@@ -77,7 +77,7 @@ _KINDS: Mapping[NormPolicy, tuple[Literal["batch", "group"], ...]] = MappingProx
         "calibrated": ("batch",),
     }
 )
-"""Of norms on which each policy is tried: the first that is accepted."""
+"""By norm policy, the kinds of norms to check it with; the first that the settings accept is used."""
 _SHARED, _PATHS = "", 16
 _SAMPLES = 200
 _PLENTY_BYTES = 10**9
@@ -87,7 +87,7 @@ _COMMUNICATION_S = 1.0
 def check_methods(
     exports: LazyExports, methods: Mapping[str, type[AnyMethod]] = METHODS
 ) -> Iterator[tuple[str, NormPolicy, str]]:
-    """Try every method; yields its name, the policy of norms, and "ok" or the reason why not."""
+    """Check every method; yields its name, the norm policy, and "ok" or the first problem."""
     for name, kind in methods.items():
         method = _SEARCHED.get(name) or kind()
         for norms in find_accepted_norms(method):
@@ -95,57 +95,57 @@ def check_methods(
 
 
 def find_accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
-    """The policies of norms that a configuration accepts with a method, on the network of the checks."""
-    return tuple(norms for norms in get_args(NormPolicy) if _config(method, norms) is not None)
+    """The norm policies that the settings of a run accept with a method, on the network of the checks."""
+    return tuple(norms for norms in get_args(NormPolicy) if _find_config(method, norms) is not None)
 
 
 def check_method(method: AnyMethod, exports: LazyExports, norms: NormPolicy = "averaged") -> str:
-    """What three rounds of a method show: "ok", or the first thing that is not as it should be."""
-    config = _config(method, norms)
+    """Run three rounds of a method; returns "ok" or the first problem."""
+    config = _find_config(method, norms)
     if config is None:
-        return f"no configuration accepts it with norms = {norms!r}"
+        return f"no settings accept it with norms = {norms!r}"
     try:
         context = create_context(config, "check")
-        experiment = _experiment(context)
-        result = run_batch(experiment, exports)
+        gathered = _gather(context)
+        result = run_batch(gathered, exports)
     except SubfleetError as error:
         return str(error)
-    return next(_complaints(context, experiment, result), "ok")
+    return next(_find_problems(context, gathered, result), "ok")
 
 
-def _experiment(context: RunContext) -> GatheredRun:
-    """Three clients on digits, whose links carry a small, a middling and the second largest size of the space.
+def _gather(context: RunContext) -> GatheredRun:
+    """Three clients on digits. Their links fit a small, a medium and the second largest submodel of the space.
 
-    Each has a runtime of its own, of those that the method tells. Where sizes have norms of their own, the third has
-    the largest: those of the whole model are else never trained.
+    Clients have different runtimes of the method. If each size has norms of its own, the third client's link fits the
+    largest one, because the norms of the whole model would never be trained otherwise.
     """
     space = context.candidates
     banked = context.roles.aggregator.sharing_groups is not share_everything and not context.roles.aggregator.personal
-    places = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
+    indices = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole, runtimes = load_digits(), context.config.targets
     clients = tuple(
         EmulatedDevice(
             client_id=f"client{number}",
             profile=DeviceProfile(name="checked", title="A device of a check", memory_fraction=1.0, runtimes=runtimes),
             runtime=runtimes[number % len(runtimes)],
-            data=_part(whole, number),
-            log=_log(space[place].weight_bytes),
+            data=_take_part(whole, number),
+            log=_make_log(space[index].weight_bytes),
         )
-        for number, place in enumerate(places)
+        for number, index in enumerate(indices)
     )
-    return GatheredRun(run=context.config, devices=clients, evaluation=_part(whole, len(places)))
+    return GatheredRun(run=context.config, devices=clients, evaluation=_take_part(whole, len(indices)))
 
 
-def _config(method: AnyMethod, norms: NormPolicy) -> Run | None:
-    """None where it is accepted on no kind of norms that is tried for the policy."""
+def _find_config(method: AnyMethod, norms: NormPolicy) -> Run | None:
+    """The settings of a check; None if they accept the method with none of the policy's kinds of norms."""
     for norm in _KINDS[norms]:
         model = replace(_SUPERNET, norm=norm) if method.roles().training.draws_paths else replace(_MODEL, norm=norm)
         with contextlib.suppress(ValueError):
-            return _config_with(method, norms, model)
+            return _build_config(method, norms, model)
     return None
 
 
-def _config_with(method: AnyMethod, norms: NormPolicy, model: Family) -> Run:
+def _build_config(method: AnyMethod, norms: NormPolicy, model: Family) -> Run:
     return Run(
         name="check",
         model=model,
@@ -164,99 +164,100 @@ def _config_with(method: AnyMethod, norms: NormPolicy, model: Family) -> Run:
     )
 
 
-def _part(whole: Dataset, number: int) -> Dataset:
-    here = slice(number * _SAMPLES, (number + 1) * _SAMPLES)
-    return Dataset(inputs=whole.inputs[here], labels=whole.labels[here])
+def _take_part(whole: Dataset, number: int) -> Dataset:
+    part = slice(number * _SAMPLES, (number + 1) * _SAMPLES)
+    return Dataset(inputs=whole.inputs[part], labels=whole.labels[part])
 
 
-def _log(link_bytes: int) -> ResourceLog:
+def _make_log(link_bytes: int) -> ResourceLog:
     rate_bps = 8 * (link_bytes + 1) / _COMMUNICATION_S
     reading = Reading(memory_free_bytes=_PLENTY_BYTES, downlink_bps=rate_bps, uplink_bps=rate_bps)
     rows = (LogRow(t_s=0.0, reading=reading),)
     return ResourceLog(device="checked", source="a check of methods", licence="none", rows=rows)
 
 
-def _complaints(context: RunContext, experiment: GatheredRun, result: BatchResult) -> Iterator[str]:
+def _find_problems(context: RunContext, gathered: GatheredRun, result: BatchResult) -> Iterator[str]:
     last = result.rounds[-1]
-    untrained = _untrained_loss(
-        context, experiment.evaluation, "" if last.model is None else last.model.architecture_id
-    )
+    evaluated_id = "" if last.model is None else last.model.architecture_id
+    untrained = _compute_untrained_loss(context, gathered.evaluation, evaluated_id)
     if not last.loss < untrained:
         yield f"the loss does not fall: {untrained:.4f} before round 1 and {last.loss:.4f} after round {last.round}"
     rows = [row for record in result.rounds for row in record.clients]
     for row in rows:
         if row.status != "aggregated":
-            yield f"client {row.client_id} took no part: {row.status}"
+            yield f"client {row.client_id} did not take part: {row.status}"
         elif row.bytes_down < row.weight_bytes or row.bytes_up < row.update_bytes:
             yield f"client {row.client_id} moved {row.bytes_down} and {row.bytes_up} bytes, less than its weights"
         elif violates(row):
-            yield f"client {row.client_id} was given more than its budget"
+            yield f"client {row.client_id} exceeded its budget"
     if context.roles.networks.path_search is not None:
-        yield from _unsearched(result)
-    # What a method does to the whole model after a round moves more than was trained.
+        yield from _find_search_problems(result)
+    # A method that transforms the whole model after a round changes more than was trained.
     whole = (
         context.roles.aggregator.after_round is not keep_aggregate or context.roles.techniques.distillation is not None
     )
-    moved = () if whole else _moved_elsewhere(context, result)
-    if moved:
-        yield f"tensor {moved[0]!r} moved where nobody trained it"
+    changed = () if whole else _find_untrained_changes(context, result)
+    if changed:
+        yield f"tensor {changed[0]!r} changed where no client trained it"
 
 
-def _unsearched(result: BatchResult) -> Iterator[str]:
-    """What of a search and of what comes after it was not done."""
-    found = {one.lineage.id for one in result.result.networks if one.lineage.born_round}
+def _find_search_problems(result: BatchResult) -> Iterator[str]:
+    """Sentences about a search that did not happen, or whose networks were not trained."""
+    found = {record.lineage.id for record in result.result.networks if record.lineage.born_round}
     trained = {client.architecture.network for rounds in result.trained.values() for client in rounds.values()}
     if not result.supernet or not found:
         yield "the supernet was trained, but never searched"
     elif not found & trained:
-        yield f"the search has found {sorted(found)}, but nobody trained any of them"
+        yield f"the search found {sorted(found)}, but no client trained any of them"
 
 
-def _untrained_loss(context: RunContext, evaluation: Dataset, architecture_id: str) -> float:
-    """Of the model that rounds are evaluated by, before the first; of models that clients have, the whole network."""
+def _compute_untrained_loss(context: RunContext, evaluation: Dataset, architecture_id: str) -> float:
+    """The loss before the first round, of the evaluated submodel; for personalised models, of the whole network."""
     network, state = context.network, init_state(context.network, context.config.seed)
     inputs, labels = torch.from_numpy(evaluation.inputs.copy()), torch.from_numpy(evaluation.labels.copy())
-    # Statistics are measured and not learned: what they do to the loss is no lesson.
-    evaluated = tuple(one for one in context.space if one.architecture_id == architecture_id)
+    # Running statistics are measured and not learned, so a lower loss by them does not count.
+    evaluated = tuple(size for size in context.space if size.architecture_id == architecture_id)
     architectures = evaluated or draw_random_paths(network, _PATHS, Random(0))  # noqa: S311 - draws, keeps no secret
     losses = [
         min(
-            evaluate(network, architecture, one, inputs, labels, objective=context.config.training.objective.name).loss
-            for one in (state, recalibrate(network, state, architecture, [inputs]))
+            evaluate(
+                network, architecture, tensors, inputs, labels, objective=context.config.training.objective.name
+            ).loss
+            for tensors in (state, recalibrate(network, state, architecture, [inputs]))
         )
         for architecture in architectures
     ]
     return sum(losses) / len(losses)
 
 
-def _moved_elsewhere(context: RunContext, result: BatchResult) -> list[str]:
-    """Tensors, of the shared model or of a copy, that changed at places that no client of it held in any round.
+def _find_untrained_changes(context: RunContext, result: BatchResult) -> list[str]:
+    """Tensors of the shared model or of a copy with changed elements that none of its clients held in any round.
 
-    Of a supernet that was searched, up to then.
+    For a supernet, the rounds before its search.
     """
     before: Mapping[str, Any] = init_state(context.network, context.config.seed)
     after = unpack_state(load(result.supernet or result.model))
     clients = [
-        one
+        client
         for rounds in result.trained.values()
-        for one in rounds.values()
-        if not result.supernet or one.architecture.network == context.network.id
+        for client in rounds.values()
+        if not result.supernet or client.architecture.network == context.network.id
     ]
     keys = [context.roles.aggregator.sharing_groups(context.network, client, after.sizes) for client in clients]
     architectures = [client.architecture for client in clients]
     if isinstance(context.config.method, FedFA):
         architectures = [graft(context.network, architecture).architecture for architecture in architectures]
-    held = [_held(context.network, architecture) for architecture in architectures]
-    found = []
+    held = [_find_held(context.network, architecture) for architecture in architectures]
+    changed = []
     for copy, tensors in {_SHARED: after.shared, **after.copies}.items():
         for name, tensor in ((name, tensors[name]) for name in before if name in tensors):
-            mine = [one[name] for one, its in zip(held, keys, strict=True) if its.get(name, _SHARED) == copy]
-            free = ~torch.stack([torch.zeros_like(tensor, dtype=torch.bool), *mine]).any(dim=0)
-            found += [] if torch.equal(before[name][free], tensor[free]) else [name]
-    return found
+            masks = [mask[name] for mask, groups in zip(held, keys, strict=True) if groups.get(name, _SHARED) == copy]
+            free = ~torch.stack([torch.zeros_like(tensor, dtype=torch.bool), *masks]).any(dim=0)
+            changed += [] if torch.equal(before[name][free], tensor[free]) else [name]
+    return changed
 
 
-def _held(network: Network, architecture: Architecture) -> dict[str, torch.Tensor]:
-    """Which elements of each tensor of the model a submodel holds."""
+def _find_held(network: Network, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """By tensor of the model, a mask of the elements that a submodel contains."""
     full = {name: torch.empty(decl.shape) for name, decl in network.tensors.items()}
     return find_held_elements(network, full, [StackMember(architecture=architecture, weight=1.0)])

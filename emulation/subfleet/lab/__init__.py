@@ -1,4 +1,4 @@
-"""Subfleet from Python: read a run, run it, look at what came of it.
+"""Subfleet from Python: load a run, run it, and look at its result.
 
 from subfleet.lab import load, run
 
@@ -40,16 +40,16 @@ class ClientRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         run: its settings.
-        folder: with everything that it left behind; `report.html` is the page to look at.
+        folder: contains all results, among them `report.html`.
         accuracy: of the model on the evaluation data, after the last round; `rounds[-1].model_told` says what that is.
             None where accuracy means nothing.
-        metrics: everything that is told of it, the metric that it is judged by first.
+        metrics: of the model after the last round, the headline metric first.
         rounds: every round, with a row for each client.
-        models: one entry per device and model file, where devices were given models of their own.
+        models: an entry for each device and model file, if models were deployed.
     """
 
     run: Run
@@ -67,10 +67,10 @@ class Result:
     @property
     def clients(self) -> tuple[ClientRound, ...]:
         """Every client in every round."""
-        return tuple(ClientRound(round=one.round, client=row) for one in self.rounds for row in one.clients)
+        return tuple(ClientRound(round=record.round, client=row) for record in self.rounds for row in record.clients)
 
     def frame(self) -> "DataFrame":
-        """A row for each client and round, with the round's metrics beside it.
+        """A row for each client and round, with the metrics of the round.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -80,26 +80,26 @@ class Result:
         except ImportError as error:
             raise MissingExtraError("pandas", "pandas") from error
         metrics = {record.round: record.all_metrics for record in self.rounds}
-        rows = ({"round": one.round, **metrics[one.round], **asdict(one.client)} for one in self.clients)
+        rows = ({"round": row.round, **metrics[row.round], **asdict(row.client)} for row in self.clients)
         return pd.DataFrame(rows)
 
 
 def load(name_or_path: str | Path, *overrides: str) -> Run:
-    """Read a run: a TOML file, or one that we ship.
+    """Read a run from a TOML file, or an included run by name.
 
     Args:
         name_or_path: such as "quickstart", a method's name, or "mine.toml".
-        overrides: values in place of the file's, such as "rounds=3" or "method.type=fedavg".
+        overrides: values that replace those of the file, such as "rounds=3" or "method.type=fedavg".
 
     Raises:
         FileError: the file cannot be read.
-        ConfigError: something is wrong with it; the text names all of it.
+        ConfigError: the settings are invalid; the message lists every problem.
     """
     return read_run(name_or_path, overrides)
 
 
 def load_all(name_or_path: str | Path, *overrides: str, seeds: tuple[int, ...] = ()) -> tuple[Run, ...]:
-    """Read every run of a sweep, or one run with several seeds; raises as `load`."""
+    """Read all runs of a sweep, or a run once for each seed; raises the errors of `load`."""
     return read_runs(name_or_path, overrides, seeds)
 
 
@@ -111,33 +111,33 @@ def run(
     observer: RunObserver | None = None,
     cache: CacheFolder | None = None,
 ) -> Result:
-    """Run an emulated fleet to its end.
+    """Run an emulated fleet to the end.
 
     Args:
-        described: what to run; `host.type` says whether devices are processes of their own. Where it takes the model of
-            another run, that is over.
-        runs: folder in which the run's own folder is made.
-        name: of that folder; None takes the run's name with the first free number.
-        observer: is told what happens, besides those that the run names.
-        cache: where exported programs are kept between runs; None takes the user's.
+        described: the run; `host.type` selects client processes or one process. If it takes the model of another run,
+            that run must be over.
+        runs: folder in which the folder of the run is created.
+        name: of the run's folder; None takes the run's name with the first free number.
+        observer: of the run, in addition to those that the run names.
+        cache: of exported programs; None takes the user's.
 
     Raises:
-        SubfleetError: the run cannot be begun, or failed; the text says why and what to do.
+        SubfleetError: the run cannot start, or it failed.
     """
     described.emulated_devices()
     described = resolve_model(described, Path(runs))
     folder = choose_folder(Path(runs), described.name, name)
     with (
-        open_run_folder(folder, described, observer or Unobserved()) as (folder, everyone),
+        open_run_folder(folder, described, observer or Unobserved()) as (folder, observers),
         open_host(described.host.type, cache or open_default_cache()) as host,
     ):
-        outcome = host(described, folder, everyone, threading.Event())
-    found = outcome.result
+        outcome = host(described, folder, observers, threading.Event())
+    result = outcome.result
     return Result(
         run=described,
         folder=folder,
-        accuracy=found.accuracy,
-        metrics=found.rounds[-1].all_metrics if found.rounds else {},
-        rounds=found.rounds,
+        accuracy=result.accuracy,
+        metrics=result.rounds[-1].all_metrics if result.rounds else {},
+        rounds=result.rounds,
         models=outcome.models,
     )

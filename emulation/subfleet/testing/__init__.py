@@ -1,10 +1,10 @@
-"""Contracts for methods, families, data sets and observers of one's own: classes of tests, to be subclassed.
+"""Contract tests for methods, families, data sets and observers: classes of tests that plug-ins subclass.
 
     class TestMine(MethodContract):
         method = Mine()
 
-A contract states what everything of its kind must keep, ours as well. What a subclass may say besides stands at the
-contract. Networks are tiny and nothing is trained.
+A contract holds for everything of its kind, also in Subfleet itself. Each class documents the attributes that a
+subclass sets. Networks are tiny, and nothing is trained.
 """
 
 from subfleet.testing.datasets import DatasetContract

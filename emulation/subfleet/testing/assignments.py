@@ -1,4 +1,4 @@
-"""Clients that wait for a size, with budgets near what sizes need, and what a size must keep within."""
+"""Clients that are assigned submodels, with budgets close to their needs, and assertions about the assignment."""
 
 import random
 from collections.abc import Callable
@@ -18,29 +18,28 @@ from subfleet.testing.rounds import ask
 
 
 def draw_budget(context: RunContext, generator: random.Random) -> Budget:
-    """A budget near what sizes need."""
+    """A budget close to what submodels need."""
 
-    def near(needs: Callable[[Candidate], int]) -> int:
+    def draw_near(needs: Callable[[Candidate], int]) -> int:
         return needs(generator.choice(context.candidates)) + generator.randint(-1, 1)
 
     return Budget(
-        memory_bytes=near(lambda candidate: candidate.training_memory_bytes["onnx"]),
-        downlink_bytes=generator.choice([None, near(lambda candidate: candidate.weight_bytes)]),
-        uplink_bytes=generator.choice([None, near(lambda candidate: candidate.update_bytes)]),
-        disk_bytes=generator.choice([None, near(lambda candidate: candidate.disk_bytes)]),
-        forward_macs=generator.choice([None, None, near(lambda candidate: candidate.forward_macs)]),
+        memory_bytes=draw_near(lambda candidate: candidate.training_memory_bytes["onnx"]),
+        downlink_bytes=generator.choice([None, draw_near(lambda candidate: candidate.weight_bytes)]),
+        uplink_bytes=generator.choice([None, draw_near(lambda candidate: candidate.update_bytes)]),
+        disk_bytes=generator.choice([None, draw_near(lambda candidate: candidate.disk_bytes)]),
+        forward_macs=generator.choice([None, None, draw_near(lambda candidate: candidate.forward_macs)]),
     )
 
 
 def draw_question(context: RunContext, generator: random.Random, budget: Budget) -> AssignmentContext:
-    """A waiting client; some programs are written already, some of these larger than estimated."""
-    some = generator.sample(context.candidates, min(3, len(context.candidates)))
+    """A client to be assigned a submodel. Some programs are written, and some of these are larger than estimated."""
     written = {
-        one.architecture.architecture_id: WrittenSize(
-            size=one.architecture,
-            facts=ProgramFacts(planned_peak_bytes=one.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])),
+        size.architecture.architecture_id: WrittenSize(
+            size=size.architecture,
+            facts=ProgramFacts(planned_peak_bytes=size.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])),
         )
-        for one in some
+        for size in generator.sample(context.candidates, min(3, len(context.candidates)))
     }
     return replace(
         ask(context, generator.choice("abc"), round_number=generator.randint(1, 5)),
@@ -52,7 +51,7 @@ def draw_question(context: RunContext, generator: random.Random, budget: Budget)
 
 
 def assert_fits(context: RunContext, waiting: AssignmentContext, candidate: Candidate) -> None:
-    """Assert that an assigned size, its written program and its update keep within the budget."""
+    """Assert that the estimate, the written program and the update of an assigned submodel fit the budget."""
     budget, architecture = waiting.budget, candidate.architecture
     assert_estimate_fits(context.estimate(architecture), budget)
     known = waiting.written.get(architecture.architecture_id)
@@ -64,11 +63,11 @@ def assert_fits(context: RunContext, waiting: AssignmentContext, candidate: Cand
         f"the update of {architecture.name!r} exceeds the uplink budget"
     )
     smaller = waiting.below is None or candidate.order < waiting.below.order
-    assert smaller, f"{architecture.name!r} is not smaller than a size that was too large"
+    assert smaller, f"{architecture.name!r} is not smaller than the submodel that was too large"
 
 
 def assert_estimate_fits(estimate: Candidate, budget: Budget) -> None:
-    """Assert that the cost estimate of a size keeps within a budget."""
+    """Assert that the cost estimate of a submodel fits a budget."""
     needs = {
         "memory_bytes": estimate.training_memory_bytes["onnx"],
         "downlink_bytes": estimate.weight_bytes,
@@ -77,11 +76,13 @@ def assert_estimate_fits(estimate: Candidate, budget: Budget) -> None:
     }
     for resource, need in needs.items():
         limit = getattr(budget, resource)
-        assert limit is None or need <= limit, f"{estimate.architecture.name!r} needs {need} {resource} of {limit}"
+        assert limit is None or need <= limit, (
+            f"{estimate.architecture.name!r} needs {need} {resource}, but the budget is {limit}"
+        )
 
 
 def _count_sent_bytes(context: RunContext, architecture: Architecture, budget: Budget) -> int:
-    """What a client with this budget really sends for a submodel: a change, written by its codec."""
+    """The size of the update that a client with this budget sends: a change that its codec encodes."""
     codec = context.update_codec(context.network, architecture, budget)
     changes = {name: np.ones(shape, np.float32) for name, shape in context.network.shapes(architecture).items()}
     exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}

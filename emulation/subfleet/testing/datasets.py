@@ -1,4 +1,4 @@
-"""What every data set keeps, as tests to be subclassed."""
+"""The contract of data sets."""
 
 import numpy as np
 
@@ -8,61 +8,65 @@ from subfleet.tasks.named_dataset import DATASETS, NamedDataset, TrainTest
 
 
 class DatasetContract:
-    """What every data set must keep; subclass it, and pytest runs it.
+    """Tests that every data set passes; pytest runs those of a subclass.
 
     Attributes:
-        dataset: its name, where it is registered, or the data set itself.
+        dataset: the name of a registered data set, or the data set itself.
     """
 
     dataset: str | NamedDataset
 
     def load(self, task: NamedDataset) -> TrainTest:
-        """Read it; a subclass may read it from a folder of its own."""
+        """Read the data set; a subclass may read it from another folder."""
         return task.load()
 
     def test_it_says_what_it_is(self) -> None:
-        """Its name can stand in a source, and what people read is a line each."""
+        """Its name is valid in a source of data, and its descriptions are one line each."""
         task = self._task()
         assert task.name.isidentifier(), f"{task.name!r} must be letters, digits and underscores"
         for name in ("summary", "licence", "source"):
             text = getattr(task, name)
-            assert text, f"{name} is empty, but must be a line"
-            assert text.isprintable(), f"{name} is {text!r}, but must be a line"
+            assert text, f"{name} is empty, but must be one line"
+            assert text.isprintable(), f"{name} is {text!r}, but must be one line"
         assert task.class_count >= (2 if task.kind.over_classes else 1), "there must be 2 classes, or 1 output, or more"
-        assert len(task.class_names) in (0, task.class_count), "some classes have names and others have none"
+        assert len(task.class_names) in (0, task.class_count), "class_names must be empty, or name every class"
         for file in task.files:
-            assert file.checksum or not file.url, f"{file.paths} is downloaded and has no checksum"
+            assert file.checksum or not file.url, f"{file.paths} is downloaded, but has no checksum"
 
     def test_both_parts_are_what_it_says(self) -> None:
-        """Shapes, labels and kinds of inputs."""
+        """Shapes, labels and types of inputs agree with its description."""
         task = self._task()
         parts = self.load(task)
         for part in (parts.train, parts.test):
-            assert part.sample_shape == task.input_shape, f"samples are of shape {part.sample_shape}"
+            assert part.sample_shape == task.input_shape, (
+                f"samples have shape {part.sample_shape}, but input_shape is {task.input_shape}"
+            )
             dtype = np.int64 if task.kind.over_classes else np.float32
             assert part.labels.dtype == dtype, f"labels are {part.labels.dtype}, but must be {dtype.__name__}"
-            assert len(part.class_counts()) <= task.class_count, "there are more classes than it says"
-            assert part.inputs.dtype == parts.train.inputs.dtype, "the parts have inputs of two kinds"
-            assert (part.owners is not None) == bool(task.owner), "owners are named, or they are nobody's"
-            assert part.label_shape == task.label_shape, f"labels are of shape {part.label_shape}"
+            assert len(part.class_counts()) <= task.class_count, "there are more classes than class_count"
+            assert part.inputs.dtype == parts.train.inputs.dtype, "inputs of the two parts have different types"
+            assert (part.owners is not None) == bool(task.owner), "samples must have owners exactly if `owner` is set"
+            assert part.label_shape == task.label_shape, (
+                f"labels have shape {part.label_shape}, but label_shape is {task.label_shape}"
+            )
             if task.class_names:
-                assert part.class_names == task.class_names, "classes have other names in its samples"
+                assert part.class_names == task.class_names, "the samples have other class names"
 
     def test_it_is_the_same_every_time(self) -> None:
-        """A run that is repeated has the same samples in the same order."""
+        """A repeated run has the same samples in the same order."""
         task = self._task()
-        one, other = self.load(task), self.load(task)
-        assert _as_bytes(one.train) == _as_bytes(other.train), "the training part is another one the second time"
-        assert _as_bytes(one.test) == _as_bytes(other.test), "the test part is another one the second time"
+        first, second = self.load(task), self.load(task)
+        assert _as_bytes(first.train) == _as_bytes(second.train), "the training part differs the second time"
+        assert _as_bytes(first.test) == _as_bytes(second.test), "the test part differs the second time"
 
     def test_its_parts_are_sources(self) -> None:
-        """`NAME:train` and `NAME:test`, where it is registered."""
+        """A registered data set can be read as `NAME:train` and `NAME:test`."""
         if isinstance(self.dataset, NamedDataset):
             return
         parts = self.load(self._task())
         for name, part in (("train", parts.train), ("test", parts.test)):
             assert _as_bytes(read_dataset(f"{self.dataset}:{name}")) == _as_bytes(part), (
-                f"{name} is read otherwise by name"
+                f"{self.dataset}:{name} differs from the part that `load` returns"
             )
 
     def _task(self) -> NamedDataset:

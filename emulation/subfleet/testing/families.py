@@ -1,4 +1,4 @@
-"""What every family of elastic networks keeps, as tests to be subclassed."""
+"""The contract of families of elastic networks."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.testing.submodels import draw_submodels, find_held_elements, have_same_bits
 
 _MOST_BYTES = 2**20
-"""Longer is no settings."""
+"""Limit for the JSON text of settings."""
 _LOADS_NO_TORCH = """
 import importlib, sys
 importlib.import_module(sys.argv[1])
@@ -34,12 +34,12 @@ sys.exit("torch" in sys.modules)
 
 
 class FamilyContract:
-    """What every family must keep; subclass it, and pytest runs it.
+    """Tests that every family passes; pytest runs those of a subclass.
 
     Attributes:
-        family: a record of its settings, of a network as small as it can be.
-        rates: width rates, of which the smallest submodel is exported.
-        objective: that its programs are written with.
+        family: settings of a network that is as small as possible.
+        rates: width rates; the smallest submodel is exported.
+        objective: of the exported programs.
     """
 
     family: Family
@@ -47,80 +47,80 @@ class FamilyContract:
     objective: ObjectiveSettings = ObjectiveSettings()
 
     def test_it_is_a_record_that_survives_json(self) -> None:
-        """A frozen dataclass of the family's own fields: so it stands in run files and in programs."""
+        """A frozen dataclass that can be stored in run files and programs."""
         kind = type(self.family)
         problem = problem_with_record(kind, self.family.TYPE, ("TAG", "depths", "blueprint", "norm", "scaler"))
         assert not problem, problem
         assert FAMILIES.tag == self.family.TAG, f"TAG is {self.family.TAG!r}, but must be {FAMILIES.tag!r}"
         again = from_plain(kind, parse_json(canonical_json(self.family), max_bytes=_MOST_BYTES))
-        assert again == self.family, f"{again} was read of what {self.family} wrote"
+        assert again == self.family, f"{self.family} is read back as {again}"
         assert hash(again) == hash(self.family), "equal settings have different hashes"
 
     def test_reading_its_settings_loads_no_torch(self) -> None:
-        """`blueprint` imports what builds the network."""
+        """Only `blueprint` imports torch."""
         paths = os.pathsep.join(filter(None, sys.path))
         command = [sys.executable, "-c", _LOADS_NO_TORCH, type(self.family).__module__]
         done = subprocess.run(
             command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False, timeout=120
         )
-        assert done.returncode == 0, f"{type(self.family).__module__} loads torch when it is imported {done.stderr}"
+        assert done.returncode == 0, f"{type(self.family).__module__} loads torch when it is imported; {done.stderr}"
 
     def test_the_declaration_has_the_shapes_of_the_whole_module(self) -> None:
-        """Names, shapes and order of the state."""
+        """The names, shapes and order of tensors."""
         network = network_of(self.family)
         declared = {name: decl.shape for name, decl in network.tensors.items()}
         assert list(declared.items()) == _list_shapes(build_module(network, network.full_architecture()))
         assert network.shapes(network.full_architecture()) == declared
 
     def test_every_submodels_module_has_exactly_the_shapes_of_its_maps(self) -> None:
-        """And computes something for each class."""
+        """Its outputs are finite and have a value for each class."""
         network = network_of(self.family)
         for architecture in draw_submodels(network):
             module, local = build_module(network, architecture), extract(network, architecture, init_state(network, 0))
             assert _list_shapes(module) == [(name, tuple(tensor.shape)) for name, tensor in local.items()], architecture
             assert _list_shapes(module) == list(network.shapes(architecture).items()), architecture
-            said = module.eval()(_draw_inputs(network))
-            assert said.shape[0] == len(_draw_inputs(network)), f"outputs are of shape {tuple(said.shape)}"
-            assert self.family.class_count in said.shape[1:], f"outputs are of shape {tuple(said.shape)}"
-            assert said.isfinite().all(), "outputs are not finite"
+            outputs = module.eval()(_draw_inputs(network))
+            assert outputs.shape[0] == len(_draw_inputs(network)), f"outputs have shape {tuple(outputs.shape)}"
+            assert self.family.class_count in outputs.shape[1:], f"outputs have shape {tuple(outputs.shape)}"
+            assert outputs.isfinite().all(), "outputs are not finite"
 
     def test_extract_after_scatter_is_the_identity(self) -> None:
-        """A map writes the elements whose indices are all kept, and no other, and reads the same ones."""
+        """A map writes and reads exactly the elements at kept indices."""
         network = network_of(self.family)
-        for place, architecture in enumerate(draw_submodels(network)):
-            local = _draw_tensors(network, architecture, place)
+        for seed, architecture in enumerate(draw_submodels(network)):
+            local = _draw_tensors(network, architecture, seed)
             full = {name: torch.full(decl.shape, torch.nan) for name, decl in network.tensors.items()}
             for name, tensor_map in tensor_maps(network, architecture).items():
                 tensor_map.scatter(local[name], full[name].zero_())
             assert have_same_bits(extract(network, architecture, full), local), architecture
-            ones = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
+            written = {name: torch.zeros(decl.shape) for name, decl in network.tensors.items()}
             for name, tensor_map in tensor_maps(network, architecture).items():
-                tensor_map.scatter(torch.ones_like(local[name]), ones[name])
+                tensor_map.scatter(torch.ones_like(local[name]), written[name])
             held = find_held_elements(network, architecture)
-            assert all(torch.equal(one, held[name].float()) for name, one in ones.items()), architecture
+            assert all(torch.equal(mask, held[name].float()) for name, mask in written.items()), architecture
 
     def test_first_weights_are_those_of_the_seed(self) -> None:
-        """Whatever was drawn before, and without a draw from the generator that is everybody's."""
+        """They do not depend on earlier draws, and do not use the global generator."""
         network = network_of(self.family)
         before = torch.random.get_rng_state()
         first, again, other = (init_state(network_of(self.family), seed) for seed in (7, 7, 8))
         build_module(network, network.full_architecture())
-        assert torch.equal(before, torch.random.get_rng_state()), "the global generator was drawn from"
-        assert have_same_bits(first, again), "the same seed gives other weights"
+        assert torch.equal(before, torch.random.get_rng_state()), "the global generator was used"
+        assert have_same_bits(first, again), "the same seed gives different weights"
         assert not have_same_bits(first, other), "another seed gives the same weights"
 
     def test_a_submodel_computes_the_same_whenever_it_is_built(self) -> None:
-        """A module keeps nothing of the one before."""
+        """A module has no state of an earlier one."""
         network = network_of(self.family)
         for architecture in draw_submodels(network, count=2):
-            one, other = (build_module(network, architecture).eval()(_draw_inputs(network)) for _ in range(2))
-            assert torch.equal(one, other), architecture
+            first, second = (build_module(network, architecture).eval()(_draw_inputs(network)) for _ in range(2))
+            assert torch.equal(first, second), architecture
 
     def test_a_block_that_is_inserted_leaves_all_others_as_they_are(self) -> None:
-        """Their names, shapes, axes and first weights, where its settings number blocks."""
+        """Other blocks keep names, shapes, axes and first weights, if the settings have `block_numbers`."""
         if "block_numbers" not in {field.name for field in fields(self.family)}:
             pytest.skip("its settings have no block_numbers")
-        before, after = (network_of(one) for one in (self.family, insert_block(self.family, section=0, after=0)))
+        before, after = (network_of(family) for family in (self.family, insert_block(self.family, section=0, after=0)))
         assert {name: after.tensors.get(name) for name in before.tensors} == before.tensors
         assert {name: after.axes.get(name) for name in before.axes} == before.axes
         new = [block for block in after.blocks if block not in before.blocks]
@@ -132,7 +132,7 @@ class FamilyContract:
 
     @pytest.mark.parametrize("target", ["onnx", "executorch"])
     def test_a_small_submodels_program_is_written_and_verified(self, target: str) -> None:
-        """Against PyTorch; where the target's tools are installed."""
+        """The program agrees with PyTorch; skipped if the tools of the target are not installed."""
         if importlib.util.find_spec(target) is None:
             pytest.skip(f"{target} is not installed")
         network = network_of(self.family)
@@ -147,7 +147,9 @@ class FamilyContract:
         program = export_program(request)
         assert program.manifest.target == target
         trained = {value.name.partition(".")[2] for value in program.manifest.inputs if value.role == "parameter"}
-        assert trained <= set(network.shapes(request.architecture)), "the program trains what the submodel lacks"
+        assert trained <= set(network.shapes(request.architecture)), (
+            "the program trains tensors that the submodel lacks"
+        )
         assert trained, "the program trains nothing"
 
 

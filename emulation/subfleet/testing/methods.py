@@ -1,4 +1,4 @@
-"""What every federated method keeps, as tests to be subclassed."""
+"""The contract of federated methods."""
 
 import random
 from dataclasses import replace
@@ -49,24 +49,24 @@ _SETTINGS = (
     Setting(learnable_steps=True, techniques=Techniques(distillation=DistillationSettings())),
 )
 _MOST_BYTES = 2**20
-"""Longer is no settings."""
+"""Limit for the JSON text of parameters."""
 _BUDGETS = 40
-"""Drawn for a method."""
+"""Number of budgets that are drawn for a method."""
 
 
 class MethodContract:
-    """What every method must keep; subclass it, and pytest runs it.
+    """Tests that every method passes; pytest runs those of a subclass.
 
     Attributes:
-        method: the method, with parameters with which a round takes a moment.
-        model: a small network that it is tried on.
+        method: the method, with parameters that make a round short.
+        model: a small network.
     """
 
     method: AnyMethod
     model: Family = MODEL
 
     def moved_architecture(self, network: Network, architecture: Architecture) -> Architecture:
-        """The submodel that an update of another moves; it must agree with `Aggregator.transform`."""
+        """The submodel that the update of a trained submodel changes; it must agree with `Aggregator.transform`."""
         exchange = self.method.roles().assigner.exchange
         if exchange is None:
             return architecture
@@ -75,7 +75,7 @@ class MethodContract:
         ).moved
 
     def test_it_is_a_record_that_says_what_it_is(self) -> None:
-        """A frozen dataclass with a name and a description, whose parameters all have defaults."""
+        """A frozen dataclass with a name, a description, and a default for every parameter."""
         kind = type(self.method)
         problem = problem_with_record(kind, self.method.TYPE, ("INFO", "roles"))
         assert not problem, problem
@@ -83,55 +83,57 @@ class MethodContract:
         assert self.method.INFO.title, "INFO.title is empty"
         assert self.method.INFO.paper, "INFO.paper is empty"
         assert isinstance(kind(), kind)
-        for path in self.method.INFO.published:
+        for path in self.method.INFO.parameters:
             first = path.partition(".")[0]
-            assert first in kind.__dataclass_fields__, f"INFO.published names {path!r}, which is no parameter"
+            assert first in kind.__dataclass_fields__, (
+                f"INFO.published names {path!r}, but the method has no such parameter"
+            )
 
     def test_its_parameters_survive_json(self) -> None:
-        """A run that is taken up has the very method that it was begun with."""
+        """A resumed run has the same method."""
         written = canonical_json(self.method)
         again = from_plain(type(self.method), parse_json(written, max_bytes=_MOST_BYTES))
-        assert again == self.method, f"{again} was read of what {self.method} wrote"
-        assert canonical_json(again) == written, "it writes itself otherwise the second time"
+        assert again == self.method, f"{self.method} is read back as {again}"
+        assert canonical_json(again) == written, "its JSON differs the second time"
 
     def test_departures_are_sentences(self) -> None:
-        """They are joined by semicolons, and the same whenever they are asked for."""
+        """They are joined by semicolons, and always the same."""
         for setting in _SETTINGS:
             departures = list_departures(self.method, setting)
             assert departures == list_departures(self.method, setting), "INFO.departures differ the second time"
             for text in departures:
-                well = text == text.strip() and text.isprintable() and len(text.split()) > 1
-                assert well, f"{text!r} is no sentence on one line"
-                assert "; " not in text, f"{text!r} has a semicolon, by which departures are joined"
-                assert not text.endswith("."), f"{text!r} ends with a full stop, but is joined with others"
+                is_sentence = text == text.strip() and text.isprintable() and len(text.split()) > 1
+                assert is_sentence, f"{text!r} must be a sentence on one line"
+                assert "; " not in text, f"{text!r} has a semicolon, but departures are joined by semicolons"
+                assert not text.endswith("."), f"{text!r} ends with a full stop, but is joined to others"
 
     def test_roles_are_pure(self) -> None:
-        """The same answers twice, by records that stay as they are, and no draw from a generator that others use."""
+        """Equal calls have equal results, records do not change, and no global generator is used."""
         written = canonical_json(self.method)
         generators = _read_generators()
         first, second = (self._answers() for _ in range(2))
-        assert first == second, "the same question has two answers"
-        assert canonical_json(self.method) == written, "the method's parameters were changed by its roles"
-        assert _read_generators() == generators, "a generator was drawn from that is everybody's; take Draw.stream"
+        assert first == second, "equal calls have different results"
+        assert canonical_json(self.method) == written, "a role has changed the parameters of the method"
+        assert _read_generators() == generators, "a global generator was used; use Draw.stream"
 
-    def test_a_round_with_learning_rate_0_changes_nothing_for_anybody(self, tmp_path: Path) -> None:
-        """Bit for bit; where the whole model is transformed after a round, its outputs stay."""
+    def test_a_round_with_learning_rate_0_changes_nothing(self, tmp_path: Path) -> None:
+        """Bit for bit; if the whole model is transformed after a round, its outputs stay the same."""
         context = make_context(self.method, self.model)
         context = replace(context, roles=with_steps(context.roles, distillation=None))
         state = draw_state(context.network)
         clients = [replace(client, scale=0.0) for client in list_clients(context)]
         aggregated = play(context, state, clients, tmp_path).state
         if changes_whole_model(context):
-            before, after = (torch.tensor(compute_logits(context, one.shared)) for one in (state, aggregated))
+            before, after = (torch.tensor(compute_logits(context, model.shared)) for model in (state, aggregated))
             torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-4)
             return
-        assert have_same_bits(aggregated.shared, state.shared), "the model moved, although nobody learned"
+        assert have_same_bits(aggregated.shared, state.shared), "the model changed, although no client did"
         for client in clients:
             same = have_same_bits(view_model(context, aggregated, client), view_model(context, state, client))
-            assert same, f"the copy of {client.name} moved"
+            assert same, f"the model of {client.name} changed"
 
-    def test_what_nobody_held_keeps_its_bits(self, tmp_path: Path) -> None:
-        """And something moves for the clients that trained."""
+    def test_elements_that_no_client_has_keep_their_bits(self, tmp_path: Path) -> None:
+        """And some elements of the clients' models change."""
         context = make_context(self.method, self.model)
         if changes_whole_model(context):
             context = replace(context, roles=with_steps(context.roles, after_round=keep_aggregate, distillation=None))
@@ -141,21 +143,21 @@ class MethodContract:
         for round_number in (1, 2):
             aggregated = play(context, state, clients, tmp_path, round_number)
             assert not aggregated.refused, f"updates were refused: {dict(aggregated.refused)}"
-            kept = find_held(context, clients, round_number, self.moved_architecture)
+            held = find_held(context, clients, round_number, self.moved_architecture)
             for name, tensor in aggregated.state.shared.items():
-                free = ~kept[name]
-                assert torch.equal(tensor[free], state.shared[name][free]), f"{name!r} moved where nobody held it"
-            moved = any(
+                free = ~held[name]
+                assert torch.equal(tensor[free], state.shared[name][free]), f"{name!r} changed where no client has it"
+            changed = any(
                 not torch.equal(
                     view_model(context, aggregated.state, client)[name], view_model(context, state, client)[name]
                 )
                 for client in clients
                 for name in state.shared
             )
-            assert moved, "nothing moved, although everybody learned"
+            assert changed, "nothing changed, although every client did"
 
-    def test_its_accuracy_is_that_of_what_devices_have_trained(self, tmp_path: Path) -> None:
-        """By the checkpoint, of whose model every number was trained by somebody, or is told to be untrained."""
+    def test_its_accuracy_is_that_of_the_trained_model(self, tmp_path: Path) -> None:
+        """Accuracy and untrained fraction agree with an independent evaluation of the checkpoint."""
         context = make_context(self.method, self.model)
         context = replace(context, roles=with_steps(context.roles, distillation=None))
         first = draw_state(context.network)
@@ -164,84 +166,88 @@ class MethodContract:
             aggregated = play(context, state, clients, tmp_path, round_number)
             if not aggregated.state.shared:
                 return  # its first network has retired
-            told, found = examine(context, aggregated, samples), evaluate_outside(context, first, aggregated, samples)
-            assert abs(told.evaluation.accuracy - found.accuracy) < 1e-9, (
-                f"{told.model.description} has the accuracy {found.accuracy}"
+            reported, measured = (
+                examine(context, aggregated, samples),
+                evaluate_outside(context, first, aggregated, samples),
             )
-            share = found.untrained
-            words = f"{share:.1%} of {told.model.description} are as they were drawn"
-            assert abs(told.model.untrained - share) < 1e-9, words
+            assert abs(reported.evaluation.accuracy - measured.accuracy) < 1e-9, (
+                f"the accuracy of {reported.model.description} is {measured.accuracy}"
+            )
+            untrained = measured.untrained
+            words = f"{untrained:.1%} of {reported.model.description} is untrained"
+            assert abs(reported.model.untrained - untrained) < 1e-9, words
             if context.roles.aggregator.model != "whole" and not changes_whole_model(context):
-                assert not share, f"{share:.1%} of what is evaluated was trained by nobody"
+                assert not untrained, f"{untrained:.1%} of the evaluated model is untrained"
             state = aggregated.state
 
     def test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(self, tmp_path: Path) -> None:
-        """To the last bit, over two rounds."""
+        """Bit for bit, over two rounds."""
         context = make_context(self.method, self.model)
         state, clients = draw_state(context.network), list_clients(context)
         there = play(context, state, clients, tmp_path).state
         back = play(context, unpack_state(pack_state(state)), clients[::-1], tmp_path).state
-        assert have_same_bits(pack_state(there), pack_state(back)), (
-            "the model depends on the order in which updates came"
-        )
+        assert have_same_bits(pack_state(there), pack_state(back)), "the model depends on the order of updates"
         again = unpack_state(pack_state(there))
-        one, other = (play(context, start, clients, tmp_path, 2).state for start in (there, again))
-        assert have_same_bits(pack_state(one), pack_state(other)), "the model is another one after it was stored"
+        first, second = (play(context, start, clients, tmp_path, 2).state for start in (there, again))
+        assert have_same_bits(pack_state(first), pack_state(second)), "the next round differs after a restart"
 
-    def test_clients_are_chosen_of_those_that_can_and_what_is_remembered_survives_a_crash(self) -> None:
-        """As many as are wanted; and what it remembers of a round is the same by what is read of the journal."""
+    def test_selection_is_repeatable_and_memory_survives_a_crash(self) -> None:
+        """It selects the requested number of available clients, and its memory is the same after a restart."""
         context = make_context(self.method, self.model)
         roles, memory = context.roles, context.roles.memory.initial
         for number in range(1, 4):
             clients = _draw_clients(context, number)
-            asked = SelectionContext(clients=clients, count=3, round=number, seed=SEED, memory=memory)
-            found = roles.selector.select(asked)
-            assert found == roles.selector.select(asked), "the same question has two answers"
-            chosen = set(found.clients)
-            assert chosen <= {one.client_id for one in clients}, "a client was chosen that cannot take part"
-            assert len(found.clients) == len(chosen) == 3, f"{len(chosen)} clients were chosen, but 3 are wanted"
-            everyone = roles.selector.select(replace(asked, count=0))
-            assert len(set(everyone.clients)) == len(clients), "with count 0 all take part"
-            for trainee in (_make_trainee(context, name, number, found.memory) for name in sorted(chosen)):
+            question = SelectionContext(clients=clients, count=3, round=number, seed=SEED, memory=memory)
+            selection = roles.selector.select(question)
+            assert selection == roles.selector.select(question), "equal calls have different results"
+            names = set(selection.clients)
+            assert names <= {client.client_id for client in clients}, "a client was selected that is not available"
+            assert len(selection.clients) == len(names) == 3, f"{len(names)} clients were selected instead of 3"
+            everyone = roles.selector.select(replace(question, count=0))
+            assert len(set(everyone.clients)) == len(clients), "with count 0, all clients must be selected"
+            for trainee in (_make_trainee(context, name, number, selection.memory) for name in sorted(names)):
                 _assert_trains(context, trainee)
-            past = {one.client_id: one.past for one in _draw_clients(context, number + 1) if one.client_id in chosen}
-            closed = ClosedRound(round=number, clients={name: one for name, one in past.items() if one is not None})
-            memory = found.memory
+            later = [client for client in _draw_clients(context, number + 1) if client.client_id in names]
+            updates = {client.client_id: client.past for client in later if client.past is not None}
+            closed = ClosedRound(round=number, clients=updates)
+            memory = selection.memory
             if roles.memory.remember is not None:
-                memory = roles.memory.remember(_store_and_read(found.memory), closed)
-                assert memory == roles.memory.remember(found.memory, closed), (
-                    "it remembers something else after a crash"
+                memory = roles.memory.remember(_store_and_read(selection.memory), closed)
+                assert memory == roles.memory.remember(selection.memory, closed), (
+                    "its memory of the round differs after a restart"
                 )
-            assert memory == _store_and_read(memory), f"{memory} is not what is read of what it writes"
+            assert memory == _store_and_read(memory), f"{memory} is read back as {_store_and_read(memory)}"
 
-    def test_places_keep_the_size(self) -> None:
-        """Programs and costs are those of the size, wherever it lies in the model."""
+    def test_placed_submodels_keep_their_size(self) -> None:
+        """Programs and costs do not depend on the position in the model."""
         context = make_context(self.method, self.model)
         for size, draw in ((size, draw) for size in context.space for draw in _list_draws(context)):
             placed = context.roles.assigner.place(context.network, size, draw)
             context.network.check(placed)
-            found = context.network.size_of(placed).architecture_id
-            assert found == size.architecture_id, f"{size.name!r} has another size where it is placed"
+            placed_id = context.network.size_of(placed).architecture_id
+            assert placed_id == size.architecture_id, f"{size.name!r} has another size after `place`"
             student = context.roles.training.student(context.network, size, draw)
             if student is not None:
-                assert nested_maps(context.network, size, student), f"the student of {size.name!r} is not part of it"
+                assert nested_maps(context.network, size, student), f"the student of {size.name!r} is not a part of it"
                 fewer = context.network.parameter_count(student) < context.network.parameter_count(size)
                 assert fewer, f"the student of {size.name!r} is not smaller"
 
-    def test_sizes_fit_the_budget(self) -> None:
-        """Memory, disk, compute and both directions of the link; the largest budget always gets a size."""
+    def test_assigned_submodels_fit_the_budget(self) -> None:
+        """Memory, disk, compute, downlink and uplink; the largest budget always gets a submodel."""
         context = make_context(self.method, self.model)
         generator = random.Random(SEED)  # noqa: S311 - tries choices, keeps no secret
-        needs = sorted({one.training_memory_bytes["onnx"] for one in context.candidates})
+        needs = sorted({candidate.training_memory_bytes["onnx"] for candidate in context.candidates})
         least = draw_question(context, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
         assert context.roles.assigner.assign(replace(least, written={})).candidate is None, (
-            "a size was given for no budget"
+            "a submodel was assigned to an insufficient budget"
         )
         plenty = ask(context, "a")
-        assert context.roles.assigner.assign(plenty).candidate is not None, "no size was given for the largest budget"
+        assert context.roles.assigner.assign(plenty).candidate is not None, (
+            "no submodel was assigned to the largest budget"
+        )
         smallest = min(context.candidates, key=lambda candidate: candidate.order)
         assert context.roles.assigner.assign(replace(plenty, below=smallest)).candidate is None, (
-            "a size was given below the smallest"
+            "a submodel was assigned below the smallest"
         )
         for _ in range(_BUDGETS):
             waiting = draw_question(context, generator, draw_budget(context, generator))
@@ -274,15 +280,15 @@ def _list_draws(context: RunContext) -> list[Draw]:
 
 
 def _draw_clients(context: RunContext, round_number: int) -> tuple[AvailableClient, ...]:
-    """Some that were aggregated before, each in a round of its own, and in the first round none."""
+    """Clients; from round 2 on, some were aggregated in an earlier round."""
     generator = random.Random(round_number)  # noqa: S311 - draws cases, keeps no secret
-    found = []
-    for place, name in enumerate("abcdefgh"):
+    clients = []
+    for index, name in enumerate("abcdefgh"):
         past = LastUpdate(
-            round=max(1, round_number - place % 3),
-            size=context.space[place % len(context.space)],
-            architecture=context.space[place % len(context.space)],
-            sample_count=place + 1,
+            round=max(1, round_number - index % 3),
+            size=context.space[index % len(context.space)],
+            architecture=context.space[index % len(context.space)],
+            sample_count=index + 1,
             epochs=1,
             loss=generator.uniform(0, 3),
             square_loss=generator.uniform(9, 10),
@@ -290,17 +296,17 @@ def _draw_clients(context: RunContext, round_number: int) -> tuple[AvailableClie
             train_s=generator.uniform(0, 1),
             took_s=generator.uniform(0, 5),
         )
-        found.append(
+        clients.append(
             AvailableClient(
                 client_id=name,
-                sample_count=place + 1,
+                sample_count=index + 1,
                 budget=Budget(memory_bytes=2**40),
                 expected_training_s=generator.uniform(0, 5),
                 expected_uplink_s=generator.choice([0.0, 1.0]),
-                past=past if round_number > 1 and place % 4 else None,
+                past=past if round_number > 1 and index % 4 else None,
             )
         )
-    return tuple(found)
+    return tuple(clients)
 
 
 def _make_trainee(context: RunContext, name: str, round_number: int, memory: Any) -> Trainee:
@@ -311,25 +317,25 @@ def _make_trainee(context: RunContext, name: str, round_number: int, memory: Any
 
 
 def _assert_trains(context: RunContext, trainee: Trainee) -> None:
-    """Its training is that of the program which all of its size run, and it sends something."""
+    """Assert that its training settings fit the program of its submodel, and that it sends some tensors."""
     general = context.training(trainee.draw.round)
     own = context.roles.training.for_client(general, trainee)
     numbers: dict[str, Any] = {"epochs": own.epochs, "local_steps": own.local_steps, "learning_rate": own.learning_rate}
     numbers |= {"proximal_mu": own.proximal_mu, "distillation_weight": own.distillation_weight}
-    assert own == replace(general, **numbers), "local() changes what the program of the size has in it"
+    assert own == replace(general, **numbers), "`for_client` changes settings that are part of the program"
     if context.roles.training.sends is not None:
         sent = context.roles.training.sends(trainee)
-        assert sent, "a client sends nothing"
-        assert sent <= set(trainee.tensors), "a client is to send tensors that its submodel lacks"
+        assert sent, "a client must send at least one tensor"
+        assert sent <= set(trainee.tensors), "a client must not send tensors that its submodel lacks"
 
 
 def _store_and_read(memory: Any) -> Any:
-    """As it is after the server was killed."""
+    """The memory after a restart of the server."""
     if memory is None:
         return None
     return from_plain(type(memory), parse_json(canonical_json(memory), max_bytes=2**24))
 
 
 def _read_generators() -> tuple[object, ...]:
-    """The states of the generators that a process has once."""
+    """The states of the global generators."""
     return (random.getstate(), str(np.random.get_state()), torch.random.get_rng_state().tolist())

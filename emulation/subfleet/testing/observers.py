@@ -1,4 +1,4 @@
-"""What every observer keeps, as tests to be subclassed."""
+"""The contract of observers."""
 
 from dataclasses import replace
 from math import inf, nan
@@ -40,17 +40,16 @@ _ABSENT = replace(
 
 
 class ObserverContract:
-    """What every observer must keep; subclass it, and pytest runs it.
+    """Tests that every observer passes; pytest runs those of a subclass.
 
     Attributes:
-        observer: its name, where it is registered, or the function itself. Where it is a function of the class's body,
-            write `observer = staticmethod(mine)`.
+        observer: the name of a registered observer, or the function itself, as `observer = staticmethod(mine)`.
     """
 
     observer: str | ObserverFactory
 
     def test_it_hears_a_run_from_its_begin_to_its_end(self, tmp_path: Path) -> None:
-        """Sentences and rounds, those too in which nobody took part and whose figures are no numbers."""
+        """It accepts sentences and rounds, also rounds without participants and with infinite or missing figures."""
         odd = replace(_record(2, _ABSENT), accuracy=0.0, loss=nan)
         with self._factory()(self._run(), tmp_path) as observer:
             observer.say("it begins\n[bold]and goes on[/bold] with 50 % and {braces}")
@@ -58,21 +57,21 @@ class ObserverContract:
                 observer.round_finished(record)
 
     def test_a_run_that_is_taken_up_is_heard_again(self, tmp_path: Path) -> None:
-        """The folder has what the observer noted before; the first round that it hears of need not be round 1."""
+        """The folder contains its earlier output, and its first round need not be round 1."""
         for number in (1, 2):
             with self._factory()(self._run(), tmp_path) as observer:
                 observer.round_finished(_record(number, _AGGREGATED))
 
     def test_a_run_that_fails_is_not_hidden(self, tmp_path: Path) -> None:
-        """What ends a run goes through the observer's context, before the first round too."""
+        """An error passes through the context of the observer, also before the first round."""
         error = RuntimeError("the run has failed")
         with pytest.raises(RuntimeError) as raised, self._factory()(self._run(), tmp_path):
             raise error
-        assert raised.value is error, "the context raised something of its own"
+        assert raised.value is error, "the context raised another error"
 
     def _factory(self) -> ObserverFactory:
-        found = self.observer
-        return OBSERVERS.named(found) if isinstance(found, str) else found
+        observer = self.observer
+        return OBSERVERS.named(observer) if isinstance(observer, str) else observer
 
     def _run(self) -> Run:
         return read_run("quickstart")

@@ -1,7 +1,7 @@
-"""What a round is evaluated by, looked at from outside: which numbers are in it, and what a plain module makes of them.
+"""Evaluates a round independently of the server: by its checkpoint and a plain module.
 
-A first model has drawn numbers, none of them twice. A number of it that is still there after some rounds was trained
-by nobody, wherever a method has put it.
+All numbers of a first model are drawn and different. A number that is still in the model after some rounds is
+untrained, wherever a method has moved it.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ from subfleet.tasks import Dataset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideResult:
-    """What is found from outside of that by which a round was evaluated.
+    """The result of an independent evaluation.
 
     Attributes:
-        accuracy: mean over the networks that the checkpoint holds as the model.
-        untrained: the same of the fraction of their numbers that nobody has trained.
+        accuracy: mean over the evaluated models.
+        untrained: mean fraction of numbers that no client has trained.
     """
 
     accuracy: float
@@ -40,7 +40,7 @@ class OutsideResult:
 
 
 def draw_samples(network: Network, count: int = 60) -> Dataset:
-    """Samples and labels that are drawn."""
+    """Draw samples and labels."""
     generator = np.random.default_rng(0)
     config = network.config
     inputs = generator.standard_normal((count, *config.input_shape), dtype=np.float32)
@@ -48,7 +48,7 @@ def draw_samples(network: Network, count: int = 60) -> Dataset:
 
 
 def examine(context: RunContext, aggregated: AggregatedModel, samples: Dataset, round_number: int = 1) -> Examined:
-    """What the server tells of an aggregated round in which all clients took part."""
+    """The server's evaluation of an aggregated round in which all clients took part."""
     views = Views(context=context, samples=torch.from_numpy(samples.inputs))
     return Examiner(views, samples).examine(aggregated, RunState(), round_number)
 
@@ -56,32 +56,32 @@ def examine(context: RunContext, aggregated: AggregatedModel, samples: Dataset, 
 def evaluate_outside(
     context: RunContext, first: ModelState, aggregated: AggregatedModel, samples: Dataset
 ) -> OutsideResult:
-    """The same by the round's checkpoint alone, and the clients where each has a model of its own.
+    """Evaluate a round by its checkpoint; with personalised models, the mean over its clients.
 
     Args:
-        context: of a run whose method keeps one network.
-        first: the model that it began with.
+        context: of a run with a method that has one network.
+        first: the model before the first round.
         aggregated: the model after some rounds.
-        samples: labelled ones.
+        samples: with labels.
     """
-    kept = unpack_state(
+    stored = unpack_state(
         load(save({name: tensor.contiguous() for name, tensor in pack_state(aggregated.state).items()}))
     )
     network, clients = context.network, aggregated.clients
     if not context.roles.aggregator.personal:
-        architecture = kept.model or network.full_architecture()
+        architecture = stored.model or network.full_architecture()
         clients = (Participant(client_id="", architecture=architecture, size=network.size_of(architecture)),)
-    found = [_evaluate_client(context, first, kept, client, samples) for client in clients]
+    results = [_evaluate_client(context, first, stored, client, samples) for client in clients]
     return OutsideResult(
-        accuracy=sum(one.accuracy for one in found) / len(found),
-        untrained=sum(one.untrained for one in found) / len(found),
+        accuracy=sum(result.accuracy for result in results) / len(results),
+        untrained=sum(result.untrained for result in results) / len(results),
     )
 
 
 def _evaluate_client(
-    context: RunContext, first: ModelState, kept: ModelState, client: Participant, samples: Dataset
+    context: RunContext, first: ModelState, stored: ModelState, client: Participant, samples: Dataset
 ) -> OutsideResult:
-    seen = Views(context=context, samples=torch.from_numpy(samples.inputs)).for_training(kept, client)
+    seen = Views(context=context, samples=torch.from_numpy(samples.inputs)).for_training(stored, client)
     own = extract(context.network, client.architecture, seen)
     old = sum(int(torch.isin(tensor, first.shared[name]).sum()) for name, tensor in own.items())
     return OutsideResult(

@@ -1,4 +1,4 @@
-"""Rounds of a method without devices: clients whose changes are drawn, aggregated by the server's own aggregation."""
+"""Rounds of a method without devices: the server aggregates drawn changes."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +72,7 @@ SUPERNET = ChoiceCnn(
     operators=(("conv1", "dsconv3", "identity"),),
     group_size=2,
 )
-"""For methods that draw paths of one."""
+"""For methods that draw paths of a supernet."""
 RATES = (0.25, 0.5, 1.0)
 CLASSES = 4
 SEED = 3
@@ -83,10 +83,10 @@ class DrawnClient:
     """A client of a drawn round.
 
     Attributes:
-        size: place of its size in the method's space.
-        scale: size of its change; 0 is a round with learning rate 0.
-        classes: samples of each class.
-        codec: by which its update is written.
+        size: index of its submodel in the method's search space.
+        scale: of its change; 0 has the effect of learning rate 0.
+        classes: number of samples of each class.
+        codec: of its update.
     """
 
     name: str
@@ -98,9 +98,9 @@ class DrawnClient:
 
 
 def make_config(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run:
-    """A run of a method on a small network, in which every update counts what the method says.
+    """Settings of a run on a small network, without a limit on a client's fraction of the weight.
 
-    A method that draws paths has a small supernet where no other model is named.
+    For a method that draws paths, the default model is a small supernet.
     """
     supernet = model == MODEL and method.roles().training.draws_paths
     model, data = (SUPERNET if supernet else model), DataSettings(test="unused", validation_samples=int(supernet))
@@ -109,7 +109,7 @@ def make_config(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Run
 
 
 def make_context(method: AnyMethod, model: Family = MODEL, **changes: Any) -> RunContext:
-    """The terms of a method on a small network."""
+    """The run context of a method on a small network."""
     return create_context(make_config(method, model, **changes), "run")
 
 
@@ -121,7 +121,7 @@ def ask(
     round_number: int = 1,
     previous: Architecture | None = None,
 ) -> AssignmentContext:
-    """A client that waits for a size, of a search that has found nothing yet."""
+    """A client to be assigned a submodel, before any search has found something."""
     search = context.roles.assigner.search
     return AssignmentContext(
         networks={"": context.network},
@@ -136,10 +136,7 @@ def ask(
 
 
 def draw_state(network: Network) -> ModelState:
-    """A model whose every tensor is drawn, so that no error hides behind a zero; variances are 1 or more.
-
-    Nobody has trained any of it.
-    """
+    """Draw all tensors of an untrained model, so that no error hides behind a zero; variances are at least 1."""
     generator = torch.Generator().manual_seed(1)
     state = init_state(network, 0)
     drawn = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()}
@@ -150,13 +147,13 @@ def draw_state(network: Network) -> ModelState:
 
 
 def place_client(context: RunContext, client: DrawnClient, round_number: int) -> Architecture:
-    """Where a client's size lies in the model in a round."""
+    """The architecture of a client's submodel in a round."""
     draw = Draw(seed=SEED, round=round_number, client_id=client.name, memory=context.roles.memory.initial)
     return context.roles.assigner.place(context.network, context.space[client.size], draw)
 
 
 def draw_change(context: RunContext, client: DrawnClient, round_number: int) -> dict[str, Tensor]:
-    """What a client learned in a round."""
+    """Draw the change of a client in a round."""
     architecture = place_client(context, client, round_number)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{client.name}/{round_number}".encode()))
     return {
@@ -177,7 +174,7 @@ def play(
 
 
 def store_update(context: RunContext, client: DrawnClient, blobs: BlobStore, round_number: int = 1) -> ClientState:
-    """The state of a client whose update is stored."""
+    """Store the update of a client; returns the client's state."""
     change = {name: tensor.numpy() for name, tensor in draw_change(context, client, round_number).items()}
     exact = {name for name, decl in context.network.tensors.items() if decl.role in BUFFER_ROLES}
     uniform = partial(draw_rounding_numbers, seed=SEED, round_number=round_number, client_id=client.name)
@@ -202,12 +199,12 @@ def store_update(context: RunContext, client: DrawnClient, blobs: BlobStore, rou
         stage="done",
         offer=Offer(class_counts=client.classes),
         given=Submodel(size=context.space[client.size], architecture=place_client(context, client, round_number)),
-        task=_task(client, place_client(context, client, round_number), ref, round_number),
+        task=_make_task(client, place_client(context, client, round_number), ref, round_number),
         trained=AcceptedUpdate(update=result),
     )
 
 
-def _task(client: DrawnClient, architecture: Architecture, blob: BlobRef, round_number: int) -> Task:
+def _make_task(client: DrawnClient, architecture: Architecture, blob: BlobRef, round_number: int) -> Task:
     return Task(
         task_id=f"{client.name}/{round_number}",
         run_id="run",
@@ -228,7 +225,7 @@ def _task(client: DrawnClient, architecture: Architecture, blob: BlobRef, round_
 
 
 def keep_architecture(network: Network, architecture: Architecture) -> Architecture:
-    """An update moves the very submodel that was trained."""
+    """The submodel that an update changes by default: the trained one."""
     return architecture
 
 
@@ -238,41 +235,43 @@ def find_held(
     round_number: int = 1,
     moved: Callable[[Network, Architecture], Architecture] = keep_architecture,
 ) -> Mapping[str, Tensor]:
-    """Which elements of the model any of the clients' updates moves."""
+    """By tensor, a mask of the elements that the updates of the clients change."""
     architectures = [moved(context.network, place_client(context, client, round_number)) for client in clients]
-    found = [find_held_elements(context.network, architecture) for architecture in architectures]
-    return {name: torch.stack([one[name] for one in found]).any(dim=0) for name in context.network.tensors}
+    masks = [find_held_elements(context.network, architecture) for architecture in architectures]
+    return {name: torch.stack([mask[name] for mask in masks]).any(dim=0) for name in context.network.tensors}
 
 
 def with_steps(roles: Roles, **steps: Any) -> Roles:
-    """Roles with other steps, each given by its name, which one role alone has.
+    """Replace steps of roles by name.
 
     Raises:
-        TypeError: no role has a step of this name.
+        TypeError: not exactly one role has a step of this name.
     """
     for name, step in steps.items():
-        owners = [one.name for one in fields(roles) if name in {own.name for own in fields(getattr(roles, one.name))}]
+        owners = [
+            role.name for role in fields(roles) if name in {own.name for own in fields(getattr(roles, role.name))}
+        ]
         if len(owners) != 1:
-            raise TypeError(f"{name!r} is a step of {len(owners)} roles, but must be a step of one")
+            raise TypeError(f"{name!r} is a step of {len(owners)} roles, but must be one of exactly one role")
         roles = replace(roles, **{owners[0]: replace(getattr(roles, owners[0]), **{name: step})})
     return roles
 
 
 def changes_whole_model(context: RunContext) -> bool:
-    """Whether a method goes on with the whole model after a round."""
+    """Whether a method transforms the whole model after a round."""
     return (
         context.roles.aggregator.after_round is not keep_aggregate or context.roles.techniques.distillation is not None
     )
 
 
 def list_clients(context: RunContext) -> list[DrawnClient]:
-    """A client of every size, the largest left out where there are several."""
+    """A client for each submodel of the search space, except for the largest if there are several."""
     count = max(1, len(context.space) - 1)
-    return [DrawnClient(name=f"client{place}", size=place, samples=place + 1) for place in range(count)]
+    return [DrawnClient(name=f"client{index}", size=index, samples=index + 1) for index in range(count)]
 
 
 def compute_logits(context: RunContext, tensors: Mapping[str, Tensor]) -> list[float]:
-    """What the whole model says of drawn inputs."""
+    """The outputs of the whole model for drawn inputs."""
     module = build_module(context.network, context.network.full_architecture())
     module.load_state_dict(dict(tensors))
     inputs = torch.randn(6, *context.network.config.input_shape, generator=torch.Generator().manual_seed(0))
@@ -283,5 +282,5 @@ def compute_logits(context: RunContext, tensors: Mapping[str, Tensor]) -> list[f
 def view_model(context: RunContext, state: ModelState, client: DrawnClient) -> Mapping[str, Tensor]:
     """The model as a client sees it."""
     size = context.space[client.size]
-    who = Participant(client_id=client.name, architecture=size, size=size)
-    return see_model(context.roles, context.network, state, who)
+    participant = Participant(client_id=client.name, architecture=size, size=size)
+    return see_model(context.roles, context.network, state, participant)

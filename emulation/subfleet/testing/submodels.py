@@ -1,4 +1,4 @@
-"""Submodels to try a network on, and which elements of the model they hold."""
+"""Submodels for tests of networks, and the elements of the model that they contain."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from subfleet.protocol.submodel import Architecture, Centre, Explicit, Full, Ind
 
 
 def draw_submodels(network: Network, count: int = 12, seed: int = 0) -> Iterator[Architecture]:
-    """The whole network, the smallest submodel, one without each block, and drawn ones: the same every time."""
+    """The whole network, the smallest submodel, for each block one without it, and drawn ones; always the same."""
     yield network.full_architecture()
     yield Architecture(axes=tuple((axis.name, _smallest(axis)) for axis in _list_cut_axes(network)))
     names = network.full_architecture().blocks
@@ -27,12 +27,12 @@ def draw_submodels(network: Network, count: int = 12, seed: int = 0) -> Iterator
 
 
 def tie_axes(network: Network, architecture: Architecture) -> Architecture:
-    """A submodel whose axes keep the same, where blocks are left out between them: what the shortest of them keeps."""
+    """The submodel with equal indices on axes that left-out blocks tie together: those of the shortest axis."""
     axes = dict(architecture.axes)
     for tied in network.tied_axes(architecture.blocks):
         shortest = min(tied, key=lambda name: network.axes[name].size)
-        kept = Explicit(indices=tuple(kept_indices(architecture.make_index_set(shortest), network.axes[shortest].size)))
-        axes |= dict.fromkeys(tied, kept)
+        indices = kept_indices(architecture.make_index_set(shortest), network.axes[shortest].size)
+        axes |= dict.fromkeys(tied, Explicit(indices=tuple(indices)))
     return replace(architecture, axes=tuple(sorted(axes.items())))
 
 
@@ -45,7 +45,7 @@ def _smallest(axis: Axis) -> IndexSet:
 
 
 def _draw_index_set(axis: Axis, generator: random.Random) -> IndexSet:
-    """Any index set of whole groups; of a kernel, its middle."""
+    """Any index set of whole groups; for kernels, a centred one."""
     step, groups = axis.granularity, axis.size // axis.granularity
     if axis.kind == "kernel":
         return Centre(size=2 * generator.randint(0, (axis.size - 1) // 2) + 2 - axis.size % 2)
@@ -55,13 +55,13 @@ def _draw_index_set(axis: Axis, generator: random.Random) -> IndexSet:
     if kind == "roll":
         return Roll(start=generator.randrange(groups) * step, size=size * step)
     if kind == "explicit":
-        kept = generator.sample(range(groups), size)
-        return Explicit(indices=tuple(group * step + offset for group in kept for offset in range(step)))
+        sampled = generator.sample(range(groups), size)
+        return Explicit(indices=tuple(group * step + offset for group in sampled for offset in range(step)))
     return Full()
 
 
 def have_same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    """Whether two states are the same, sign of zero included."""
+    """Whether two states have the same bits, including signs of zeros."""
     return left.keys() == right.keys() and all(
         left[name].shape == right[name].shape and torch.equal(_as_bytes(left[name]), _as_bytes(right[name]))
         for name in left
@@ -73,7 +73,7 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 
 def find_held_elements(network: Network, architecture: Architecture) -> dict[str, Tensor]:
-    """For every tensor of the full model, which elements a submodel holds; told element by element from the axes."""
+    """By tensor of the full model, a mask of the elements that a submodel contains, derived from the axes."""
     return {name: _find_held(network, architecture, name) for name in network.tensors}
 
 
@@ -81,8 +81,8 @@ def _find_held(network: Network, architecture: Architecture, name: str) -> Tenso
     decl = network.tensors[name]
     held = torch.full(decl.shape, decl.part is None or decl.part in network.parts_of(architecture))
     for dimension, (dim, size) in enumerate(zip(decl.axes, decl.shape, strict=True)):
-        kept = torch.tensor([_keeps_row(network, architecture, factors_of(dim, size), index) for index in range(size)])
-        held &= kept.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
+        rows = torch.tensor([_keeps_row(network, architecture, factors_of(dim, size), index) for index in range(size)])
+        held &= rows.reshape([-1 if other == dimension else 1 for other in range(len(decl.shape))])
     return held
 
 
@@ -90,8 +90,8 @@ def _keeps_row(network: Network, architecture: Architecture, factors: tuple[str 
     """Whether a submodel keeps an index of a dimension; the last factor runs fastest."""
     for factor in reversed(factors):
         size = factor if isinstance(factor, int) else network.axes[factor].size
-        index, place = divmod(index, size)
-        if isinstance(factor, str) and not _keeps(architecture.make_index_set(factor), place, size):
+        index, remainder = divmod(index, size)
+        if isinstance(factor, str) and not _keeps(architecture.make_index_set(factor), remainder, size):
             return False
     return True
 

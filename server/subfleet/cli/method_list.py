@@ -64,14 +64,14 @@ def show_methods(console: Console, verdicts: Mapping[str, Mapping[str, str]] | N
 
 def _parameters(method: Method) -> dict[str, dict[str, Any]]:
     """The default of each parameter, and the value of the paper; None if the paper leaves it open."""
-    published = method.INFO.published
-    own = [field.name for field in fields(method) if not any(path.startswith(f"{field.name}.") for path in published)]
+    published, paths = method.INFO.published, method.INFO.parameters
+    own = [field.name for field in fields(method) if not any(path.startswith(f"{field.name}.") for path in paths)]
     return {
         name: {
             "default": to_plain(attrgetter(name)(method)),
             "paper": None if (value := published.get(name)) is None else to_plain(value.value),
         }
-        for name in dict.fromkeys([*published, *own])
+        for name in dict.fromkeys([*paths, *own])
     }
 
 

@@ -134,11 +134,7 @@ def build_tuning_record(
     if not tiers or len(found) != len(tiers):
         return None
     best = [max(one.best for one in generations if one.tier == tier) for tier in tiers]
-    known = [
-        (score, better(one.metric) * one.own_mean)
-        for score, one in zip(best, found, strict=True)
-        if one.own_mean is not None
-    ]
-    return TuningRecord(
-        networks=len(known), tau=kendall_tau([score for score, _ in known], [found for _, found in known])
-    )
+    pairs = zip(best, found, strict=True)
+    known = [(score, better(one.metric) * one.own_mean) for score, one in pairs if one.own_mean is not None]
+    tau = kendall_tau([score for score, _ in known], [result for _, result in known])
+    return TuningRecord(networks=len(known), tau=tau)

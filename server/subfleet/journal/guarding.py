@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.records import EvaluationObserver, Progress, ProgressObserver, RoundRecord, RunObserver
@@ -18,40 +17,39 @@ class GuardedObserver:
 
     def say(self, text: str) -> None:
         """See `RunObserver.say`."""
-        for observer in self._observers:
-            _call(observer, partial(observer.say, text))
+        self._tell(lambda observer: observer.say(text))
 
     def round_finished(self, record: RoundRecord) -> None:
         """See `RunObserver.round_finished`."""
-        for observer in self._observers:
-            _call(observer, partial(observer.round_finished, record))
+        self._tell(lambda observer: observer.round_finished(record))
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """See `EvaluationObserver.evaluated`; other observers get a sentence instead."""
-        for observer in self._observers:
+
+        def tell(observer: RunObserver) -> None:
             if isinstance(observer, EvaluationObserver):
-                _call(observer, partial(observer.evaluated, record))
+                observer.evaluated(record)
             else:
-                _call(observer, partial(observer.say, describe_spread(record)))
+                observer.say(describe_spread(record))
+
+        self._tell(tell)
 
     def progressed(self, progress: Progress) -> None:
         """See `ProgressObserver.progressed`; other observers are skipped."""
+        self._tell(lambda observer: observer.progressed(progress) if isinstance(observer, ProgressObserver) else None)
+
+    def _tell(self, tell: Callable[[RunObserver], None]) -> None:
         for observer in self._observers:
-            if isinstance(observer, ProgressObserver):
-                _call(observer, partial(observer.progressed, progress))
-
-
-def _call(observer: RunObserver, method: Callable[[], None]) -> None:
-    try:
-        method()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # rich exits if nobody reads its output any more
-        _LOG.error(
-            "%s cannot show what happens (%s: %s); the run goes on",
-            type(observer).__name__,
-            type(error).__name__,
-            error,
-            exc_info=_LOG.isEnabledFor(logging.DEBUG),
-        )
+            try:
+                tell(observer)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # rich exits if nobody reads its output any more
+                _LOG.error(
+                    "%s cannot show what happens (%s: %s); the run goes on",
+                    type(observer).__name__,
+                    type(error).__name__,
+                    error,
+                    exc_info=_LOG.isEnabledFor(logging.DEBUG),
+                )
 
 
 class Unobserved:

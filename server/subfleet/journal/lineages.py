@@ -1,7 +1,7 @@
 """The family tree of a run: a record of each network, from the records of its rounds. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from subfleet.elastic.growing import find_changed_cells
@@ -10,9 +10,8 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import NEVER, find_first_attempt, list_lineages
+from subfleet.rounds.networks import find_trainable_attempts, list_lineages
 from subfleet.rounds.state import RunState
-from subfleet.search.queue import WrittenProgram
 
 
 def build_network_records(
@@ -27,7 +26,7 @@ def build_network_records(
         evaluations: its evaluations by devices, in order.
     """
     lineages = {one.id: one for one in list_lineages(context, state.lineages)}
-    attempts = _find_first_attempts(context, state.written.values())
+    attempts = find_trainable_attempts(context, state)
     found = evaluations[-1].evaluated if evaluations else ()
     return tuple(
         _build_record(context, lineages, one, rounds, found, attempts.get(one.id)) for one in lineages.values()
@@ -46,15 +45,11 @@ def _build_record(
     whole = declared.estimate(declared.network.full_architecture())
     parent = None if lineage.parent is None else context.declared(lineages[lineage.parent]).network
     wider, deeper = ((), ()) if parent is None else find_changed_cells(parent, declared.network)
-    trained = {
-        record.round: names
-        for record in rounds
-        if (
-            names := tuple(
-                row.client_id for row in record.aggregated if row.sample_passes and row.network == lineage.id
-            )
-        )
-    }
+    rows = [(record.round, row) for record in rounds for row in record.clients if row.network == lineage.id]
+    trained: dict[int, tuple[str, ...]] = {}
+    for round_number, row in rows:
+        if row.status == "aggregated" and row.sample_passes:
+            trained[round_number] = (*trained.get(round_number, ()), row.client_id)
     headline = context.config.training.objective.kind.headline
     known = {row.client_id: row.value(headline) for row in evaluations if row.network == lineage.id}
     own = {name: value for name, value in known.items() if value is not None}
@@ -65,9 +60,7 @@ def _build_record(
         wider=wider,
         deeper=deeper,
         trained=trained,
-        training_macs=sum(
-            row.training_macs for record in rounds for row in record.clients if row.network == lineage.id
-        ),
+        training_macs=sum(row.training_macs for _, row in rows),
         ready_round=_find_ready_round(rounds, ready_attempt, min(trained, default=None)),
         owners=tuple(own),
         own_mean=math.fsum(own.values()) / len(own) if own else None,
@@ -75,25 +68,11 @@ def _build_record(
     )
 
 
-def _find_first_attempts(context: RunContext, written: Iterable[WrittenProgram]) -> dict[str, int]:
-    """By network, the first attempt with a program that trains a size of it."""
-    attempts: dict[str, int] = {}
-    for one in written:
-        name, attempt = one.program.size.network, find_first_attempt(context, one)
-        if one.facts.planned_peak_bytes is not None and attempt != NEVER:
-            attempts[name] = min(attempt, attempts.get(name, attempt))
-    return attempts
-
-
 def _find_ready_round(rounds: Sequence[RoundRecord], ready_attempt: int | None, trained: int | None) -> int | None:
     """The first round with a program for the network; by its training if its programs are unknown."""
     lost = accumulate(record.failed_attempts for record in rounds)
-    ready = next(
-        (
-            record.round
-            for record, before in zip(rounds, lost, strict=True)
-            if ready_attempt is not None and record.round + before >= ready_attempt
-        ),
-        None,
-    )
-    return min((one for one in (ready, trained) if one is not None), default=None)
+    known = [] if trained is None else [trained]
+    if ready_attempt is not None:
+        attempts = zip(rounds, lost, strict=True)
+        known += [record.round for record, before in attempts if record.round + before >= ready_attempt]
+    return min(known, default=None)

@@ -1,5 +1,6 @@
 """Counts of the outliers among a run's updates, by client and treatment."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -44,16 +45,12 @@ class OutlierCounts:
 
 def count_outliers(rounds: Iterable[RoundRecord]) -> OutlierCounts:
     """Count the outliers in the rounds of a run."""
-    found: dict[str, dict[str, int]] = {"scaled": {}, "left_out": {}, "reported": {}}
-    count = 0
-    for record in rounds:
-        count += 1
-        for row in record.clients:
-            if row.outlier:
-                kind = found[_classify(row)]
-                kind[row.client_id] = kind.get(row.client_id, 0) + 1
-    ordered = {kind: MappingProxyType(dict(sorted(counts.items()))) for kind, counts in found.items()}
-    return OutlierCounts(rounds=count, **ordered)
+    records = tuple(rounds)
+    counts: dict[str, Counter[str]] = {"scaled": Counter(), "left_out": Counter(), "reported": Counter()}
+    for row in (row for record in records for row in record.clients if row.outlier):
+        counts[_classify(row)][row.client_id] += 1
+    ordered = {kind: MappingProxyType(dict(sorted(counted.items()))) for kind, counted in counts.items()}
+    return OutlierCounts(rounds=len(records), **ordered)
 
 
 def _classify(row: ClientRow) -> str:

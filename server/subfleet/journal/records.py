@@ -138,10 +138,7 @@ class ClientRow:
         """The fraction of its tightest budget, memory or a link, that its task used; None without a task."""
         if not self.planned_peak_bytes or not self.budget_bytes:
             return None
-        moved = (
-            (self.weight_bytes, self.downlink_budget_bytes),
-            (self.update_bytes, self.uplink_budget_bytes),
-        )
+        moved = ((self.weight_bytes, self.downlink_budget_bytes), (self.update_bytes, self.uplink_budget_bytes))
         return max(
             self.planned_peak_bytes / self.budget_bytes,
             *(size_bytes / link_bytes if link_bytes else 0.0 for size_bytes, link_bytes in moved),

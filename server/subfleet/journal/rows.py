@@ -53,21 +53,16 @@ def build_record(
     """The record of what was closed."""
     if isinstance(close, CloseGeneration):
         return build_generation_record(close, traffic)
-    return (
-        build_round_record(context, close, traffic)
-        if isinstance(close, Close)
-        else build_evaluation_record(context, close, traffic)
-    )
+    if isinstance(close, Close):
+        return build_round_record(context, close, traffic)
+    return build_evaluation_record(context, close, traffic)
 
 
 def build_evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
     """The record of a closed evaluation."""
     kind = context.config.training.objective.kind
-    found = [
-        sum_totals(client.evaluated)
-        for client in close.clients
-        if client.stage == "done" and client.evaluated is not None
-    ]
+    answers = (client.evaluated for client in close.clients if client.stage == "done")
+    found = [sum_totals(answer) for answer in answers if answer is not None]
     return EvaluationRecord(
         round=close.round,
         seconds=close.seconds,
@@ -113,11 +108,10 @@ def _weigh(context: RunContext, close: Close) -> dict[str, Weight]:
     for client in close.clients:
         if client.stage == "done" and client.architecture is not None:
             by_network.setdefault(client.architecture.network, []).append(client)
-    found = (
-        weigh_round(context.weigh(close.round), clients, context.config.max_client_fraction)
-        for clients in by_network.values()
-    )
-    return {name: weight for of_network in found for name, weight in of_network.items()}
+    weights: dict[str, Weight] = {}
+    for clients in by_network.values():
+        weights |= weigh_round(context.weigh(close.round), clients, context.config.max_client_fraction)
+    return weights
 
 
 def _build_client_row(
@@ -180,14 +174,8 @@ def _add_costs(
     if client.task is None or not isinstance(client.task.work, Train):
         return row
     training = client.task.work.settings
-    expected = estimate_time(
-        context,
-        client,
-        forward_macs=row.forward_macs,
-        training=training,
-        weight_bytes=candidate.weight_bytes,
-        update_bytes=row.update_bytes,
-    )
+    cost = replace(candidate, forward_macs=row.forward_macs, update_bytes=row.update_bytes)
+    expected = estimate_time(context, client, cost, training)
     samples = 0 if update is None else min(update.sample_count, training.round_count(client.offer.sample_count))
     return replace(
         row,

@@ -70,6 +70,8 @@ def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
 
 _LOG = logging.getLogger(__name__)
 _MESSAGES_PER_STEP = 256
+_REPEAT_S = 2.0
+"""An announcement is repeated, since a transport may lose it and no ack answers it."""
 
 
 class DeviceLink:
@@ -108,7 +110,8 @@ class DeviceLink:
         self._uploads = Uploads(self._exchange, self._complaints.note)
         self._outbox = Outbox()
         self._receivers: dict[str, str] = {}  # of the tasks in the outbox
-        self._announcer = Announcer()
+        self._announced = ""
+        self._announce_s = 0.0
 
     @property
     def digests(self) -> frozenset[str]:
@@ -167,7 +170,8 @@ class DeviceLink:
         now_s = self._clock()
         for outgoing in (*self._exchange.tick(now_s), *self._outbox.due(now_s)):
             self._transport.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
-        if info is not None and self._announcer.due(info, now_s):
+        if info is not None and (info.message_id != self._announced or now_s >= self._announce_s):
+            self._announced, self._announce_s = info.message_id, now_s + _REPEAT_S
             self._transport.publish(self._topics.all("round"), encode(info), retain=True)
         self._complaints.tick()
 
@@ -175,7 +179,7 @@ class DeviceLink:
         if isinstance(event, Connected):
             self._exchange.reconnected(event.message_bytes)
             self._outbox.resend_all()
-            self._announcer.again()
+            self._announced = ""  # earlier announcements may be lost
         elif isinstance(event, Disconnected):
             _LOG.warning("the link to the broker is down: %s", event.reason)
         elif (read := read_delivery(self._topics, event, self._complaints.note)) is not None:
@@ -244,28 +248,3 @@ class Uploads:
             if isinstance(result, FetchFailed):
                 self._complain(update.client_id, f"its update cannot be fetched: {result.detail}")
         return tuple(offers) if isinstance(result, Fetched) else ()
-
-
-REPEAT_S = 2.0
-"""An announcement is repeated, since a transport may lose it and no ack answers it."""
-
-
-class Announcer:
-    """Decides when an announcement is due."""
-
-    def __init__(self) -> None:
-        self._last = ""
-        self._next_s = 0.0
-
-    def due(self, info: RoundInfo | None, now_s: float) -> bool:
-        """Whether to publish an announcement now; if so, it counts as published."""
-        if info is None:
-            return False
-        if info.message_id == self._last and now_s < self._next_s:
-            return False
-        self._last, self._next_s = info.message_id, now_s + REPEAT_S
-        return True
-
-    def again(self) -> None:
-        """Make the announcement due at once, as earlier ones may be lost."""
-        self._last = ""

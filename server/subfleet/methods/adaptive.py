@@ -7,30 +7,14 @@ Server half: the mean of the changes, weighted by samples, moves the model throu
 of squares grows fast and decays slowly. Elements that nobody trained keep value and moments.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from subfleet.elastic import server_optimisers
-from subfleet.methods.describing import Condition, MethodInfo, Published, always
+from subfleet.methods.describing import MethodInfo, Published, always
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
 from subfleet.methods.techniques import Techniques
-
-_PAPER = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
-_PUBLISHED: Mapping[str, Published | None] = MappingProxyType(
-    {
-        "server.learning_rate": None,
-        "server.beta1": Published(value=0.9),
-        "server.beta2": Published(value=0.99),
-        "server.tau": None,
-        "model": ONE_MODEL,
-    }
-)
-_DEPARTURES: Mapping[str, Condition] = MappingProxyType(
-    {"an update counts by its samples, where algorithm 2 counts all equally": always}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +27,17 @@ class FedAdam:
     """
 
     TYPE: ClassVar[str] = "fedadam"
-    INFO: ClassVar[MethodInfo] = MethodInfo(title="FedAdam", paper=_PAPER, published=_PUBLISHED, departures=_DEPARTURES)
+    INFO: ClassVar[MethodInfo] = MethodInfo(
+        title="FedAdam",
+        paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        published={
+            "server.beta1": Published(value=0.9),
+            "server.beta2": Published(value=0.99),
+            "model": ONE_MODEL,
+        },
+        unpublished=("server.learning_rate", "server.tau"),
+        departures={"an update counts by its samples, where algorithm 2 counts all equally": always},
+    )
     server: server_optimisers.ServerAdam = field(default_factory=server_optimisers.ServerAdam)
     model: Homogeneous = "largest"
 
@@ -62,7 +56,7 @@ class FedYogi:
     """
 
     TYPE: ClassVar[str] = "fedyogi"
-    INFO: ClassVar[MethodInfo] = MethodInfo(title="FedYogi", paper=_PAPER, published=_PUBLISHED, departures=_DEPARTURES)
+    INFO: ClassVar[MethodInfo] = replace(FedAdam.INFO, title="FedYogi")
     server: server_optimisers.ServerYogi = field(default_factory=server_optimisers.ServerYogi)
     model: Homogeneous = "largest"
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import AggregationContext, Aggregator
 from subfleet.methods.assigner import Assigner
-from subfleet.methods.describing import MethodInfo, Published, Setting, always
+from subfleet.methods.describing import MethodInfo, Published, always
 from subfleet.methods.roles import LocalTraining, Roles, UpdateBytes
 from subfleet.methods.sizes import list_widths
 from subfleet.methods.techniques import Techniques
@@ -35,10 +35,6 @@ from subfleet.protocol.update_codecs import AnyUpdateCodec, TopK, TopKQsgd, Unco
 
 if TYPE_CHECKING:
     from subfleet.elastic.model_state import ModelState
-
-
-def _sends_everything(method: AnycostFL, setting: Setting) -> bool:
-    return (setting.techniques.update_codec or method.codec) in (None, Uncompressed())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +55,14 @@ class AnycostFL:
         "2023",
         varies=("width",),
         judges=("update_codec",),
-        published={"steps": None, "codec": Published(value=TopKQsgd(), otherwise=None)},
+        published={"codec": Published(value=TopKQsgd(), otherwise=None)},
+        unpublished=("steps",),
         departures={
             "width is maximised first, then the density of updates, where the paper optimises both together": always,
             "updates are weighted by samples, not by optimised coefficients": always,
-            "updates are not compressed": _sends_everything,
+            "updates are not compressed": (
+                lambda method, setting: (setting.techniques.update_codec or method.codec) in (None, Uncompressed())
+            ),
             "all updates are compressed equally, whatever the link (update_codec)": (
                 lambda method, setting: setting.compressed
             ),

@@ -88,8 +88,8 @@ class MethodInfo:
         varies: how its clients' submodels differ by default.
         runtimes: the program targets that can train it.
         judges: keys of a run's configuration that `departures` covers, so that nothing general is said about them.
-        published: the paper's value of each parameter, or of a nested one (`search.scoring`); None if the paper leaves
-            it open or has no such parameter.
+        published: the paper's value of each parameter, or of a nested one (`search.scoring`).
+        unpublished: the other parameters: the paper leaves their values open, or has no such parameters.
         departures: other differences from the paper, one sentence each, and when each applies. A sentence may name
             parameters, such as "{method.proposals}".
     """
@@ -99,8 +99,14 @@ class MethodInfo:
     varies: tuple[Literal["width", "depth", "operator"], ...] = ()
     runtimes: tuple[str, ...] = ("onnx", "executorch", "torch")
     judges: tuple[Literal["norms", "update_codec", "distillation"], ...] = ()
-    published: Mapping[str, Published | None] = field(default_factory=lambda: MappingProxyType({}))
+    published: Mapping[str, Published] = field(default_factory=lambda: MappingProxyType({}))
+    unpublished: tuple[str, ...] = ()
     departures: Mapping[str, Condition] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """All parameters, or paths of nested ones."""
+        return (*self.published, *self.unpublished)
 
 
 def join_departures(departures: Sequence[str]) -> str:
@@ -119,7 +125,7 @@ def list_departures(method: Method, setting: Setting) -> tuple[str, ...]:
     by_parameter = (
         published.describe_departure(path, attrgetter(path)(method))
         for path, published in method.INFO.published.items()
-        if published is not None and published.matters(method)
+        if published.matters(method)
     )
     return (*own, *filter(None, by_parameter))
 

@@ -84,13 +84,12 @@ class DynamicSelection:
         judges=("distillation",),
         published={
             "search": Published(value="paper", otherwise="the search algorithm is ours"),
-            "rates": None,
-            "estimates": None,
             "epsilon": Published(value=0.8),
             "t_max": Published(value=5),
             "distillation": Published(value=_PUBLISHED, otherwise=None),
             "weighting": UNIFORM,
         },
+        unpublished=("rates", "estimates"),
         departures={
             "while a submodel has no training program, the device gets the largest one that has": always,
             "activations are the network's own, without the paper's ReLU6": always,

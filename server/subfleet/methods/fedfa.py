@@ -72,10 +72,8 @@ class FedFA:
             "scaling": Published(value=True, otherwise="nothing is scaled"),
             "fidelity": Published(value="paper", otherwise="models that nobody trained do not change (fidelity)"),
             "norm": Published(value=None, otherwise=None),
-            "central": None,  # the text allows three readings
             "class_mask": Published(value=True, otherwise="outputs of classes that a client lacks are trained too"),
             "choice": Published(value="declared", otherwise=None),
-            "proposals": None,
             "depth": Published(value=True, otherwise="architectures differ only in width"),
             "scaled": Published(
                 value="weights",
@@ -83,6 +81,8 @@ class FedFA:
                 matters=lambda method: method.scaling,
             ),
         },
+        # central: the text allows three readings
+        unpublished=("central", "proposals"),
         departures={
             "architectures are chosen by the log or the first budget, not declared": (
                 lambda method, setting: method.choice == "largest"

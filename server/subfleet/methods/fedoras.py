@@ -76,32 +76,34 @@ class FedorAS:
         paper="Dudziak et al., FedorAS: Federated Architecture Search under system heterogeneity, 2022",
         varies=("operator",),
         published={
-            "supernet_rounds": None,  # 500 to 750, by data set
             "subspace": Published(value=0.5),
             "path_sampler": Published(value="greedy", otherwise="paths are drawn uniformly from all valid ones"),
             "aggregation": Published(value="operators", otherwise="operators are averaged by clients' samples"),
             "min_contributors": Published(
                 value=2, otherwise={1: "an operator trained by a single client is aggregated"}
             ),
-            "tiers": None,  # 4 or 5, by data set
             "tiers_by": Published(value="drawn", otherwise="tiers depend on the devices' compute"),
             "search.evolution.objectives": Published(
                 value="accuracy_macs",
                 otherwise="the search maximises accuracy alone; the paper's NSGA-II also minimises size",
             ),
-            "search.evolution.evaluations": None,
-            "search.evolution.population": None,
-            "search.evolution.offspring": None,
-            "search.evolution.mutation": None,
-            "search.evolution.target": None,
-            "search.scoring": None,  # the paper has both
-            "search.scoring_clients": None,
-            "search.scoring_rounds": None,
             "start": Published(value="supernet", otherwise="searched networks start with fresh weights"),
             "tuning_epochs": Published(value=1),
             "tuning_learning_rate": Published(value=0.01),
             "tuning_rounds": Published(value=100),
         },
+        unpublished=(
+            "supernet_rounds",  # 500 to 750, by data set
+            "tiers",  # 4 or 5, by data set
+            "search.evolution.evaluations",
+            "search.evolution.population",
+            "search.evolution.offspring",
+            "search.evolution.mutation",
+            "search.evolution.target",
+            "search.scoring",  # the paper has both
+            "search.scoring_clients",
+            "search.scoring_rounds",
+        ),
         departures={
             "of devices' scores of a path the best and the worst quarter are left out": (
                 lambda method, setting: method.search.scoring == "devices"
@@ -123,7 +125,6 @@ class FedorAS:
 
     def roles(self) -> Roles:
         """A subspace of the supernet for each client, then a network for each tier."""
-        search = replace(self.search, tiers=self.tiers)
         aggregator = Aggregator(
             min_contributors=lambda network: self.min_contributors if network.choices else 1, model="tier"
         )
@@ -131,7 +132,7 @@ class FedorAS:
             aggregator = replace(aggregator, weigh=_count_examples, factors=_weigh_operators)
         return Roles(
             networks=Networks(
-                path_search=search.path_search(self.supernet_rounds, fresh=self.start == "fresh"),
+                path_search=self.search.path_search(self.supernet_rounds, self.tiers, fresh=self.start == "fresh"),
                 standing=self._find_standing,
             ),
             memory=Memory(initial=TierMemory()),

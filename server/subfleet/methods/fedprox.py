@@ -30,7 +30,8 @@ class FedProx:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="FedProx",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
-        published={"mu": None, "model": ONE_MODEL},
+        published={"model": ONE_MODEL},
+        unpublished=("mu",),
         departures={
             "clients are drawn uniformly and weighted by samples, where algorithm 2 draws by samples and weights "
             "equally": always,

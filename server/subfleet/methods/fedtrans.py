@@ -124,7 +124,6 @@ class FedTrans:
         noise: added to copies; see `Replicated`.
         cells: "active" changes those that move most; "random" as many others, for comparison.
         warm_up: a network begins with its parent's weights; else with fresh ones, for comparison.
-        newborn: a new network's utility for a client: its parent's, or "zero"; left open.
         share: see `Share`; "crop" is published.
         decay: factor on what is shared, for each round, 0 to 1; left open.
         decay_by: see `DecayBy`; with the published "run", late networks take in almost nothing.
@@ -146,12 +145,9 @@ class FedTrans:
             "first": Published(
                 value="configured", otherwise="the first model is as wide as the weakest clients can train"
             ),
-            "left_behind": None,
             "alpha": Published(value=0.9),
             "beta": Published(value=0.003),
             "gamma": Published(value=10),
-            "delta": None,
-            "smoothing": None,
             "factor": Published(value=2.0),
             "inserted": Published(value=1),
             "averaged": Published(value="all", otherwise="a round's loss is a trimmed mean"),
@@ -165,7 +161,6 @@ class FedTrans:
             "noise": Published(value=0.0, otherwise="noise is added to copies", matters=_warms_up),
             "cells": Published(value="active", otherwise="cells are changed at random"),
             "warm_up": Published(value=True, otherwise="new models start with random weights"),
-            "newborn": None,
             "share": Published(
                 value="crop",
                 otherwise={
@@ -173,7 +168,6 @@ class FedTrans:
                     "none": "nothing is shared between models",
                 },
             ),
-            "decay": None,
             "decay_by": Published(value="run", otherwise="sharing decays with a model's own age", matters=_shares),
             "normalised": Published(
                 value=False, otherwise="sharing does not change weights that agree", matters=_shares
@@ -185,6 +179,7 @@ class FedTrans:
             "mu": Published(value=0.0, otherwise="a proximal term is added (mu)"),
             "weighting": BY_SAMPLES,
         },
+        unpublished=("left_behind", "delta", "smoothing", "decay"),
         departures={
             "a new model is assigned once its programs are exported": always,
             "copied channels are drawn about equally often": lambda method, setting: method.warm_up,
@@ -206,7 +201,6 @@ class FedTrans:
     noise: Amount = 0.0
     cells: Literal["active", "random"] = "active"
     warm_up: bool = True
-    newborn: Literal["parent", "zero"] = "parent"
     share: Share = "transform"
     decay: Fraction = 0.98
     decay_by: DecayBy = "network"
@@ -339,8 +333,7 @@ class FedTrans:
         )
         if not growth.born:
             return after
-        if self.newborn == "parent":
-            utilities = inherit_utilities(utilities, growth.born, growth.newest)
+        utilities = inherit_utilities(utilities, growth.born, growth.newest)
         return replace(after, utilities=utilities, losses=(), wide=growth.wide)
 
     def _stop(self, memory: FedTransMemory) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from subfleet.elastic.network import Network
-from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw, draw_size
+from subfleet.methods.assigner import Assigner, Draw, draw_size
 from subfleet.methods.describing import MethodInfo, Published, always
 from subfleet.methods.roles import LocalTraining, Roles, change_objective
 from subfleet.methods.sizes import list_widths
@@ -59,8 +59,8 @@ class FjORD:
                 otherwise="labels count once when the client's own width is drawn",
                 matters=lambda method: method.self_distillation,
             ),
-            "temperature": None,
         },
+        unpublished=("temperature",),
         departures={
             "a width is drawn per client and round, not per batch": always,
             "running statistics are shared by all widths": (
@@ -79,7 +79,11 @@ class FjORD:
     def roles(self) -> Roles:
         """Ordered dropout."""
         if not self.self_distillation:
-            return Roles(assigner=Assigner(space=self._list_sizes, assign=_draw_width))
+            return Roles(
+                assigner=Assigner(
+                    space=self._list_sizes, assign=lambda context: draw_size(context, context.fitting, "width")
+                )
+            )
         return Roles(
             assigner=Assigner(space=self._list_sizes),
             training=LocalTraining(for_round=self._set_distillation, student=self._draw_student),
@@ -97,7 +101,3 @@ class FjORD:
         nested = [width for width in list_widths(network, self.rates) if network.parameter_count(width) <= largest]
         student = draw.stream("student").choice(nested)
         return None if student.architecture_id == size.architecture_id else student
-
-
-def _draw_width(context: AssignmentContext) -> Assignment:
-    return draw_size(context, context.fitting, "width")

@@ -49,7 +49,8 @@ class FlexiFed:
         paper="Wang et al., FlexiFed: Personalized Federated Learning for Edge Clients with Heterogeneous Model "
         "Architectures, WWW 2023",
         varies=("width", "depth"),
-        published={"sharing": None, "weighting": UNIFORM, "choice": DECLARED},  # the paper has all kinds of sharing
+        published={"weighting": UNIFORM, "choice": DECLARED},
+        unpublished=("sharing",),  # the paper has all kinds of sharing
         departures={"implemented from the paper, which has no public code": always},
     )
     sharing: Literal["basic", "clustered", "max"] = "max"

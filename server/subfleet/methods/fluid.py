@@ -49,14 +49,14 @@ class FluidMemory:
         shares: by straggler of the open round, the fraction of each axis that it keeps.
         changes: by axis, the smallest threshold with which each neuron was invariant in the last round.
         thresholds: by axis, the current threshold.
-        kept: by axis, the indices that all stragglers of the last round had; empty without stragglers.
+        shared_indices: by axis, the indices that all stragglers of the last round had; empty without stragglers.
     """
 
     whole_s: Mapping[str, float] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
     changes: Changes = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shared_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,9 @@ class FLuID:
         paper="Wang et al., FLuID: Mitigating Stragglers in Federated Learning using Invariant Dropout, NeurIPS 2023",
         varies=("width",),
         published={
-            "stragglers": None,
-            "agreeing": None,
-            "growing_from": None,
-            "increment": None,
             "durations": MEASURED,
         },
+        unpublished=("stragglers", "agreeing", "growing_from", "increment"),
         departures={
             "a client without room for the whole model trains a submodel, like a straggler": always,
             "channels of a norm group are left out together": lambda method, setting: setting.norm == "group",
@@ -113,7 +110,10 @@ class FLuID:
             (name for name in selected if whole_s.get(name, 0.0) > 0), key=lambda name: (-whole_s[name], name)
         )
         slow, others = known[: self.stragglers], known[self.stragglers :]
-        shares = {name: _find_fraction(whole_s[others[0]] / whole_s[name]) for name in slow} if others else {}
+        paces = {name: whole_s[others[0]] / whole_s[name] for name in slow} if others else {}
+        shares = {
+            name: next(fraction for least, fraction in _FRACTIONS if pace >= least) for name, pace in paces.items()
+        }
         return Selection(clients=selected, memory=replace(memory, whole_s=whole_s, shares=shares))
 
     def _observe(self, updates: RoundUpdates) -> Changes:
@@ -139,25 +139,21 @@ class FLuID:
             whole_s=known.whole_s,
             changes=changes,
             thresholds={name: self._adapt(known, name, neurons, closed.round) for name, neurons in changes.items()},
-            kept=_intersect(slow),
+            shared_indices=_intersect(slow),
         )
 
-    def _adapt(self, known: FluidMemory, axis: str, changes: Sequence[float], round_number: int) -> float:
+    def _adapt(self, memory: FluidMemory, axis: str, changes: Sequence[float], round_number: int) -> float:
         """The threshold of an axis after a round."""
-        smallest, before = min(changes), known.thresholds.get(axis)
+        smallest, before = min(changes), memory.thresholds.get(axis)
         if before is None or round_number <= 2:
             return smallest
         if round_number == 3:
             return (before + smallest) / 2
-        fraction = min(known.shares.values(), default=1.0)
+        fraction = min(memory.shares.values(), default=1.0)
         needed = len(changes) - math.ceil(fraction * len(changes))
         few = sum(change <= before for change in changes) < needed
         grows = few and round_number >= self.growing_from and (round_number - self.growing_from) % 2 == 0
         return before + self.increment if grows else before
-
-
-def _find_fraction(pace: float) -> float:
-    return next(fraction for least, fraction in _FRACTIONS if pace >= least)
 
 
 def _list_sizes(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
@@ -188,7 +184,7 @@ def _place(network: Network, size: Architecture, draw: Draw) -> Architecture:
         neurons = [*range(axis.size // step)]
         draw.stream(f"axis {axis.name}").shuffle(neurons)
         changes = memory.changes.get(axis.name, ())
-        threshold, before = memory.thresholds.get(axis.name, -1.0), memory.kept.get(axis.name)
+        threshold, before = memory.thresholds.get(axis.name, -1.0), memory.shared_indices.get(axis.name)
         invariant = {place for place, change in enumerate(changes) if change <= threshold}
         neurons.sort(key=lambda neuron: (neuron not in invariant, before is None or neuron * step in before))
         return keep_groups(axis, neurons[len(neurons) - prefix.size // step :])

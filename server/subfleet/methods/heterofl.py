@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from subfleet.elastic.network import Network, TensorDecl
+from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner
@@ -93,21 +93,15 @@ def mask_classes(network: Network, client: Participant) -> Mapping[str, float | 
     """
     if not client.class_counts:
         return {}
-    return {
-        decl.name: _mask_rows(decl, dimension, client)
-        for decl in network.tensors.values()
-        if (dimension := _find_class_dimension(network, decl)) is not None
-    }
-
-
-def _find_class_dimension(network: Network, decl: TensorDecl) -> int | None:
-    kinds = [network.axes[dim].kind if isinstance(dim, str) else None for dim in decl.axes]
-    return kinds.index("class") if "class" in kinds else None
-
-
-def _mask_rows(decl: TensorDecl, dimension: int, client: Participant) -> Tensor:
     import torch  # for aggregation; settings are read without it
 
-    counts = (*client.class_counts, *([0] * (decl.shape[dimension] - len(client.class_counts))))
-    held = torch.tensor([float(count > 0) for count in counts])
-    return held.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
+    factors = {}
+    for decl in network.tensors.values():
+        kinds = [network.axes[dim].kind if isinstance(dim, str) else None for dim in decl.axes]
+        if "class" not in kinds:
+            continue
+        dimension = kinds.index("class")
+        counts = (*client.class_counts, *([0] * (decl.shape[dimension] - len(client.class_counts))))
+        held = torch.tensor([float(count > 0) for count in counts])
+        factors[decl.name] = held.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
+    return factors

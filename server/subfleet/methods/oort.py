@@ -104,20 +104,14 @@ class Oort:
         title="Oort",
         paper="Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021",
         published={
-            "exploration": None,
-            "exploration_decay": None,
-            "least_exploration": None,
             "cutoff": Published(value=0.95),
             "clip": Published(value=0.95),
             "penalty": Published(value=2.0),
-            "percentile": None,
             "pacer_rounds": Published(value=20),
-            "pacer_step": None,
             "flat": Published(
                 value="where the utility falls",
                 otherwise="the pacer raises its percentile when utility stagnates, as in the authors' code",
             ),
-            "steep": None,
             "most_often": Published(
                 value="a number of rounds, after which it is removed",
                 otherwise="clients selected too often pause instead of being removed",
@@ -125,6 +119,7 @@ class Oort:
             "durations": MEASURED,
             "model": ONE_MODEL,
         },
+        unpublished=("exploration", "exploration_decay", "least_exploration", "percentile", "pacer_step", "steep"),
         departures={
             "utilities are also cut at three standard deviations above the median": always,
             "an explored client that does not answer waits ten rounds": always,

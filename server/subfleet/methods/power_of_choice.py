@@ -62,7 +62,6 @@ class PowerOfChoice:
         title="Power-of-choice",
         paper="Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022",
         published={
-            "candidates": None,
             "model": ONE_MODEL,
             "losses": Published(
                 value="of the model, on all data of a client",
@@ -74,6 +73,7 @@ class PowerOfChoice:
             "most_often": Published(value=0.0, otherwise="clients selected too often come last"),
             "weighting": UNIFORM,
         },
+        unpublished=("candidates",),
         departures={"samples count up to three standard deviations above the median": always},
     )
     candidates: Annotated[float, Range(least=1)] = 2.0

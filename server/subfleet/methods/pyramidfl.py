@@ -63,12 +63,13 @@ class PyramidFL:
         title="PyramidFL",
         paper="Li et al., PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning, "
         "MobiCom 2022",
-        published={
-            **{f"oort.{name}": published for name, published in Oort.INFO.published.items()},
-            "least_left_out": None,
-            "most_left_out": None,
-            "idle": None,
-        },
+        published={f"oort.{name}": published for name, published in Oort.INFO.published.items()},
+        unpublished=(
+            *(f"oort.{name}" for name in Oort.INFO.unpublished),
+            "least_left_out",
+            "most_left_out",
+            "idle",
+        ),
         departures={
             **Oort.INFO.departures,
             "clients train on all samples, not only on those with the largest losses": always,

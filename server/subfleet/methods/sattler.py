@@ -117,16 +117,13 @@ class Sattler:
         paper="Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
         "Privacy Constraints, IEEE TNNLS 2021",
         published={
-            "mean_norm": None,
-            "max_norm": None,
             "norms": Published(value="absolute", otherwise="thresholds are relative to the first changes"),
-            "warmup_rounds": None,
-            "least_clients": None,
             "least_half": Published(value=1, otherwise="a single client is never split off and never causes a split"),
             "linkage": Published(value="single", otherwise="clusters use complete linkage, as in the authors' code"),
             "weighting": UNIFORM,
             "model": ONE_MODEL,
         },
+        unpublished=("mean_norm", "max_norm", "warmup_rounds", "least_clients"),
         departures={"a later client joins the largest cluster without being compared with earlier models": always},
     )
     mean_norm: PositiveAmount = 0.4

@@ -32,7 +32,7 @@ class Standalone:
         paper="the reference row without federation",
         varies=("width", "depth"),
         judges=("norms",),
-        published={"choice": None},
+        unpublished=("choice",),
         departures={"the server stores the copies, so bytes are sent that a device alone would not send": always},
     )
     choice: FixedSize = field(default="largest", metadata=ADDED_LATER)

@@ -64,7 +64,10 @@ class Subspaces:
             kept = draw_subspace(choices, budget_bytes, context.draw.stream(f"subspace/{attempt}"))
             if kept is None:
                 break
-            if macs is not None and _find_least_macs(parts, kept) > macs:
+            least_macs = parts[""][1] + sum(
+                min(parts[f"{name}.{operator}"][1] for operator in operators) for name, operators in kept.items()
+            )
+            if macs is not None and least_macs > macs:
                 continue
             architecture = _build_architecture(network, kept)
             if _fits_memory(context, architecture, chain):
@@ -134,9 +137,3 @@ def _build_architecture(network: Network, kept: Mapping[str, tuple[str, ...]]) -
     choices = tuple((name, own) for name, own in kept.items() if own != network.choices[name].operators)
     name = f"subspace of {sum(map(len, kept.values()))}" if choices else "supernet"
     return replace(network.full_architecture(), choices=choices, name=name)
-
-
-def _find_least_macs(parts: _Parts, kept: Mapping[str, tuple[str, ...]]) -> int:
-    return parts[""][1] + sum(
-        min(parts[f"{name}.{operator}"][1] for operator in operators) for name, operators in kept.items()
-    )

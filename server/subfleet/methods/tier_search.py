@@ -45,35 +45,34 @@ class TierSearch:
         scoring: "server" scores on its validation samples, "devices" on their held-out data.
         scoring_clients: devices in each round of scoring, 1 or more.
         scoring_rounds: of each generation, 1 or more; four gave the paper's ranks (section 4.7).
-        tiers: how many; set by the method.
     """
 
     evolution: EvolutionSettings = field(default_factory=EvolutionSettings)
     scoring: Literal["server", "devices"] = "server"
     scoring_clients: Positive = 10
     scoring_rounds: Positive = 4
-    tiers: int = 4
 
-    def path_search(self, supernet_rounds: int, *, fresh: bool) -> PathSearch:
+    def path_search(self, supernet_rounds: int, tiers: int, *, fresh: bool) -> PathSearch:
         """The search as a role of the method.
 
         Args:
             supernet_rounds: the search follows this round.
+            tiers: how many there are.
             fresh: whether the networks begin with fresh weights instead of the supernet's.
         """
         federated = FederatedScoring(clients=self.scoring_clients, rounds=self.scoring_rounds)
         return PathSearch(
             is_due=lambda memory, aggregated_round: aggregated_round == supernet_rounds,
-            propose=self._propose,
+            propose=partial(self._propose, tiers),
             record=_record,
             skip=_skip,
             conclude=partial(_conclude, fresh),
             federated=federated if self.scoring == "devices" else None,
         )
 
-    def _propose(self, memory: TierMemory, network: Network, seed: int) -> Generation | None:
+    def _propose(self, tiers: int, memory: TierMemory, network: Network, seed: int) -> Generation | None:
         space = _Space.of(network)
-        for tier in list_network_tiers(network, self.tiers)[max(len(memory.scores) - 1, 0) :]:
+        for tier in list_network_tiers(network, tiers)[max(len(memory.scores) - 1, 0) :]:
             scored = _parse(memory.scores[tier.number - 1]) if len(memory.scores) >= tier.number else []
             paths = propose_paths(
                 self.evolution, space.choices, space.count_macs, tier, scored, seed=seed + tier.number

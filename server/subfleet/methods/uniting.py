@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import median_low
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,7 @@ class Unions:
 
     def networks(self) -> Networks:
         """The role of a method with clients that declare networks of their own."""
-        return Networks(begin=partial(_begin, self), evolve=partial(_evolve, self), standing=_find_standing)
+        return Networks(begin=self._begin, evolve=self._evolve, standing=_find_standing)
 
     def filter_usual(self, brought: Iterable[AnyFamily], others: Sequence[AnyFamily]) -> Iterator[AnyFamily]:
         """The networks that are not far larger than the median of others of their family."""
@@ -111,12 +111,53 @@ class Unions:
         for kind in dict.fromkeys(family.TYPE for family in new):
             # Usually all networks of a family can be joined, so try that first.
             together = tuple(family for family in new if kind == family.TYPE)
-            if not _add(self, after, together):
-                for family in sorted(
-                    together, key=_count_parameters
-                ):  # small ones first, as large ones leave less room
-                    _add(self, after, (family,))
+            if not self._add(after, together):
+                # Small ones first, as large ones leave less room.
+                for family in sorted(together, key=_count_parameters):
+                    self._add(after, (family,))
         return after
+
+    def _begin(self, context: BeginContext) -> tuple[Lineage, ...]:
+        brought = tuple(context.brought.values())
+        groups = self.add_to((), self.filter_usual(brought, brought))
+        return tuple(_build_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
+
+    def _evolve(self, context: EvolutionContext) -> Evolution:
+        if not context.brought:
+            return Evolution(after=context.after)
+        before = [
+            MemberGroup(config=lineage.config, members=lineage.members, before=lineage)
+            for lineage in context.lineages
+            if lineage.living and lineage.members
+        ]
+        members = tuple(member for group in before for member in group.members)
+        after = self.add_to(before, self.filter_usual(context.brought, members))
+        groups = [group for group in after if group not in before]
+        born, states = list[Lineage](), dict[str, "ModelState"]()
+        for place, group in enumerate(groups, start=len(context.lineages)):
+            lineage = _build_lineage(group, place, context.round)
+            if group.before is not None:
+                how, states[lineage.id] = self.succeed(_build_succession(context, group.before, lineage))
+                lineage = replace(lineage, parent=group.before.id, map=how)
+            born.append(lineage)
+        retired = tuple(group.before.id for group in groups if group.before is not None)
+        return Evolution(after=context.after, born=tuple(born), states=states, retired=retired)
+
+    def _add(self, groups: list[MemberGroup], families: tuple[AnyFamily, ...]) -> bool:
+        """Add networks of one family to the first group that they can be joined with, or to a new one."""
+        left = _MOST_PARAMETERS - sum(group.parameters for group in groups)
+        left -= left // 2 ** len(families)  # each takes at most half of the room, which leaves some for later ones
+        for place, group in enumerate(groups):
+            if group.config.TYPE != families[0].TYPE:
+                continue
+            config = self.join((*group.members, *families), left + group.parameters)
+            if config is not None:
+                groups[place] = replace(group, config=config, members=(*group.members, *families))
+                return True
+        config = self.join(families, left) if len(groups) < _MOST_UNIONS else None
+        if config is not None:
+            groups.append(MemberGroup(config=config, members=families))
+        return config is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,57 +229,12 @@ def _find_model(succession: Succession) -> Architecture | None:
     return succession.sizes.get(model.architecture_id)
 
 
-def _begin(unions: Unions, context: BeginContext) -> tuple[Lineage, ...]:
-    brought = tuple(context.brought.values())
-    groups = unions.add_to((), unions.filter_usual(brought, brought))
-    return tuple(_build_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
-
-
-def _evolve(unions: Unions, context: EvolutionContext) -> Evolution:
-    if not context.brought:
-        return Evolution(after=context.after)
-    before = [
-        MemberGroup(config=lineage.config, members=lineage.members, before=lineage)
-        for lineage in context.lineages
-        if lineage.living and lineage.members
-    ]
-    members = tuple(member for group in before for member in group.members)
-    after = unions.add_to(before, unions.filter_usual(context.brought, members))
-    groups = [group for group in after if group not in before]
-    born, states = list[Lineage](), dict[str, "ModelState"]()
-    for place, group in enumerate(groups, start=len(context.lineages)):
-        lineage = _build_lineage(group, place, context.round)
-        if group.before is not None:
-            how, states[lineage.id] = unions.succeed(_build_succession(context, group.before, lineage))
-            lineage = replace(lineage, parent=group.before.id, map=how)
-        born.append(lineage)
-    retired = tuple(group.before.id for group in groups if group.before is not None)
-    return Evolution(after=context.after, born=tuple(born), states=states, retired=retired)
-
-
 @lru_cache(maxsize=2**10)
 def _count_parameters(config: AnyFamily) -> int:
     from subfleet.elastic.building import network_of
 
     network = network_of(config)
     return network.parameter_count(network.full_architecture())
-
-
-def _add(unions: Unions, groups: list[MemberGroup], families: tuple[AnyFamily, ...]) -> bool:
-    """Add networks of one family to the first group that they can be joined with, or to a new one."""
-    left = _MOST_PARAMETERS - sum(group.parameters for group in groups)
-    left -= left // 2 ** len(families)  # each takes at most half of the room, which leaves some for later ones
-    for place, group in enumerate(groups):
-        if group.config.TYPE != families[0].TYPE:
-            continue
-        config = unions.join((*group.members, *families), left + group.parameters)
-        if config is not None:
-            groups[place] = replace(group, config=config, members=(*group.members, *families))
-            return True
-    config = unions.join(families, left) if len(groups) < _MOST_UNIONS else None
-    if config is not None:
-        groups.append(MemberGroup(config=config, members=families))
-    return config is not None
 
 
 def _build_lineage(group: MemberGroup, place: int, born_round: int) -> Lineage:

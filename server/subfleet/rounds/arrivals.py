@@ -1,6 +1,6 @@
 """Applies the results and failures of requested work to the state. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,10 +12,9 @@ from subfleet.rounds.assigning import find_lasting, request_task, send_training
 from subfleet.rounds.awaiting import find_sent_s, record_answer
 from subfleet.rounds.closing import finish_aggregation, retry_aggregation
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import build_target_estimates, get_estimates, has_estimates
 from subfleet.rounds.evaluating import send_evaluation
 from subfleet.rounds.judging import judge, reply
-from subfleet.rounds.networks import begin_with
+from subfleet.rounds.networks import begin_with, build_target_estimates, get_estimates, has_estimates
 from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.searching import fail_generation, receive_generation
@@ -23,7 +22,6 @@ from subfleet.rounds.signals import AggregationRequest, Outcome, RequestDone, Re
 from subfleet.rounds.sizing import list_lacking, request_new, send_scoring
 from subfleet.rounds.state import AcceptedUpdate, ClientState, Lasts, RunState
 from subfleet.rounds.tasks import build_deploy_task
-from subfleet.search.candidates import Candidate
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
 
@@ -131,16 +129,11 @@ def _add_program(context: RunContext, state: RunState, program: SizedProgram, fa
     """The state that knows one more written program; the first facts stay."""
     one = WrittenProgram(program=program, facts=facts, run_attempt=state.run_attempt)
     written = MappingProxyType({program.key: one, **state.written})
-    live = replace(state.live, written_estimates=_add_estimate(context, state, program))
+    live = state.live
+    if context.roles.assigner.search is not None and has_estimates(context, state, program.target):
+        estimate = get_estimates(context, state, program.target)(program.size)  # each choice needs all of them
+        live = replace(live, written_estimates=MappingProxyType({**live.written_estimates, program.key: estimate}))
     return replace(state, written=written, live=live)
-
-
-def _add_estimate(context: RunContext, state: RunState, program: SizedProgram) -> Mapping[str, Candidate]:
-    """The estimated costs of written programs, with one more; cached, since each choice needs all of them."""
-    if context.roles.assigner.search is None or not has_estimates(context, state, program.target):
-        return state.live.written_estimates
-    estimate = get_estimates(context, state, program.target)(program.size)
-    return MappingProxyType({**state.live.written_estimates, program.key: estimate})
 
 
 def _skip_client(context: RunContext, state: RunState, client: ClientState | None, reason: str) -> RunState:

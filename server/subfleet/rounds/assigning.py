@@ -10,8 +10,15 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.text import make_printable
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import get_estimates, list_candidates
-from subfleet.rounds.networks import NOT_YET, find_own_size, find_standing, is_available, list_networks
+from subfleet.rounds.networks import (
+    NOT_YET,
+    find_own_size,
+    find_standing,
+    get_estimates,
+    is_available,
+    list_candidates,
+    list_networks,
+)
 from subfleet.rounds.obstacles import (
     REFUSALS,
     find_objection,
@@ -60,15 +67,13 @@ def send_training(
 ) -> ClientOutcome:
     """Send the training task if the program's plan fits and the runtime has its operators; else look below."""
     facts = made.facts
-    lacking = list_lacking_operators(facts.operators, get_operators(state, client.client_id))
-    if lacking:
+    operators = get_operators(state, client.client_id)
+    if lacking := list_lacking_operators(facts.operators, operators):
         return _choose_runnable(context, state, client, lacking)
     given = client.given
     if client.offer.budget is None or given is None:
         return choose_below(context, state, client, "memory")
-    planned_bytes = plan_bytes(
-        client, facts, get_operators(state, client.client_id), lambda room: room.least_peak_bytes
-    )
+    planned_bytes = plan_bytes(client, facts, operators, lambda room: room.least_peak_bytes)
     if planned_bytes is None or planned_bytes > _limit_memory(context, state, client):
         return _choose_another(context, state, client, facts, "memory")
     task = build_train_task(context, state, client, made, planned_bytes, now_s)
@@ -95,9 +100,8 @@ def _choose_subspace(context: RunContext, state: RunState, client: ClientState, 
     ask = build_question(context, state, client)
     known = WrittenSize(size=size, facts=facts)
     ask = replace(ask, written=MappingProxyType({**ask.written, size.architecture_id: known}))
-    return give_size(
-        context, state, replace(client, attempt=client.attempt + 1), ask, context.roles.assigner.assign(ask)
-    )
+    client = replace(client, attempt=client.attempt + 1)
+    return give_size(context, state, client, ask, context.roles.assigner.assign(ask))
 
 
 def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> int:
@@ -116,10 +120,8 @@ def _choose_runnable(
     context: RunContext, state: RunState, client: ClientState, lacking: Sequence[str]
 ) -> ClientOutcome:
     """Choose another submodel while attempts are left: submodels of one network mostly call the same operators."""
-    reason = f"its runtime {client.offer.runtime!r} lacks {', '.join(lacking)}, which the program calls"[
-        :MOST_CHARACTERS
-    ]
-    skipped = replace(client, stage="skipped", given=None, reason=reason)
+    reason = f"its runtime {client.offer.runtime!r} lacks {', '.join(lacking)}, which the program calls"
+    skipped = replace(client, stage="skipped", given=None, reason=reason[:MOST_CHARACTERS])
     if client.attempt + 1 >= context.config.max_attempts:
         return skipped, ()
     chosen, actions = choose_below(context, state, replace(client, attempt=client.attempt + 1), "runtime")
@@ -262,12 +264,8 @@ def answer_refusal(context: RunContext, state: RunState, client: ClientState, re
     final = replace(client, stage="refused", reason=describe_refusal(refusal))
     if state.phase != "train":
         return final, ()
-    if (
-        effect.limit is not None
-        and client.attempt + 1 < context.config.max_attempts
-        and client.offer.budget
-        and client.size
-    ):
+    more = client.attempt + 1 < context.config.max_attempts
+    if effect.limit is not None and more and client.offer.budget and client.size:
         smaller = lower_budget(replace(client, attempt=client.attempt + 1), refusal)
         chosen, actions = choose_below(context, state, smaller, effect.limit)
         if chosen.open:
@@ -291,14 +289,11 @@ def lower_budget(client: ClientState, refusal: Refusal) -> ClientState:
         return client
     free_bytes, budget = max(0, available_bytes), client.offer.budget
     if refusal.reason == "memory":
-        return replace(
-            client,
-            offer=replace(client.offer, budget=replace(budget, memory_bytes=min(budget.memory_bytes, free_bytes))),
-        )
-    if refusal.reason == "disk":
+        budget = replace(budget, memory_bytes=min(budget.memory_bytes, free_bytes))
+    elif refusal.reason == "disk":
         disk_bytes = free_bytes if budget.disk_bytes is None else min(budget.disk_bytes, free_bytes)
-        return replace(client, offer=replace(client.offer, budget=replace(budget, disk_bytes=disk_bytes)))
-    return client
+        budget = replace(budget, disk_bytes=disk_bytes)
+    return replace(client, offer=replace(client.offer, budget=budget))
 
 
 def remember_disk(state: RunState, refusal: Refusal) -> RunState:

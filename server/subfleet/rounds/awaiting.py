@@ -186,12 +186,8 @@ def list_awaited(context: RunContext, state: RunState, duty: Duty, now_s: float)
         if not client.open or (scored and client.stage != "scoring"):
             continue
         known = get_punctuality(state, client.client_id, duty)
-        everyone = duty == "training" and not others
-        if (
-            not known.missed
-            or everyone
-            or ((known.awaited or not others) and _is_in_time(context, state, client, duty, now_s))
-        ):
+        punctual = not known.missed or (duty == "training" and not others)
+        if punctual or ((known.awaited or not others) and _is_in_time(context, state, client, duty, now_s)):
             yield client
 
 
@@ -211,11 +207,8 @@ def has_scores(state: RunState) -> bool:
 def list_awaited_scores(context: RunContext, state: RunState, now_s: float) -> frozenset[str]:
     """The clients that the round waits for to send scores; for extras as long as others may still send theirs."""
     names = frozenset(client.client_id for client in list_awaited(context, state, "scores", now_s))
-    extras = frozenset(
-        name
-        for name, client in state.clients.items()
-        if client.stage == "scoring" and not get_punctuality(state, name, "scores").awaited
-    )
+    scoring = (name for name, client in state.clients.items() if client.stage == "scoring")
+    extras = frozenset(name for name in scoring if not get_punctuality(state, name, "scores").awaited)
     more = names - extras or any(client.stage == "answered" for client in state.clients.values())
     return names | extras if more else names
 

@@ -96,12 +96,9 @@ def retry_aggregation(
         return state, ()
     if not list_new_networks(context, state):
         return _exclude_suspects(context, state, reason, now_s)
+    why = f"its network cannot be added ({reason})"
     new = [
-        replace(
-            client,
-            offer=replace(client.offer, brought=None),
-            reason=f"its network cannot be added ({reason})",
-        )
+        replace(client, offer=replace(client.offer, brought=None), reason=why)
         for client in state.clients.values()
         if client.offer.brought is not None and find_own_size(context, state.lineages, client) is None
     ]

@@ -34,7 +34,7 @@ class Declared:
     Attributes:
         candidates: the method's space with estimated costs, from smallest to largest; memory is estimated from shapes.
         estimate: estimates the cost of any submodel in the same way. If the method uses `planned_estimates`, sizes are
-            chosen by the estimates in the state instead, see `estimation`.
+            chosen by the estimates in the state instead, see `networks`.
         members: of a union of networks that clients bring, the size that each of them is in it.
     """
 

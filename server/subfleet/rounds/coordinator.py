@@ -26,11 +26,11 @@ from subfleet.rounds.assigning import answer_refusal, describe_refusal, lower_bu
 from subfleet.rounds.awaiting import find_sent_s, record_answer
 from subfleet.rounds.closing import apply_exclusion, request_aggregation
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import request_estimates
 from subfleet.rounds.evaluating import record_evaluation, request_evaluations
 from subfleet.rounds.judging import build_skip_notice, judge, list_skip_notices, reply
 from subfleet.rounds.live import FleetMember, Sweep
 from subfleet.rounds.members import forget_strangers, holds_lease, record_departure
+from subfleet.rounds.networks import request_estimates
 from subfleet.rounds.obstacles import forget_refusals, record_unfit
 from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
 from subfleet.rounds.phases import advance, request_models
@@ -102,11 +102,8 @@ def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.A
 
 
 def _list_sent_tasks(state: RunState) -> Iterator[signals.SendTask]:
-    return (
-        signals.SendTask(task=client.task)
-        for client in state.clients.values()
-        if client.stage == "out" and client.task is not None
-    )
+    tasks = (client.task for client in state.clients.values() if client.stage == "out")
+    return (signals.SendTask(task=task) for task in tasks if task is not None)
 
 
 def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:

@@ -77,9 +77,8 @@ def send_evaluation(
     if client is None or request.participant != client.participant:
         return state, ()
     budget = client.offer.budget or Budget(memory_bytes=0)
-    planned_bytes = plan_bytes(
-        client, made.facts, get_operators(state, client.client_id), lambda room: room.evaluation_peak_bytes
-    )
+    operators = get_operators(state, client.client_id)
+    planned_bytes = plan_bytes(client, made.facts, operators, lambda room: room.evaluation_peak_bytes)
     if planned_bytes is None:
         reason = f"its runtime {client.offer.runtime!r} lacks an operator of its submodel"
         return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
@@ -105,11 +104,8 @@ def _close_evaluation(state: RunState, now_s: float) -> tuple[RunState, CloseEva
     """Close the evaluation."""
     clients = MappingProxyType(dict(sorted(state.clients.items())))
     done = [client for client in clients.values() if client.stage == "done"]
-    last = {
-        client.client_id: LastEvaluation(round=state.round, evaluated=client.evaluated)
-        for client in done
-        if client.evaluated is not None
-    }
+    answers = ((client.client_id, client.evaluated) for client in done)
+    last = {name: LastEvaluation(round=state.round, evaluated=one) for name, one in answers if one is not None}
     close = CloseEvaluation(
         round=state.round,
         seconds=now_s - state.live.entered_s,
@@ -127,15 +123,11 @@ def _close_evaluation(state: RunState, now_s: float) -> tuple[RunState, CloseEva
 
 def _list_evaluators(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
     """The ids of the expected clients with a model and held-out data that have no task yet, sorted."""
-    for name in sorted(
-        name for name in list_expected(context, state, now_s) if name in state.last and name not in state.clients
-    ):
+    expected = list_expected(context, state, now_s)
+    for name in sorted(name for name in expected if name in state.last and name not in state.clients):
         profile = state.profiles.get(name)
-        if (
-            profile is not None
-            and profile.held_out_count
-            and find_standing(context, state, state.last[name]) is not None
-        ):
+        has_data = profile is not None and profile.held_out_count > 0
+        if has_data and find_standing(context, state, state.last[name]) is not None:
             yield name
 
 

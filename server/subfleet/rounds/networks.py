@@ -8,21 +8,25 @@ if the method asks for that. The attempts are in the journal and in the summary 
 plays the same rounds again.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Drawn, Lineage
+from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import Declared, RunContext
+from subfleet.rounds.live import TargetEstimates
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import CostRequest, NetworksRequest
-from subfleet.search.candidates import Candidate
+from subfleet.search.candidates import Candidate, order_candidates
+from subfleet.search.estimates import Estimates, estimate_by_plans
 from subfleet.search.fitting import fits
+from subfleet.search.query import CostEstimates
 from subfleet.search.queue import SizedProgram, WrittenProgram
 
 NOT_YET = "its network is not in the union model yet; it will be added next round if it fits"
@@ -146,13 +150,9 @@ def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Linea
     written = {key: one for key, one in state.written.items() if one.program.size.network in living}
     lost = state.written.keys() - written.keys()
     sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}
-    live = replace(
-        state.live,
-        written_estimates=MappingProxyType(
-            {key: one for key, one in state.live.written_estimates.items() if key not in lost}
-        ),
-        estimates=MappingProxyType({key: one for key, one in state.live.estimates.items() if key not in keys}),
-    )
+    of_written = {key: one for key, one in state.live.written_estimates.items() if key not in lost}
+    estimates = {key: one for key, one in state.live.estimates.items() if key not in keys}
+    live = replace(state.live, written_estimates=MappingProxyType(of_written), estimates=MappingProxyType(estimates))
     return replace(
         state,
         pool=tuple(one for one in state.pool if one.architecture.network in living),
@@ -188,12 +188,18 @@ def describe_readiness(context: RunContext, before: RunState, after: RunState) -
 
 def _list_trainable(context: RunContext, state: RunState) -> set[str]:
     """The networks with a program that can be given in the next attempt."""
-    return {
-        one.program.size.network
-        for one in state.written.values()
-        if one.facts.planned_peak_bytes is not None
-        and NEVER < find_first_attempt(context, one) <= state.run_attempt + 1
-    }
+    attempts = find_trainable_attempts(context, state)
+    return {name for name, attempt in attempts.items() if attempt <= state.run_attempt + 1}
+
+
+def find_trainable_attempts(context: RunContext, state: RunState) -> dict[str, int]:
+    """By network, the first attempt with a program that trains a size of it."""
+    attempts: dict[str, int] = {}
+    for one in state.written.values():
+        name, attempt = one.program.size.network, find_first_attempt(context, one)
+        if one.facts.planned_peak_bytes is not None and attempt != NEVER:
+            attempts[name] = min(attempt, attempts.get(name, attempt))
+    return attempts
 
 
 def _describe_growth(lineage: Lineage) -> str:
@@ -259,27 +265,21 @@ def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]
     Raises:
         ValueError: the method gives a network that cannot begin a run.
     """
+    if context.roles.networks.begin is None:
+        return ()
     clients = _list_answered(state)
-    found: tuple[Lineage, ...] = ()
-    if context.roles.networks.begin is not None:
-        found = context.roles.networks.begin(
-            BeginContext(
-                network=context.network,
-                rates=context.config.rates,
-                clients=tuple(client.client_id for client in clients),
-                brought=MappingProxyType(
-                    {client.client_id: client.offer.brought for client in clients if client.offer.brought is not None}
-                ),
-                carried_by=partial(
-                    list_carriers,
-                    context,
-                    [
-                        replace(client, offer=replace(client.offer, budget=client.offer.lasting or client.offer.budget))
-                        for client in clients
-                    ],
-                ),
-            )
+    brought = {one.client_id: one.offer.brought for one in clients if one.offer.brought is not None}
+    # With the budget that a log has for most of its time, if it is known.
+    lasting = [replace(one, offer=replace(one.offer, budget=one.offer.lasting or one.offer.budget)) for one in clients]
+    found = context.roles.networks.begin(
+        BeginContext(
+            network=context.network,
+            rates=context.config.rates,
+            clients=tuple(client.client_id for client in clients),
+            brought=MappingProxyType(brought),
+            carried_by=partial(list_carriers, context, lasting),
         )
+    )
     for lineage in found:
         _check(context, lineage)
         context.declared(lineage)  # slow, and cached
@@ -313,3 +313,71 @@ def _check(context: RunContext, lineage: Lineage) -> None:
     config, first = lineage.config, context.config.model
     if (config.input_shape, config.class_count) != (first.input_shape, first.class_count):
         raise ValueError(f"network {lineage.id!r} has other inputs or classes than the configuration")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfEach:
+    """A `CostEstimates` of several networks."""
+
+    estimates: Mapping[str, Estimates]
+
+    def __call__(self, architecture: Architecture) -> Candidate:
+        """The cost of a submodel, by the estimates of its network."""
+        return self.estimates[architecture.network](architecture)
+
+
+def request_estimates(context: RunContext, state: RunState, target: str) -> tuple[CostRequest, ...]:
+    """Request the cost estimates that sizes for a target are chosen by; nothing if all are known."""
+    if not context.roles.assigner.planned_estimates:
+        return ()
+    wanted = (_request(target, lineage) for lineage in list_living_lineages(context, state))
+    return tuple(one for one in wanted if one.key not in state.live.estimates)
+
+
+def has_estimates(context: RunContext, state: RunState, target: str) -> bool:
+    """Whether the cost estimates of a target are known."""
+    return not request_estimates(context, state, target)
+
+
+def get_estimates(context: RunContext, state: RunState, target: str) -> CostEstimates:
+    """The cost of any size on a target with known estimates."""
+    found = {one.id: _get_estimates(context, state, one, target) for one in list_living_lineages(context, state)}
+    return next(iter(found.values())) if len(found) == 1 else _OfEach(estimates=MappingProxyType(found))
+
+
+def list_candidates(context: RunContext, state: RunState, target: str) -> Sequence[Candidate]:
+    """The method's space, from smallest to largest, with its costs on a target with known estimates."""
+    found = [_list_candidates(context, state, one, target) for one in list_living_lineages(context, state)]
+    return found[0] if len(found) == 1 else order_candidates([one for of_network in found for one in of_network])
+
+
+def build_target_estimates(
+    context: RunContext, request: CostRequest, memory: MemoryEstimates | None, problem: str = ""
+) -> TargetEstimates:
+    """The estimates of a network on a target; without memory estimates, the target can train nothing."""
+    estimate = _plan_estimates(context, request.lineage, request.target, memory)
+    candidates = tuple(map(estimate, context.declared(request.lineage).space))
+    return TargetEstimates(memory=memory, candidates=candidates, problem=problem)
+
+
+def _request(target: str, lineage: Lineage) -> CostRequest:
+    return CostRequest(target=target, lineage=lineage if lineage.id else None)
+
+
+def _get_estimates(context: RunContext, state: RunState, lineage: Lineage, target: str) -> Estimates:
+    if not context.roles.assigner.planned_estimates:
+        return context.declared(lineage).estimate
+    return _plan_estimates(context, lineage, target, state.live.estimates[_request(target, lineage).key].memory)
+
+
+def _list_candidates(context: RunContext, state: RunState, lineage: Lineage, target: str) -> tuple[Candidate, ...]:
+    if not context.roles.assigner.planned_estimates:
+        return context.declared(lineage).candidates
+    return state.live.estimates[_request(target, lineage).key].candidates
+
+
+def _plan_estimates(
+    context: RunContext, lineage: Lineage | None, target: str, memory: MemoryEstimates | None
+) -> Estimates:
+    declared = context.declared(lineage)
+    return replace(declared.estimate, memory=estimate_by_plans(declared.network, target, memory))

@@ -182,13 +182,8 @@ def _filter_prefix(state: RunState, prefix: str) -> Mapping[str, Obstacle]:
 
 def forget_refusals(state: RunState, client_id: str) -> RunState:
     """The state without a device's earlier refusals: it has restarted, perhaps with another runtime."""
-    kept = {key: why for key, why in state.unfit.items() if not key.startswith(f"{client_id}/")}
-    if len(kept) < len(state.unfit):
-        state = replace(state, unfit=MappingProxyType(kept))
-    if client_id in state.disks:
-        disks = {name: size_bytes for name, size_bytes in state.disks.items() if name != client_id}
-        state = replace(state, disks=MappingProxyType(disks))
-    if client_id in state.failed_attempts.failing:
-        failing = {name: one for name, one in state.failed_attempts.failing.items() if name != client_id}
-        state = replace(state, failed_attempts=replace(state.failed_attempts, failing=MappingProxyType(failing)))
-    return state
+    unfit = {key: why for key, why in state.unfit.items() if not key.startswith(f"{client_id}/")}
+    disks = {name: size_bytes for name, size_bytes in state.disks.items() if name != client_id}
+    failing = {name: one for name, one in state.failed_attempts.failing.items() if name != client_id}
+    failed_attempts = replace(state.failed_attempts, failing=MappingProxyType(failing))
+    return replace(state, unfit=MappingProxyType(unfit), disks=MappingProxyType(disks), failed_attempts=failed_attempts)

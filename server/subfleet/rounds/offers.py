@@ -15,6 +15,7 @@ from subfleet.protocol.messages import ArchitectureProblem, Profile, Telemetry
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Explicit, Full, IndexSet, Roll
+from subfleet.protocol.text import make_printable
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.judging import Verdict, reply
 from subfleet.rounds.signals import Reply
@@ -62,10 +63,7 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
         reason = reason or client.offer.data_warning
     if context.roles.assigner.declarations:
         declared = judge_declaration(context, profile, state.brought.get(profile.client_id, ()))
-        client = replace(
-            client,
-            offer=replace(client.offer, architecture=declared.size, brought=declared.network),
-        )
+        client = replace(client, offer=replace(client.offer, architecture=declared.size, brought=declared.network))
         reason = reason or declared.reason
     if reason:  # as long as its profile does not change
         return replace(client, stage="skipped", reason=reason[:MOST_CHARACTERS], lasts="lasting")
@@ -119,7 +117,6 @@ def _explain_exclusion(context: RunContext, profile: Profile, runtime: str) -> s
 MOST_NETWORKS = 4
 """Networks of its own that a client may declare in a run: each may need another union model."""
 _OTHERWISE: ArchitectureProblem = "not_in_space"
-_MOST_CHARACTERS = 400  # of a reason in tables and logs and logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,16 +161,15 @@ def judge_declaration(context: RunContext, profile: Profile, before: tuple[str, 
         size = context.network.size_of(architecture)
     except ConfigError as error:
         problems = (*_list_problems(context.network, architecture), _OTHERWISE)
-        return Declaration(problem=problems[0], reason=_clean(str(error)))
+        return Declaration(problem=problems[0], reason=make_printable(str(error))[:MOST_CHARACTERS])
     known = next((one for one in context.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
     if known is None:
         smallest, largest = context.space[0].name, context.space[-1].name
         return Declaration(
             problem="not_in_space",
-            reason=_clean(
-                f"the declared architecture is not one of the {len(context.space)} sizes of the run, from {smallest!r} "
-                f"to {largest!r}; declare a size that `subfleet preflight --json` lists, or change the run's rates"
-            ),
+            reason=f"the declared architecture is not one of the {len(context.space)} sizes of the run, from "
+            f"{smallest!r} to {largest!r}; declare a size that `subfleet preflight --json` lists, or change the run's "
+            "rates",
         )
     return Declaration(size=known)
 
@@ -199,7 +195,8 @@ def _judge_network(context: RunContext, text: str, before: tuple[str, ...]) -> D
     try:
         network = parse_client_network(text, context.config.model)
     except ConfigError as error:
-        return Declaration(problem="no_network", reason=_clean(f"its declared network is invalid: {error}"))
+        reason = make_printable(f"its declared network is invalid: {error}")[:MOST_CHARACTERS]
+        return Declaration(problem="no_network", reason=reason)
     if len(before) >= MOST_NETWORKS and _compute_digest(network) not in before:
         return Declaration(
             problem="too_many",
@@ -220,11 +217,8 @@ def _list_problems(network: Network, architecture: Architecture) -> Iterator[Arc
         yield "unknown_axis"
     if architecture.choices or not set(architecture.blocks) <= {block.name for block in network.blocks}:
         yield "unknown_block"
-    if any(
-        _compute_needed_size(index_set) > network.axes[name].size
-        for name, index_set in architecture.axes
-        if name in network.axes
-    ):
+    known = ((index_set, network.axes[name]) for name, index_set in architecture.axes if name in network.axes)
+    if any(_compute_needed_size(index_set) > axis.size for index_set, axis in known):
         yield "too_large"
 
 
@@ -235,11 +229,6 @@ def _compute_needed_size(index_set: IndexSet) -> int:
     if isinstance(index_set, Explicit):
         return max(index_set.indices) + 1
     return max(index_set.size, index_set.start + 1) if isinstance(index_set, Roll) else index_set.size
-
-
-def _clean(text: str) -> str:
-    """A short text for messages and tables, without control characters."""
-    return "".join(character if character.isprintable() else " " for character in text)[:MOST_CHARACTERS]
 
 
 def count_classes(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
@@ -332,11 +321,8 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
             f"the evaluation data go from {evaluation}, but the inputs of most of the {len(told)} clients do not, as "
             f"those from {usual}; {_REMEDY}"
         )
-    odd = [
-        name
-        for name, one in told.items()
-        if find_scale_problem(one, usual) and (evaluation is None or not find_scale_problem(one, evaluation))
-    ]
+    unlike = [name for name, one in told.items() if find_scale_problem(one, usual)]
+    odd = [name for name in unlike if evaluation is None or not find_scale_problem(told[name], evaluation)]
     if odd:
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
         yield (

@@ -126,13 +126,10 @@ def _build_missing_client(state: RunState, client_id: str, reason: str) -> Clien
 def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Skip the clients that were not selected; the others are given sizes during the phase."""
     state, drawn = select_clients(context, state)
-    left_out = {
-        name: replace(client, stage="skipped", reason=NOT_DRAWN)
-        for name, client in state.clients.items()
-        if client.stage == "answered" and name not in drawn
-    }
-    state = state.enter(progress.Training(), now_s)
-    return replace(state, clients=MappingProxyType(dict(sorted({**state.clients, **left_out}.items())))), ()
+    others = (client for name, client in state.clients.items() if client.stage == "answered" and name not in drawn)
+    state = state.with_clients(*(replace(client, stage="skipped", reason=NOT_DRAWN) for client in others))
+    state = replace(state, clients=MappingProxyType(dict(sorted(state.clients.items()))))
+    return state.enter(progress.Training(), now_s), ()
 
 
 def _advance_training(context: RunContext, state: RunState, now_s: float) -> Outcome:

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
 from subfleet.methods.assigner import open_stream
 from subfleet.methods.run_networks import FederatedScoring, Generation, PathSearch
@@ -35,7 +34,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.evaluating import build_evaluator, request_evaluations
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.members import list_expected
-from subfleet.rounds.networks import list_lineages, list_living_lineages, replace_lineages
+from subfleet.rounds.networks import list_lineages, list_networks, replace_lineages
 from subfleet.rounds.progress import Searching, Waiting
 from subfleet.rounds.signals import Action, CloseGeneration, Outcome
 from subfleet.rounds.sizing import request_new
@@ -85,7 +84,7 @@ def receive_generation(
             return fail_generation(state, request, _NOBODY, now_s), ()
         return found.enter(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
-        return begin_scoring(state, context.declared(supernet).network, made, now_s), ()
+        return begin_scoring(state, supernet, made, now_s), ()
     close = CloseGeneration(
         round=state.aggregated_round,
         generation=made.generation,
@@ -115,7 +114,7 @@ def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outco
     search, supernet = context.roles.networks.path_search, _find_supernet(context, state)
     if search is None or search.federated is None or supernet is None:
         return state, ()
-    state, actions = score_by_devices(context, state, context.declared(supernet).network, search.federated, now_s)
+    state, actions = score_by_devices(context, state, supernet, search.federated, now_s)
     told = state.live.scores
     if told is None or told.closed < search.federated.rounds:
         return state, actions
@@ -145,31 +144,27 @@ def _record_generation(
     return replace(state, memory=memory).enter(at, now_s), (close,)
 
 
-def _find_supernet(context: RunContext, state: RunState) -> Lineage | None:
-    """The lineage of the supernet in use; None if there is none."""
-    living = list_living_lineages(context, state)
-    return next((one for one in living if context.declared(one).network.choices), None)
+def _find_supernet(context: RunContext, state: RunState) -> Network | None:
+    """The supernet in use; None if there is none."""
+    return next((one.network for one in list_networks(context, state) if one.network.choices), None)
 
 
-def _conclude(context: RunContext, state: RunState, search: PathSearch, supernet: Lineage | None) -> RunState | None:
+def _conclude(context: RunContext, state: RunState, search: PathSearch, network: Network | None) -> RunState | None:
     """Retire the supernet and use the networks that were found; None if none was found.
 
     Raises:
         ValueError: there is no supernet, or the method has found networks that do not descend from it.
     """
-    if supernet is None:
+    if network is None:
         raise ValueError("a search has ended, but the run has no supernet")
-    network = context.declared(supernet).network
     found = tuple(search.conclude(get_memory(context, state), network, state.aggregated_round))
     odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.aggregated_round)]
     if odd:
         raise ValueError(f"a search has found networks {odd}, which do not descend from network {network.id!r}")
     if not found:
         return None
-    before = (
-        replace(one, retired_round=state.aggregated_round) if one.id == network.id else one
-        for one in list_lineages(context, state.lineages)
-    )
+    lineages, after = list_lineages(context, state.lineages), state.aggregated_round
+    before = (replace(one, retired_round=after) if one.id == network.id else one for one in lineages)
     return replace_lineages(context, state, (*before, *found))
 
 
@@ -278,8 +273,8 @@ def _close_scoring(context: RunContext, state: RunState, scores: GenerationScore
     if told:
         means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
         sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
-    asked = [client for client in state.clients.values() if client.task is not None]
-    sent = (blob for client in asked if client.task is not None for blob in client.task.weights)
+    tasks = [(client, client.task) for client in state.clients.values() if client.task is not None]
+    sent = (blob for _, task in tasks for blob in task.weights)
     scores = replace(
         scores,
         closed=scores.closed + 1,
@@ -287,15 +282,13 @@ def _close_scoring(context: RunContext, state: RunState, scores: GenerationScore
         weight=scores.weight + together,
         sums=sums,
         answers=scores.answers + len(found),
-        clients=tuple(sorted({*scores.clients, *(client.client_id for client in asked)})),
+        clients=tuple(sorted({*scores.clients, *(client.client_id for client, _ in tasks)})),
         supernet_bytes=max([scores.supernet_bytes, *(one.size_bytes for one in sent)]),
     )
     central = scores.made.scores
     if central and scores.weight:
         scores = replace(scores, ranks=(*scores.ranks, kendall_tau(average_scores(scores), central)))
-    settled = state.settled.union(
-        client.task.task_id for client in asked if client.stage == "done" and client.task is not None
-    )
+    settled = state.settled.union(task.task_id for client, task in tasks if client.stage == "done")
     live = replace(state.live, scores=scores, entered_s=now_s)
     return replace(state, live=live, clients=MappingProxyType({}), settled=settled)
 

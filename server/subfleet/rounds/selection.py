@@ -86,11 +86,8 @@ def remember_round(
     if context.roles.memory.remember is None:
         return state
     estimate = _cache_estimates(context, state.lineages)
-    past = {
-        name: one
-        for name, client in sorted(clients.items())
-        if (one := _build_last_update(client, estimate)) is not None
-    }
+    updates = ((name, _build_last_update(client, estimate)) for name, client in sorted(clients.items()))
+    past = {name: update for name, update in updates if update is not None}
     closed = ClosedRound(
         round=state.aggregated_round,
         clients=MappingProxyType(past),
@@ -124,14 +121,7 @@ def _build_available(
     last = state.last.get(client.client_id)
     past = None if last is None else _build_last_update(last, estimate)
     size = estimate(list_networks(context, state)[0].space[0] if past is None else past.size)
-    expected = estimate_time(
-        context,
-        client,
-        forward_macs=size.forward_macs,
-        training=training,
-        weight_bytes=size.weight_bytes,
-        update_bytes=size.update_bytes,
-    )
+    expected = estimate_time(context, client, size, training)
     return AvailableClient(
         client_id=client.client_id,
         sample_count=client.offer.sample_count,
@@ -192,33 +182,25 @@ class ExpectedTime:
 
 
 def estimate_time(
-    context: RunContext,
-    client: ClientState,
-    *,
-    forward_macs: int,
-    training: TrainingSettings,
-    weight_bytes: int,
-    update_bytes: int,
+    context: RunContext, client: ClientState, size: Candidate, training: TrainingSettings
 ) -> ExpectedTime:
     """The estimated time of a training.
 
     Args:
         context: of the run.
         client: of the client.
-        forward_macs: multiply-accumulates of one sample's forward pass.
+        size: the costs of its submodel; programs, which devices cache, are not counted.
         training: the client's local training.
-        weight_bytes: of the weights to the client; programs, which devices cache, are not counted.
-        update_bytes: of the update from the client.
     """
     training_s = 0.0
     if client.offer.macs_per_s is not None:
         passes = training.sample_passes(client.offer.sample_count)
-        training_s = min(TRAINING_MACS_PER_FORWARD * forward_macs * passes / client.offer.macs_per_s, _MOST_S)
+        training_s = min(TRAINING_MACS_PER_FORWARD * size.forward_macs * passes / client.offer.macs_per_s, _MOST_S)
     budget = client.offer.budget
     return ExpectedTime(
         training_s=training_s,
-        downlink_s=_estimate_link_s(context, weight_bytes, None if budget is None else budget.downlink_bytes),
-        uplink_s=_estimate_link_s(context, update_bytes, None if budget is None else budget.uplink_bytes),
+        downlink_s=_estimate_link_s(context, size.weight_bytes, None if budget is None else budget.downlink_bytes),
+        uplink_s=_estimate_link_s(context, size.update_bytes, None if budget is None else budget.uplink_bytes),
     )
 
 

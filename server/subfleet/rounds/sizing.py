@@ -25,8 +25,8 @@ from subfleet.protocol.task import Score
 from subfleet.rounds.assigning import assign_client, build_question, give_size
 from subfleet.rounds.awaiting import get_limit_s, has_scores, list_awaited_scores, record_missing
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.estimation import get_estimates, request_estimates
 from subfleet.rounds.live import Requested
+from subfleet.rounds.networks import get_estimates, request_estimates
 from subfleet.rounds.obstacles import list_unscorable_sizes
 from subfleet.rounds.signals import Action, ClientOutcome, GoOn, Outcome, SendTask, Withdraw
 from subfleet.rounds.state import ClientState, RunState
@@ -89,10 +89,8 @@ def _request_programs(context: RunContext, state: RunState) -> Outcome:
         client.first_requested for client in state.clients.values() if client.first_requested is not None
     ]
     known = {*state.written, *(program.key for program in state.queue)}
-    new = tuple(
-        requested_program.program
-        for requested_program in rank_requested(requested_programs, known, context.config.exports_per_round)
-    )
+    ranked = rank_requested(requested_programs, known, context.config.exports_per_round)
+    new = tuple(requested.program for requested in ranked)
     actions = tuple(ProgramRequest(program=one, round=state.round) for one in new)
     return replace(state, queue=(*state.queue, *new)), actions
 
@@ -166,11 +164,8 @@ def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> 
     if propose is None or client.offer.budget is None or context.config.calibrates(state.round):
         return assign_client(context, state, client)
     unscorable = list_unscorable_sizes(state, client.client_id, client.offer.runtime)
-    proposals = [
-        one
-        for one in propose(build_question(context, state, client))
-        if one.architecture.architecture_id not in unscorable
-    ]
+    proposed = propose(build_question(context, state, client))
+    proposals = [one for one in proposed if one.architecture.architecture_id not in unscorable]
     if len(proposals) < _LEAST:
         return assign_client(context, state, client)
     waiting = replace(client, stage="scoring", proposals=tuple(one.architecture for one in proposals))

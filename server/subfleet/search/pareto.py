@@ -12,7 +12,7 @@ its parameters and no more memory. So the pool grows along the best trade of mem
 that no device has had yet.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -172,14 +172,14 @@ class ParetoSearch:
             known = known.copy()
             for candidate in samples:
                 known.add(candidate)
-        climb = Climb(space=self.space, estimate=self.estimate, trials=self.settings.trials)
         found: list[Candidate] = []
         failed = 0
         for _ in range(most):
             best = known.best(query)
             if best is None or failed == _FAILED_CLIMBS or not self._may_grow(best, query):
                 break
-            seen = climb.run(*self._find_starts(known, query), query, rng)
+            climb = _Climb(self.space, self.estimate, query, rng, left=self.settings.trials)
+            seen = climb.run(*self._find_starts(known, query))
             found += seen
             if most > 1:
                 for candidate in seen:
@@ -223,8 +223,8 @@ class ParetoSearch:
                 yield FoundSize(architecture=candidate.architecture, drawn=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Climb:
+@dataclass(slots=True)
+class _Climb:
     """Looks for larger submodels near known ones: lowers a few genes, and raises others as far as the budget allows.
 
     A larger gene makes a submodel that costs more of everything, so the most that it can grow is found by bisection.
@@ -234,85 +234,71 @@ class Climb:
     Attributes:
         space: of the genes.
         estimate: the cost estimates of its submodels.
-        trials: submodels that are estimated.
+        query: of the device.
+        rng: the source of all choices.
+        left: how many more submodels may be estimated.
+        seen: those that were, whether they fit or not.
+        known: by genes, whether their submodel fits.
     """
 
     space: SearchSpace
     estimate: CostEstimates
-    trials: int
+    query: Query
+    rng: Random
+    left: int
+    seen: dict[Architecture, Candidate] = field(default_factory=dict)
+    known: dict[Genes, bool] = field(default_factory=dict)
 
-    def run(self, below: Sequence[Genes], above: Sequence[Genes], query: Query, rng: Random) -> list[Candidate]:
+    def run(self, below: Sequence[Genes], above: Sequence[Genes]) -> list[Candidate]:
         """Climb, and return every submodel that was looked at, whether it fits or not.
 
         Args:
             below: starts that fit, the best first; one or more.
             above: starts that do not fit.
-            query: of the device.
-            rng: the source of all choices.
         """
-        trials = _Trials(estimate=self._estimate_genes, query=query, left=self.trials)
-        starts = list(below)
-        for _ in range(self.trials):  # a known submodel costs no trial
-            if not trials.left:
+        starts, rng = list(below), self.rng
+        for _ in range(self.left):  # a known submodel costs no trial
+            if not self.left:
                 break
             start = rng.choice(above) if above and rng.random() < _FROM_ABOVE else rng.choice(starts)
-            end = self._exchange(start, trials, rng)
+            end = self._exchange(start)
             if end is not None and end not in starts:
                 starts.append(end)
-        return list(trials.seen.values())
+        return list(self.seen.values())
 
-    def _exchange(self, start: Genes, trials: "_Trials", rng: Random) -> Genes | None:
-        genes, order = list(start), list(range(len(start)))
+    def _exchange(self, start: Genes) -> Genes | None:
+        genes, order, rng = list(start), list(range(len(start))), self.rng
         rng.shuffle(order)
         lowered = rng.randint(0, _LOWERED)
         for done, place in enumerate(order):
-            if done >= lowered and trials.fits(genes):
+            if done >= lowered and self._fits(genes):
                 break
-            if genes[place]:
-                genes[place] -= _draw_step(genes[place], rng)
-        if not trials.fits(genes):
+            if most := genes[place]:  # each power-of-two fraction of the gene is an equally likely step
+                genes[place] -= max(1, most >> rng.randrange(most.bit_length()))
+        if not self._fits(genes):
             return None
         rng.shuffle(order)
         for place in order[:_RAISED]:
-            genes[place] = self._find_most(genes, place, trials)
+            genes[place] = self._find_most(genes, place)
         return tuple(genes)
 
-    def _find_most(self, genes: Sequence[int], place: int, trials: "_Trials") -> int:
+    def _find_most(self, genes: Sequence[int], place: int) -> int:
         """The largest option of a gene with which a submodel fits that fits with its present one."""
         low, high, step = genes[place], self.space.largest[place], 1
-        while low < high and trials.left:
+        while low < high and self.left:
             middle = min(high, low + step)
-            if trials.fits([*genes[:place], middle, *genes[place + 1 :]]):
+            if self._fits([*genes[:place], middle, *genes[place + 1 :]]):
                 low, step = middle, 2 * step
             else:
                 high, step = middle - 1, max(1, (middle - low) // 2)
         return low
 
-    def _estimate_genes(self, genes: Sequence[int]) -> Candidate:
-        return self.estimate(self.space.architecture(tuple(genes)))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Trials:
-    """The submodels that one climb has looked at."""
-
-    estimate: Callable[[Sequence[int]], Candidate]
-    query: Query
-    left: int
-    seen: dict[Architecture, Candidate] = field(default_factory=dict)
-    known: dict[Genes, bool] = field(default_factory=dict)
-
-    def fits(self, genes: Sequence[int]) -> bool:
+    def _fits(self, genes: Sequence[int]) -> bool:
         key = tuple(genes)
         if key not in self.known:
-            candidate = self.estimate(key)
+            candidate = self.estimate(self.space.architecture(key))
             if candidate.architecture not in self.seen:
                 self.seen[candidate.architecture] = candidate
                 self.left = max(0, self.left - 1)
             self.known[key] = measure_fit(candidate, self.query) is not None
         return self.known[key]
-
-
-def _draw_step(most: int, rng: Random) -> int:
-    """A step from 1 to `most`; each power-of-two fraction of it is equally likely."""
-    return max(1, most >> rng.randrange(most.bit_length()))

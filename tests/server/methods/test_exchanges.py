@@ -57,9 +57,9 @@ class TestCopying(MethodContract):
     method = Copying()
     model: Family = replace(MODEL, norm="batch")
 
-    def test_places_keep_the_size(self) -> None:
+    def test_placed_submodels_keep_their_size(self) -> None:
         """As for every method that places sizes in front."""
-        super().test_places_keep_the_size()
+        super().test_placed_submodels_keep_their_size()
 
 
 def participant(client: DrawnClient, size: Architecture) -> Participant:

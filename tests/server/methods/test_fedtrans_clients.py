@@ -171,7 +171,7 @@ def test_a_run_ends_where_accuracy_gains_too_little() -> None:
 @pytest.mark.slow
 def test_a_run_of_growing_networks_ends_with_the_same_bits_however_often_it_is_killed(tmp_path: Path) -> None:
     """Fake devices, whose tasks tell which network they trained."""
-    method = replace(METHOD, first="weakest", newborn="zero", stop_rounds=0, noise=0.1)
+    method = replace(METHOD, first="weakest", stop_rounds=0, noise=0.1)
     results = []
     for kills in (0, 5):
         world = World(tmp_path / str(kills), config(rounds=7, method=method), fleet())

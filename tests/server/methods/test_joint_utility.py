@@ -99,7 +99,4 @@ def test_a_network_that_appears_has_what_its_parent_had() -> None:
     assert after.utilities["zoe"] == {"": 4.0, "m1": 4.0}
     assert after.utilities["ada"] == {"": pytest.approx(1.0), "m1": pytest.approx(1.0)}
     assert (after.losses, after.wide) == ((), ("section0.block0",)), "the newest is another one now"
-    zero = replace(METHOD, newborn="zero").roles().memory.remember
-    assert zero is not None
-    assert "m1" not in zero(memory, closed(grown, LOSSES)).utilities["zoe"]
     assert remember(memory, replace(closed(grown, LOSSES), observation=None)) == memory

@@ -24,9 +24,9 @@ METHODS = {**QUICK, "fedfa": FedFA(grafting=False), "fedfa of widths": FedFA(dep
 def test_sizes_and_places_are_submodels_and_nobody_trains_and_nothing_moves(name: str, tmp_path: Path) -> None:
     contract = MethodContract()
     contract.method, contract.model = METHODS[name], MODEL
-    contract.test_places_keep_the_size()
-    contract.test_a_round_with_learning_rate_0_changes_nothing_for_anybody(tmp_path / "still")
-    contract.test_what_nobody_held_keeps_its_bits(tmp_path / "moved")
+    contract.test_placed_submodels_keep_their_size()
+    contract.test_a_round_with_learning_rate_0_changes_nothing(tmp_path / "still")
+    contract.test_elements_that_no_client_has_keep_their_bits(tmp_path / "moved")
 
 
 def test_what_grafts_blocks_refuses_layers_with_widths_of_their_own() -> None:

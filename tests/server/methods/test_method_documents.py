@@ -56,7 +56,7 @@ def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
     for path, default in rows.items():
         value = attrgetter(path)(kind())
         assert dataclasses.is_dataclass(value) if path in elsewhere else default == SCRIPT.cell(value), path
-    assert rows.keys() - elsewhere == {path for path in kind.INFO.published if path.partition(".")[0] not in elsewhere}
+    assert rows.keys() - elsewhere == {path for path in kind.INFO.parameters if path.partition(".")[0] not in elsewhere}
 
 
 def test_the_script_writes_what_a_section_needs() -> None:

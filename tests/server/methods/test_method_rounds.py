@@ -37,8 +37,8 @@ class TestEveryMethod(MethodContract):
         super().test_the_order_of_clients_does_not_matter_and_the_state_survives_a_crash(tmp_path)
 
     @pytest.mark.slow
-    def test_its_accuracy_is_that_of_what_devices_have_trained(self, tmp_path: Path) -> None:
-        super().test_its_accuracy_is_that_of_what_devices_have_trained(tmp_path)
+    def test_its_accuracy_is_that_of_the_trained_model(self, tmp_path: Path) -> None:
+        super().test_its_accuracy_is_that_of_the_trained_model(tmp_path)
 
     def moved_architecture(self, network: Network, architecture: Architecture) -> Architecture:
         return (

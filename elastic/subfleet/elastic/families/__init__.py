@@ -1,6 +1,7 @@
-"""The families of networks and the published networks that are installed: entry points, ours like everybody else's.
+"""The installed families of networks and published networks, all registered as entry points.
 
-Reading them loads no PyTorch: a family is a record of settings, which imports what builds its network when it is built.
+Reading them does not load PyTorch: a family is a record of settings that only imports the code of its network when it
+builds it.
 """
 
 from typing import Annotated, Literal, Protocol
@@ -11,7 +12,7 @@ from subfleet.protocol.registry import Registry, problem_with_record
 __all__ = ["FAMILIES", "PRESETS", "AnyFamily", "Preset", "PublishedNorm", "preset"]
 
 PublishedNorm = Literal["group", "batch", "none"]
-"""What may take the place of BatchNorm in a published network."""
+"""Norms that can replace BatchNorm in a published network."""
 
 _MEMBERS = ("TAG", "input_shape", "class_count", "depths", "norm", "learnable_steps", "scaler", "blueprint")
 
@@ -20,35 +21,35 @@ class Preset(Protocol):
     """A published network."""
 
     def __call__(self, *, input_shape: tuple[int, ...], class_count: int, norm: PublishedNorm) -> Family:
-        """Its settings for other inputs.
+        """Its settings for the given inputs.
 
         Args:
-            input_shape: (channels, height, width); of networks over symbols (tokens,).
-            class_count: number of classes; where each next symbol is predicted, of symbols.
-            norm: instead of BatchNorm, where the published network has that; others keep theirs.
+            input_shape: (channels, height, width), or (tokens,) for networks over symbols.
+            class_count: number of classes, or of symbols if each next symbol is predicted.
+            norm: norm that replaces BatchNorm; networks with other norms keep theirs.
 
         Raises:
             ConfigError: the numbers are out of range.
         """
 
 
-def _problem(found: object, name: str) -> str:
-    problem = problem_with_record(found, name, _MEMBERS)
-    return problem or ("" if getattr(found, "TAG", "") == "family" else "its TAG must be 'family'")
+def _problem(registered: object, name: str) -> str:
+    problem = problem_with_record(registered, name, _MEMBERS)
+    return problem or ("" if getattr(registered, "TAG", "") == "family" else "its TAG must be 'family'")
 
 
-def _callable(found: object, name: str) -> str:
-    return "" if callable(found) else f"{name!r} must be a function that gives a family's settings"
+def _callable(registered: object, name: str) -> str:
+    return "" if callable(registered) else f"{name!r} must be a function that returns a family's settings"
 
 
 FAMILIES = Registry[type[Family]]("subfleet.families", "family", tag="family", check=_problem)
-"""The record of each family, by the name that a configuration's `[model] family = "..."` gives."""
+"""The record of each family, by its name in a configuration's `[model] family = "..."`."""
 
 AnyFamily = Annotated[Family, FAMILIES]
-"""A field of this type is read from plain data as the record of the family that it names."""
+"""Type of a field that is read from plain data as the record of the named family."""
 
 PRESETS = Registry[Preset]("subfleet.presets", "preset", check=_callable)
-"""The published networks, by the name that a configuration's `[model] preset = "..."` gives."""
+"""The published networks, by their name in a configuration's `[model] preset = "..."`."""
 
 
 def preset(name: str, *, input_shape: tuple[int, ...], class_count: int, norm: PublishedNorm = "batch") -> Family:

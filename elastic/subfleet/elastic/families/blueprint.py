@@ -1,9 +1,9 @@
-"""One builder from which a network's declaration and every submodel's module follow.
+"""Derive a network's declaration and all submodules from one builder.
 
-A family says which axes there are and builds a module out of sizes. Each size remembers the axis that it was asked of,
-so building the full network shows which dimensions of which tensor are tied to what, under which name, and running its
-narrowest submodel shows at how many places each tensor is applied. No layer is described twice. Only what a layer does
-not show is said beside it: tensors that start otherwise than their layers usually do, and attention's products.
+A family names its axes and builds a module from sizes. Each size remembers its axis, so building the full network shows
+how the dimensions of each tensor are tied, and running its narrowest submodel shows at how many positions each tensor
+is applied. No layer is described twice. Only properties that layers do not show are declared separately: tensors with
+unusual first values, and the products of attention.
 """
 
 import math
@@ -37,13 +37,13 @@ __all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "fraction_
 
 
 class TiedSize(int):
-    """A size of a layer that knows what it is tied to. To a layer it is a plain number.
+    """An integer size of a layer that knows the axis it is tied to.
 
-    A product is tied to the product of what its factors are tied to, the left one outermost: the rows of fused queries,
-    keys and values are `3 * (heads * head_width)`. All other arithmetic gives plain numbers, which are tied to nothing.
+    A product of sizes is tied to the product of their axes, the left one outermost: the rows of fused queries, keys and
+    values are `3 * (heads * head_width)`. Other arithmetic gives plain, untied numbers.
 
     Attributes:
-        dim: what it is tied to.
+        dim: the axis or product of axes that it is tied to.
         full: the size in the full network.
     """
 
@@ -51,7 +51,7 @@ class TiedSize(int):
     full: int
 
     def __new__(cls, size: int, dim: Dim, full: int) -> "TiedSize":
-        """A size, what it is tied to, and the size in the full network."""
+        """Create a size from its value, the axis it is tied to, and its value in the full network."""
         tied = super().__new__(cls, size)
         tied.dim, tied.full = dim, full
         return tied
@@ -67,16 +67,16 @@ class TiedSize(int):
 
 
 def fraction_of(size: int) -> float:
-    """How much of its size in the full network a size is; 1 for a plain number."""
+    """The fraction of a size relative to the full network; 1 for a plain number."""
     return size / size.full if isinstance(size, TiedSize) else 1.0
 
 
 @runtime_checkable
 class OwnTensors(Protocol):
-    """A layer of ours with tensors of more than one value.
+    """A custom layer with tensors of more than one value.
 
     Attributes:
-        own_sizes: of each of them, by its name in the layer; it is made with them.
+        own_sizes: the sizes of each tensor, by its name in the layer.
     """
 
     own_sizes: Mapping[str, tuple[int, ...]]
@@ -84,12 +84,12 @@ class OwnTensors(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How large a network is to be built.
+    """The sizes of a network to build.
 
     Attributes:
-        axes: of the full network, by name.
-        kept: how many indices it has, by axis.
-        parts: names of the skippable blocks and the operators that it has.
+        axes: axes of the full network by name.
+        kept: number of kept indices by axis.
+        parts: names of the kept skippable blocks and operators.
     """
 
     axes: Mapping[str, Axis]
@@ -102,15 +102,15 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """A family's network of one configuration.
+    """A family's network for given settings.
 
     Attributes:
-        axes: all, in any order.
-        blocks: the skippable ones, in network order; their names are those of modules.
-        build: sizes to a module, with the parts of them alone.
-        choices: as in `Network`; operators' names are those of modules in that of their choice.
-        roles: of the tensors whose role does not follow from their layer, such as the "residual" weights that start at
-            0, so that their blocks start as the identity; by name.
+        axes: all axes, in any order.
+        blocks: the skippable blocks in network order, named after their modules.
+        build: builds a module of these sizes, with the kept parts only.
+        choices: as in `Network`; operators are named after the modules inside their choice's module.
+        roles: roles, by name, of tensors that do not follow from their layer, such as "residual" weights that start at
+            0, so that their blocks start as the identity.
         products: as in `Network`.
         kept_of_norms: as in `Network`.
         group_size: as in `Network`.
@@ -133,25 +133,25 @@ class Blueprint:
 
 
 def declare(config: Family, blueprint: Blueprint) -> Network:
-    """The declaration of a network.
+    """Derive the declaration of a network.
 
     Raises:
-        ConfigError: an axis is no multiple of its granularity, blocks are not in the family's sections or read or give
-            what is no axis, or the input is too small for the network.
+        ConfigError: an axis is not a multiple of its granularity, blocks do not match the family's sections or name
+            unknown axes, or the input is too small for the network.
     """
     depths = config.depths
     inside = Counter(block.section for block in blueprint.blocks)
     if any(not 0 <= section < len(depths) or count > depths[section] for section, count in inside.items()):
         raise ConfigError(
-            f"family {config.TYPE!r} has {dict(inside)} blocks to leave out by section, but sections of {depths} "
-            "blocks; mend the package that has it"
+            f"family {config.TYPE!r} has {dict(inside)} skippable blocks by section, but sections of {depths} blocks; "
+            "fix the package of this family"
         )
     names = {axis.name for axis in blueprint.axes}
     for block in blueprint.blocks:
         if (block.reads or block.gives) and not {block.reads, block.gives} <= names:
             raise ConfigError(
                 f"block {block.name!r} of family {config.TYPE!r} reads {block.reads!r} and gives {block.gives!r}, but "
-                "must name two axes or none; mend the package that has it"
+                "must name two axes or none; fix the package of this family"
             )
     for axis in blueprint.axes:
         if axis.size % axis.granularity and axis.kind != "kernel":
@@ -175,7 +175,7 @@ def declare(config: Family, blueprint: Blueprint) -> Network:
 
 
 def module_of(blueprint: Blueprint, local: LocalShapes) -> nn.Module:
-    """A module of a submodel's own size."""
+    """Build a module of a submodel's size."""
     axes = {axis.name: axis for axis in blueprint.axes}
     return blueprint.build(Sizes(axes=axes, kept=local.sizes, parts=local.parts))
 
@@ -192,7 +192,7 @@ _OWN_ROLES: Mapping[str, Role] = MappingProxyType(
 )
 _LSTM_GATES, _GRU_GATES = 4, 3
 _PLACED = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.LSTM, nn.GRU)
-"""Layers that are applied at many places of a sample; each symbol reads one row of an embedding."""
+"""Layers that are applied at many positions of a sample; of an embedding, each symbol only reads one row."""
 
 
 def _product(left: int, right: int) -> TiedSize:
@@ -203,7 +203,7 @@ def _product(left: int, right: int) -> TiedSize:
 
 
 def _build_full(blueprint: Blueprint, kept: Mapping[str, int]) -> nn.Module:
-    """A module with all parts; axes that are not named are whole."""
+    """Build a module with all parts; unnamed axes are whole."""
     sizes = Sizes(
         axes={axis.name: axis for axis in blueprint.axes},
         kept={axis.name: axis.size for axis in blueprint.axes} | dict(kept),
@@ -221,9 +221,9 @@ def _parts(blueprint: Blueprint) -> tuple[str, ...]:
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Modules that are built in this context have no memory for their weights, and draw none.
+    """Build modules in this context without allocating or drawing their weights.
 
-    PyTorch can draw shapes without memory too, but loads its compiler to draw normal ones, which takes seconds.
+    PyTorch's meta device alone would load its compiler to draw normal values, which takes seconds.
     """
     with torch.device("meta"), _Undrawn():
         yield
@@ -233,10 +233,10 @@ _DRAWING = frozenset({nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors as they are where a layer fills them with random numbers."""
+    """Skips the functions that fill a layer's tensors with random numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What a function of PyTorch returns; see there."""
+        """See `torch.overrides.TorchFunctionMode`."""
         kwargs = kwargs or {}
         if func in _DRAWING:
             return args[0] if args else kwargs["tensor"]
@@ -244,7 +244,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
-    """Every tensor of the full module, in the order of its state."""
+    """Yield the declaration of every tensor of the full module, in the order of its state."""
     with without_weights():
         module = _build_full(blueprint, {})
     places, parts = _places(config, blueprint), _parts(blueprint)
@@ -264,13 +264,13 @@ def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
 
 
 def _dims(layer: nn.Module, own: str, rank: int) -> tuple[Dim, ...]:
-    """What the dimensions of a layer's tensors are tied to; its one-dimensional ones run over its outputs."""
+    """The axes that the dimensions of a layer's tensor are tied to; one-dimensional tensors run over the outputs."""
     sizes: tuple[int, ...]
     match layer:
         case nn.Conv2d():
-            # A filter of a grouped convolution sees the channels of its own group alone.
-            seen = layer.in_channels if layer.groups == 1 else layer.in_channels // layer.groups
-            sizes = (layer.out_channels, seen, *layer.kernel_size)
+            # A filter of a grouped convolution only reads the channels of its group.
+            channels = layer.in_channels if layer.groups == 1 else layer.in_channels // layer.groups
+            sizes = (layer.out_channels, channels, *layer.kernel_size)
         case nn.Linear():
             sizes = (layer.out_features, layer.in_features)
         case nn.GroupNorm():
@@ -292,21 +292,22 @@ def _dims(layer: nn.Module, own: str, rank: int) -> tuple[Dim, ...]:
 
 
 def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
-    """At how many places of one sample each layer is applied, found by running the narrowest network of that depth.
+    """Count the positions of one sample where each layer is applied, by running the narrowest network of that depth.
 
-    It has as many as any other. A run of the full one with shapes alone loads PyTorch's compiler, which takes seconds.
+    The number does not depend on widths. A run of the full network on the meta device would load PyTorch's compiler,
+    which takes seconds.
     """
-    with torch.random.fork_rng(devices=[]), _Undrawn():  # its weights mean nothing, and leave the random state alone
+    with torch.random.fork_rng(devices=[]), _Undrawn():  # weights do not matter; keeps the random state
         module = _build_full(
             blueprint, {axis.name: axis.granularity for axis in blueprint.axes if axis.kind != "kernel"}
         )
     module.eval()
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
 
     def record(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Any) -> None:
             channels_last = isinstance(layer, nn.Linear | nn.LayerNorm | nn.LSTM | nn.GRU)
-            found[path] = math.prod(inputs[0].shape[1:-1] if channels_last else outputs.shape[2:])
+            positions[path] = math.prod(inputs[0].shape[1:-1] if channels_last else outputs.shape[2:])
 
         return hook
 
@@ -320,16 +321,16 @@ def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
     try:
         with torch.no_grad():
             dtype = torch.int64 if blueprint.symbols else torch.float32
-            for run in range(runs):  # so often that every operator of every choice is drawn
+            for run in range(runs):  # until every operator of every choice was drawn
                 for choice in choices:
                     choice.drawn = choice.operators[run % len(choice.operators)]
                 module(torch.zeros(1, *config.input_shape, dtype=dtype))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"input_shape is {config.input_shape} and group_size is {blueprint.group_size}, but family "
-            f"{config.TYPE!r} needs a larger input, or fewer sections that halve it, or larger groups: {error}"
+            f"{config.TYPE!r} needs a larger input, fewer sections that halve it, or larger groups: {error}"
         ) from error
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return positions

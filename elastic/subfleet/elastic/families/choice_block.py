@@ -1,4 +1,4 @@
-"""A place of a network with alternative operators, of which each pass runs one."""
+"""A block with alternative operators; each forward pass runs one of them."""
 
 from collections.abc import Mapping
 
@@ -8,15 +8,15 @@ from subfleet.protocol.errors import ConfigError
 
 
 class ChoiceBlock(nn.Module):
-    """Runs the operator that is drawn (FedorAS, section 3.1; Guo et al. 2020, "Single Path One-Shot", section 3.2).
+    """Runs the drawn operator (FedorAS, section 3.1; Guo et al. 2020, "Single Path One-Shot", section 3.2).
 
-    Its children are the operators; all map inputs of one shape to outputs of one shape.
+    Its children are the operators, which have the same input and output shapes.
 
     Args:
-        operators: by name, one or more.
+        operators: operators by name, at least one.
 
     Attributes:
-        drawn: the name of the one that runs: the first one, until it is set.
+        drawn: name of the operator that runs; initially the first.
     """
 
     def __init__(self, operators: Mapping[str, nn.Module]) -> None:
@@ -27,21 +27,21 @@ class ChoiceBlock(nn.Module):
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Their names, in order."""
+        """Names of the operators in order."""
         return tuple(name for name, _ in self.named_children())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whatever the drawn operator makes of its input."""
+        """Run the drawn operator."""
         result: Tensor = self.get_submodule(self.drawn)(x)
         return result
 
 
 def draw(module: nn.Module, path: Mapping[str, str]) -> None:
-    """Let a supernet's module run a path from now on.
+    """Set the path that a supernet's module runs.
 
     Args:
-        module: of a network with choices.
-        path: the operator of each choice that is to change, by the choice's name.
+        module: module of a network with choices.
+        path: operator by the name of its choice; other choices stay unchanged.
 
     Raises:
         ConfigError: the module has no such operator.

@@ -1,4 +1,4 @@
-"""Supernets of convolutions: a stem, sections of blocks with alternative operators, and reductions between them."""
+"""Convolutional supernets: a stem, and sections of blocks with alternative operators, each followed by a reduction."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -17,10 +17,10 @@ from subfleet.elastic.network import OperatorChoice
 
 
 def choice_cnn(config: ChoiceCnn) -> Blueprint:
-    """FedorAS's search spaces for images and speech (its public code's lists of operators).
+    """FedorAS's search spaces for images and speech (operators from its public code).
 
     Raises:
-        ConfigError: the input cannot be halved so often.
+        ConfigError: the input is too small to be halved after each section.
     """
     choices = tuple(OperatorChoice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
     return Blueprint(
@@ -33,10 +33,10 @@ def choice_cnn(config: ChoiceCnn) -> Blueprint:
 
 
 class ResidualSum(nn.Module):
-    """Adds what layers compute to what they read.
+    """Adds the output of layers to their input.
 
     Args:
-        layers: that keep the shape.
+        layers: layers that keep the shape.
     """
 
     def __init__(self, layers: nn.Module) -> None:
@@ -44,13 +44,13 @@ class ResidualSum(nn.Module):
         self.layers = layers
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape that the layers take, to the same."""
+        """Any shape that the layers accept to the same shape."""
         y: Tensor = self.layers(x)
         return x + y
 
 
 class _ParallelSum(nn.Module):
-    """The sum of what two modules make of the same."""
+    """Sums the outputs of two modules."""
 
     def __init__(self, layers: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ class _ParallelSum(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) to what both give."""
+        """(batch, channels, height, width) to the modules' output shape."""
         y: Tensor = self.layers(x)
-        kept: Tensor = self.shortcut(x)
-        return y + kept
+        shortcut: Tensor = self.shortcut(x)
+        return y + shortcut
 
 
 def _build(config: ChoiceCnn, sizes: Sizes) -> nn.Module:
@@ -73,8 +73,8 @@ def _build(config: ChoiceCnn, sizes: Sizes) -> nn.Module:
     for section, (width, after) in enumerate(pairwise((*widths, *config.last_widths))):
         blocks = OrderedDict[str, nn.Module]()
         for name, operators in islice(of_blocks, config.depths[section]):
-            kept = [one for one in operators if len(operators) == 1 or f"{name}.{one}" in sizes.parts]
-            blocks[name.rpartition(".")[2]] = ChoiceBlock({one: _OPERATORS[one](layers, width) for one in kept})
+            kept = [operator for operator in operators if len(operators) == 1 or f"{name}.{operator}" in sizes.parts]
+            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _OPERATORS[kind](layers, width) for kind in kept})
         modules[f"section{section}"] = nn.Sequential(blocks)
         modules[f"reduction{section}"] = _REDUCTIONS[config.reduction](layers, width, after)
     modules["pool"] = SpatialMean()
@@ -87,7 +87,7 @@ def _convolution(layers: Layers, width: int, *, kernel: int) -> nn.Module:
 
 
 def _separable(layers: Layers, width: int, *, kernel: int, expansion: float) -> nn.Module:
-    """A convolution in groups, as many as the fewer of both channels, and a 1x1 one, added to what they read."""
+    """A residual block of a grouped convolution, with as many groups as the smaller width, and a 1x1 convolution."""
     inner = int(width * expansion)
     filtering = layers.normed_layer((width, inner), kernel, groups=min(width, inner), activation=nn.ReLU)
     narrow = layers.normed_layer((inner, width), activation=nn.ReLU)
@@ -95,7 +95,7 @@ def _separable(layers: Layers, width: int, *, kernel: int, expansion: float) -> 
 
 
 def _squeeze_excite(layers: Layers, width: int, *, kernel: int, expansion: float) -> nn.Module:
-    """A convolution, squeeze-and-excitation and a 1x1 convolution, added to what they read."""
+    """A residual block of a convolution, squeeze-and-excitation and a 1x1 convolution."""
     inner = int(width * expansion)
     widen = layers.normed_layer((width, inner), kernel, activation=nn.ReLU)
     squeeze = SqueezeExcitation(inner, inner, activation=nn.ReLU, gate=nn.Sigmoid)

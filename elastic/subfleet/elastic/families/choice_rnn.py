@@ -1,4 +1,4 @@
-"""Supernets over symbols: an embedding, blocks with alternative sequence operators, and a linear layer."""
+"""Sequence supernets: an embedding, blocks with alternative sequence operators, and a linear layer."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ _KERNEL = 5
 
 
 def choice_rnn(config: ChoiceRnn) -> Blueprint:
-    """Gives logits of each next symbol, for indices (batch, tokens).
+    """A sequence supernet with logits of each next symbol, for indices (batch, tokens).
 
-    A block that keeps its width adds what its operator computes to what it reads, the identity passes that on.
+    Blocks that keep their width are residual, except for the identity operator.
     """
     choices = tuple(OperatorChoice(name=name, operators=own) for name, own in config.of_blocks if len(own) > 1)
     return Blueprint(
@@ -43,8 +43,8 @@ def _build(config: ChoiceRnn, sizes: Sizes) -> nn.Module:
     for section, width in enumerate(config.widths):
         blocks = OrderedDict[str, nn.Module]()
         for name, operators in islice(of_blocks, config.depths[section]):
-            kept = [one for one in operators if len(operators) == 1 or f"{name}.{one}" in sizes.parts]
-            blocks[name.rpartition(".")[2]] = ChoiceBlock({one: _operator(one, width_in, width) for one in kept})
+            kept = [operator for operator in operators if len(operators) == 1 or f"{name}.{operator}" in sizes.parts]
+            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _operator(kind, width_in, width) for kind in kept})
             width_in = width
         modules[f"section{section}"] = nn.Sequential(blocks)
     modules["head"] = nn.Linear(width_in, sizes["class"])
@@ -52,12 +52,12 @@ def _build(config: ChoiceRnn, sizes: Sizes) -> nn.Module:
 
 
 def _operator(name: str, width_in: int, width: int) -> nn.Module:
-    made = _OPERATORS[name](width_in, width)
-    return made if name == IDENTITY or width_in != width else ResidualSum(made)
+    operator = _OPERATORS[name](width_in, width)
+    return operator if name == IDENTITY or width_in != width else ResidualSum(operator)
 
 
 class _Gru(nn.Module):
-    """One GRU layer whose state starts at zero (Cho et al. 2014)."""
+    """A GRU layer with initial state 0 (Cho et al. 2014)."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Gru(nn.Module):
 
 
 class _QuasiRnn(nn.Module):
-    """A layer whose state is a gated mean of its inputs, with a gate on what it gives (Bradbury et al. 2017, "fo")."""
+    """A layer with a gated mean of its inputs as state, and an output gate (Bradbury et al. 2017, "fo")."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _QuasiRnn(nn.Module):
 
 
 class _Causal(nn.Module):
-    """A convolution over each token and those before it, and a sigmoid."""
+    """A convolution over each token and the previous ones, and a sigmoid."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Networks of inverted residual blocks: MobileNetV2, MobileNetV3 and EfficientNetV2.
 
-A block's channels are widened, filtered and narrowed again. It adds to what it reads where that has its shape; a first
-block of a section that does keeps the stream before it.
+A block widens, filters and narrows its channels. It is residual if its input and output have the same shape; the first
+block of a section then keeps the previous stream.
 """
 
 from collections import OrderedDict
@@ -30,22 +30,22 @@ from subfleet.elastic.families.sections import (
 
 _AnyInverted = MobileNetV2 | MobileNetV3 | EfficientNetV2
 _MOBILE_EPSILON = 1e-3
-"""Of BatchNorm in MobileNetV3's and EfficientNetV2's public code."""
+"""Epsilon of BatchNorm in the public code of MobileNetV3 and EfficientNetV2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InvertedStyle:
-    """What distinguishes the families.
+    """The differences between the families.
 
     Attributes:
-        expansion: width inside a block by that of what it reads, where none is given.
-        last: widths of the layers before the head by that of the last section, where none are given.
-        epsilon: of BatchNorm.
+        expansion: default width inside a block, as a multiple of its input's.
+        last: default widths of the layers before the head, as multiples of the last section's.
+        epsilon: epsilon of BatchNorm.
         stem: activation of the stem and of the layers before the head.
         early: activation of blocks.
-        late: activation of blocks from the last but one section on that halves its input.
-        fuses: blocks without squeeze-and-excitation have one convolution that widens and filters.
-        squeeze: activations of squeeze-and-excitation: of what is squeezed, and of the gate; None where there is none.
+        late: activation of blocks from the second to last halving section on.
+        fuses: whether blocks without squeeze-and-excitation widen and filter with one convolution.
+        squeeze: activations inside squeeze-and-excitation and of its gate; None without it.
     """
 
     expansion: int
@@ -62,19 +62,19 @@ def mobilenet_v2(config: MobileNetV2) -> Blueprint:
     """MobileNetV2 (Sandler et al. 2018, section 4) without dropout.
 
     Raises:
-        ConfigError: a kernel has no middle.
+        ConfigError: a kernel side is even.
     """
     relu6 = nn.ReLU6
     return _blueprint(config, _InvertedStyle(expansion=6, last=(4,), epsilon=1e-5, stem=relu6, early=relu6, late=relu6))
 
 
 def mobilenet_v3(config: MobileNetV3) -> Blueprint:
-    """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms differ in numbers alone.
+    """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms only differ in sizes.
 
-    Hardswish begins with the last but one section that halves its input, as in both of the paper's tables.
+    Hardswish is used from the second to last halving section on, as in both of the paper's tables.
 
     Raises:
-        ConfigError: a kernel has no middle.
+        ConfigError: a kernel side is even.
     """
     style = _InvertedStyle(
         expansion=6,
@@ -93,7 +93,7 @@ def efficientnet_v2(config: EfficientNetV2) -> Blueprint:
     Blocks with squeeze-and-excitation are MBConv, the others fused MBConv.
 
     Raises:
-        ConfigError: a kernel has no middle.
+        ConfigError: a kernel side is even.
     """
     silu = nn.SiLU
     style = _InvertedStyle(
@@ -104,13 +104,13 @@ def efficientnet_v2(config: EfficientNetV2) -> Blueprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inside:
-    """What a block of the full network has inside.
+    """The inside of a block of the full network.
 
     Attributes:
-        width: channels.
+        width: channels inside.
         squeezed: channels inside squeeze-and-excitation; 0 for none.
-        widens: whether they are more than what the block reads; else they are those.
-        activation: of its layers.
+        widens: whether the block has a layer that changes the input's width to this one.
+        activation: activation of its layers.
     """
 
     width: int
@@ -140,7 +140,7 @@ def _blueprint(config: _AnyInverted, style: _InvertedStyle) -> Blueprint:
         blocks=skippable(places),
         build=partial(_build, config, style, places, insides),
         identities={name: "silent" for place in places for name in _closing(config, style, insides, place)},
-        # ReLU6, hardswish and SiLU cannot tell their slope from what they give.
+        # The slope of ReLU6, hardswish and SiLU does not follow from their output.
         kept_of_norms=3,
         group_size=config.group_size,
     )
@@ -149,7 +149,7 @@ def _blueprint(config: _AnyInverted, style: _InvertedStyle) -> Blueprint:
 def _closing(
     config: _AnyInverted, style: _InvertedStyle, insides: Mapping[str, _Inside], place: BlockPlace
 ) -> tuple[str, ...]:
-    """The last norm's gain, or the last layer where there are no norms, of a block that adds to what it reads."""
+    """Name of the last norm's gain in a residual block, or of the last layer without norms."""
     inside = insides[place.name]
     last = "narrow" if inside.widens or inside.squeezed or not style.fuses else "filter"
     norm = "norm.norm" if config.scaler else "norm"
@@ -218,7 +218,7 @@ def _build(
 def _separable(
     style: _InvertedStyle, layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes
 ) -> OrderedDict[str, nn.Module]:
-    """A 1x1 convolution that widens, a depthwise one that filters, squeeze-and-excitation, and one that narrows."""
+    """A widening 1x1 convolution, a depthwise convolution, squeeze-and-excitation, and a narrowing 1x1 convolution."""
     width_in, activation = sizes[place.stream_in], inside.activation
     inner = sizes[f"{place.name}.inner"] if inside.widens else width_in
     modules = OrderedDict[str, nn.Module]()
@@ -236,7 +236,7 @@ def _separable(
 
 
 def _fused(layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
-    """One convolution that widens and filters, and one that narrows; where nothing is widened, one does all."""
+    """A convolution that widens and filters, and one that narrows; a single one if the width does not change."""
     width_in, width = sizes[place.stream_in], sizes[place.stream]
     filtering = partial(
         layers.normed_layer, kernel=kernel_of(place, sizes), stride=place.stride, activation=inside.activation

@@ -1,7 +1,7 @@
-"""Layers and blocks of which the families consist; those of transformers have a module of their own.
+"""Layers and blocks of the families; for transformers see `subfleet.elastic.families.transformer_layers`.
 
-Every width is an argument of its own, also the ones inside a block, so that a submodel of any widths can be built. The
-layers are plain `torch.nn`; the classes here only wire them.
+Every width, including those inside blocks, is an argument, so submodels of any widths can be built. The layers are
+plain `torch.nn`; the classes here only connect them.
 """
 
 from collections import OrderedDict
@@ -16,20 +16,19 @@ from subfleet.elastic.families.blueprint import fraction_of
 from subfleet.elastic.families.sections import Normed
 
 EPSILON = 1e-5
-"""That BatchNorm adds to the variance, where a family does not say otherwise."""
+"""Default constant that BatchNorm adds to the variance."""
 MakeActivation = Callable[[], nn.Module]
 """Makes an activation, such as `nn.ReLU6`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """Makes the layers of a network in the way that its settings ask for.
+    """Creates the layers of a network according to its settings.
 
     Attributes:
-        config: the settings. Layers have biases where there are no norms, which would take
-            them away again.
-        spatial: convolutions of images; else linear layers of vectors.
-        epsilon: added to the variance by BatchNorm.
+        config: the settings. Layers only have biases without norms, which would cancel them.
+        spatial: whether layers are convolutions of images; otherwise they are linear layers of vectors.
+        epsilon: constant that BatchNorm adds to the variance.
     """
 
     config: Normed
@@ -37,14 +36,14 @@ class Layers:
     epsilon: float = EPSILON
 
     def layer(self, width_in: int, width: int, kernel: int = 1, *, stride: int = 1, groups: int = 1) -> nn.Module:
-        """A convolution, padded to keep the size at stride 1, or a linear layer.
+        """Create a convolution, padded to keep the size at stride 1, or a linear layer.
 
         Args:
-            width_in: channels in.
-            width: channels out.
-            kernel: odd side of the square kernel; of no meaning for linear layers, as are stride and groups.
-            stride: of the convolution.
-            groups: of the convolution; as many as channels for a depthwise one.
+            width_in: input channels.
+            width: output channels.
+            kernel: odd side of the square kernel; linear layers ignore it, as well as stride and groups.
+            stride: stride of the convolution.
+            groups: groups of the convolution; the number of channels for a depthwise one.
         """
         bias = self.config.norm == "none"
         if not self.spatial:
@@ -52,7 +51,7 @@ class Layers:
         return nn.Conv2d(width_in, width, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=bias)
 
     def norm(self, width: int) -> nn.Module:
-        """The normalisation of that many channels, behind a scaler if the configuration has one."""
+        """Create the norm of these channels, after a scaler if the settings have one."""
         norm = self._norm(width)
         if not self.config.scaler:
             return norm
@@ -67,14 +66,14 @@ class Layers:
         groups: int = 1,
         activation: MakeActivation | None = None,
     ) -> nn.Sequential:
-        """A layer, its norm, and its activation if it has one.
+        """Create a layer with its norm, and an activation if given.
 
         Args:
-            widths: channels in and out.
+            widths: input and output channels.
             kernel: as in `layer`.
             stride: as in `layer`.
             groups: as in `layer`.
-            activation: makes the activation.
+            activation: creates the activation.
         """
         conv = self.layer(*widths, kernel, stride=stride, groups=groups)
         layers = OrderedDict[str, nn.Module](conv=conv, norm=self.norm(widths[1]))
@@ -88,7 +87,7 @@ class Layers:
                 return nn.GroupNorm(width // self.config.group_size, width)
             case "batch":
                 norm = (nn.BatchNorm2d if self.spatial else nn.BatchNorm1d)(width, eps=self.epsilon)
-                # The count of batches would be an integer among weights, and nothing reads it.
+                # The number of batches would be an integer among the weights, and is not used.
                 norm.num_batches_tracked = None
                 norm.register_load_state_dict_pre_hook(_without_count)  # type: ignore[no-untyped-call]  # PyTorch's
                 return norm
@@ -97,12 +96,12 @@ class Layers:
 
 
 def _without_count(_norm: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    # PyTorch adds a count of batches to every state that comes without the version of its layers.
+    # PyTorch adds the number of batches to a state without layer versions.
     state.pop(f"{prefix}num_batches_tracked", None)
 
 
 class Scale(nn.Module):
-    """Divides by the fraction of an axis that a submodel keeps, while it trains (Diao et al. 2021, section 3.2)."""
+    """Divides by the fraction of an axis that a submodel keeps, in training only (Diao et al. 2021, section 3.2)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -114,7 +113,7 @@ class Scale(nn.Module):
 
 
 class SpatialMean(nn.Module):
-    """The mean over height and width. A plain mean, whose gradient every export target has."""
+    """The mean over height and width; every export target supports the gradient of a plain mean."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to (batch, channels)."""
@@ -122,7 +121,7 @@ class SpatialMean(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """Channels behind height and width, so that what is linear in them has outputs of each pixel."""
+    """Moves channels after height and width, so that a linear layer applies to each pixel."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to (batch, height, width, channels)."""
@@ -130,11 +129,11 @@ class ChannelsLast(nn.Module):
 
 
 class PreactBlock(nn.Module):
-    """A pre-activation residual block of the layers that it is given (He et al. 2016, "Identity mappings", figure 4e).
+    """A pre-activation residual block of the given layers (He et al. 2016, "Identity mappings", figure 4e).
 
-    It adds `layer2(relu(norm2(layer1(relu(norm1(x))))))` to x, of a bottleneck with a third norm and layer behind that.
-    Where a shortcut layer is given, that projects `relu(norm1(x))` and is what is added to, as the shape of x changes
-    there. Where it has a step, that multiplies what is added (Kang et al. 2023, "NeFL", section 3.1).
+    It adds `layer2(relu(norm2(layer1(relu(norm1(x))))))` to x; a bottleneck has a third norm and layer. If the shape
+    changes, a shortcut layer projects `relu(norm1(x))` in place of x. A learnable step multiplies the added term (Kang
+    et al. 2023, "NeFL", section 3.1).
     """
 
     def __init__(self, *pairs: tuple[nn.Module, nn.Module], shortcut: nn.Module | None, learnable_step: bool) -> None:
@@ -147,13 +146,13 @@ class PreactBlock(nn.Module):
         self.step = nn.Parameter(torch.ones(1)) if learnable_step else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the block computes to what it was given."""
+        """Add the output of the layers to the input or its projection."""
         active = self._active(1, x)
-        kept = x if self.shortcut is None else self.shortcut(active)
+        shortcut = x if self.shortcut is None else self.shortcut(active)
         added = self._layer(1, active)
         for number in range(2, self.depth + 1):
             added = self._layer(number, self._active(number, added))
-        return kept + (added if self.step is None else self.step * added)
+        return shortcut + (added if self.step is None else self.step * added)
 
     def _active(self, number: int, x: Tensor) -> Tensor:
         return nn.functional.relu(self.get_submodule(f"norm{number}")(x))
@@ -164,7 +163,7 @@ class PreactBlock(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a gate computed from the means of all (Hu et al. 2018, section 3)."""
+    """Scales each channel by a gate computed from the means of all channels (Hu et al. 2018, section 3)."""
 
     def __init__(self, width: int, squeezed: int, *, activation: MakeActivation, gate: MakeActivation) -> None:
         super().__init__()
@@ -181,10 +180,10 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Layers that widen, filter and narrow again, with a residual connection where the shape stays.
+    """Layers that widen, filter and narrow again, with a residual connection if the shape does not change.
 
     MBConv of MobileNetV2 (Sandler et al. 2018, table 1) and fused MBConv of EfficientNetV2 (Tan and Le 2021, figure 2).
-    Where it has a step, that multiplies what is added (Kang et al. 2023, "NeFL", section 3.1).
+    A learnable step multiplies the added term (Kang et al. 2023, "NeFL", section 3.1).
     """
 
     def __init__(self, layers: nn.Sequential, *, residual: bool, learnable_step: bool) -> None:

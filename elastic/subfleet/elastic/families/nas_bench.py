@@ -1,4 +1,4 @@
-"""Networks of NAS-Bench-201: sections of a cell that a genotype describes, with residual blocks between them."""
+"""NAS-Bench-201 networks: sections of cells described by a genotype, with residual blocks between them."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -30,14 +30,14 @@ from subfleet.elastic.families.sections import (
 )
 
 _INNER = ("inner", "filtered")
-"""The last part of the names of a block's axes inside."""
+"""The last part of the names of a block's inner axes."""
 
 
 def nas_bench_201(config: NasBench201) -> Blueprint:
     """A stem, sections of cells, and a linear layer (Dong and Yang 2020, figure 1).
 
-    Layers of a cell are ReLU, convolution and norm in this order. Edges that nothing comes through are left out, as
-    they have no gradient. Nodes between convolutions alone have an axis of their own in each cell.
+    Layers of a cell are ReLU, convolution and norm in this order. Edges that are not on a path from input to output are
+    omitted, because they have no gradient. Nodes between convolutions only have an axis of their own in each cell.
     """
     places = block_places(
         config, strides=(1, *(2 for _ in config.widths[1:])), stem_width=config.widths[0], keeping="first"
@@ -53,7 +53,7 @@ def nas_bench_201(config: NasBench201) -> Blueprint:
 
 
 def _closing(config: NasBench201, edges: tuple[Edge, ...], place: BlockPlace) -> tuple[str, ...]:
-    """What makes an inserted cell the identity where it is 0: all that is added to what it reads."""
+    """The last weights of everything that an inserted cell adds; it is the identity if they are 0."""
     if not place.position or not is_passing(edges):
         return ()
     norm = "norm.norm" if config.scaler else "norm"
@@ -112,11 +112,11 @@ def _make_active_layer(layers: Layers, widths: tuple[int, int], kernel: int, *, 
 
 
 class CellModule(nn.Module):
-    """Nodes that are sums of what edges give; the last is what it gives.
+    """A cell: each node is the sum of its incoming edges, and the last node is the output.
 
     Args:
-        modules: of the edges, by their names.
-        edges: by target and source, each on a way from the first node to the last.
+        modules: modules of the edges by name.
+        edges: edges by target and source, each on a path from the first node to the last.
     """
 
     def __init__(self, modules: OrderedDict[str, nn.Module], edges: tuple[Edge, ...]) -> None:
@@ -129,8 +129,8 @@ class CellModule(nn.Module):
         """(batch, channels, height, width) to the same."""
         nodes = {0: x}
         for edge in self.edges:
-            given: Tensor = self.get_submodule(edge.name)(nodes[edge.source])
-            nodes[edge.target] = nodes[edge.target] + given if edge.target in nodes else given
+            output: Tensor = self.get_submodule(edge.name)(nodes[edge.source])
+            nodes[edge.target] = nodes[edge.target] + output if edge.target in nodes else output
         return nodes[LAST_NODE]
 
 
@@ -138,10 +138,10 @@ class Reduction(nn.Module):
     """A residual block that halves the image and changes the channels (Dong and Yang 2020, section 2.1).
 
     Args:
-        layers: makes its layers.
-        width_in: channels that it reads.
+        layers: creates its layers.
+        width_in: input channels.
         inner: channels inside.
-        width: channels that it gives.
+        width: output channels.
     """
 
     def __init__(self, layers: Layers, width_in: int, inner: int, width: int) -> None:
@@ -152,6 +152,6 @@ class Reduction(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels in, height, width) to (batch, channels, height / 2, width / 2); both sides are even."""
-        kept: Tensor = self.shortcut(x)
+        shortcut: Tensor = self.shortcut(x)
         added: Tensor = self.second(self.first(x))
-        return kept + added
+        return shortcut + added

@@ -1,7 +1,7 @@
-"""Networks without residual connections: VGG for images, fully convolutional ones, and those that hear keywords.
+"""Networks without residual connections: VGG for images, fully convolutional networks, and keyword spotting.
 
-A submodel may leave out layers, so all layers of a section but the first give as many channels as they take; or, where
-they have widths of their own, a submodel that leaves one out keeps the same channels of what that gives and reads.
+A submodel may omit layers, so all layers of a section except the first have as many output as input channels. If layers
+have widths of their own, a submodel without a layer keeps the same channels of its input and output axes.
 """
 
 from collections import OrderedDict
@@ -28,16 +28,16 @@ from subfleet.elastic.network import Identity
 
 
 def vgg(config: Vgg) -> Blueprint:
-    """Sections of 3x3 convolutions, each closed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
+    """Sections of 3x3 convolutions, each followed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
 
-    One linear layer instead of the paper's three ends it, as usual for small images.
+    It ends with one linear layer instead of the paper's three, as usual for small images.
 
     Raises:
-        ConfigError: a kernel has no middle.
+        ConfigError: a kernel side is even.
     """
     places = _places(config, config.input_shape[0])
     return Blueprint(
-        # The first section reads the image, which is never cut.
+        # The first section's input is the image, which is never cut.
         axes=(*stream_axes(config, places, stem=False), *kernel_axes(places), class_axis(config)),
         blocks=skippable_layers(places),
         group_size=config.group_size,
@@ -50,7 +50,7 @@ def fcn(config: Fcn) -> Blueprint:
     """Sections of 3x3 convolutions at full resolution, and a linear layer of each pixel (Long et al. 2015, section 3).
 
     Raises:
-        ConfigError: a kernel has no middle.
+        ConfigError: a kernel side is even.
     """
     places = _places(config, config.input_shape[0])
     return Blueprint(
@@ -68,7 +68,7 @@ def ds_cnn(config: DsCnn) -> Blueprint:
     Inputs are (1, frames, coefficients), such as 49 frames of 10 MFCC for one second of speech.
 
     Raises:
-        ConfigError: a kernel has no middle.
+        ConfigError: a kernel side is even.
     """
     stem_width = config.stem_width or config.widths[0]
     places = _places(config, stem_width)
@@ -90,7 +90,7 @@ def _places(config: Vgg | Fcn | DsCnn, stem_width: int) -> tuple[BlockPlace, ...
 def _list_identities(
     config: Vgg | Fcn | DsCnn, places: Iterable[BlockPlace], layers: Iterable[str]
 ) -> dict[str, Identity]:
-    """What passes on what it is given, as that is never below 0; a norm over groups never does."""
+    """The layers that can pass on their input, which is never below 0; group norms cannot."""
     norm = "norm.norm" if config.scaler else "norm"
     kinds = {"batch": ("conv", norm), "none": ("conv",), "group": ()}[config.norm]
     inserted = [place.name for place in places if place.position]
@@ -98,7 +98,7 @@ def _list_identities(
 
 
 def _layer_of(config: Vgg | Fcn, places: tuple[BlockPlace, ...], sizes: Sizes) -> Callable[[BlockPlace], nn.Module]:
-    """Makes the convolution of a place, with its norm and activation."""
+    """The function that creates a block's convolution with its norm and activation."""
     layers = Layers(config=config)
 
     def block(place: BlockPlace) -> nn.Module:
@@ -131,7 +131,7 @@ def _build_ds_cnn(config: DsCnn, places: tuple[BlockPlace, ...], sizes: Sizes) -
         return nn.Sequential(OrderedDict(depthwise=depthwise, pointwise=pointwise))
 
     stem_width = sizes[places[0].stream_in]
-    # Rows 5 and columns 1 of padding give 25 x 5 places for 49 x 10, as "same" padding does at stride 2.
+    # Padding of 5 rows and 1 column gives 25 x 5 positions for 49 x 10, like "same" padding at stride 2.
     conv = nn.Conv2d(config.input_shape[0], stem_width, (10, 4), stride=2, padding=(5, 1), bias=config.norm == "none")
     stem = OrderedDict[str, nn.Module](conv=conv, norm=layers.norm(stem_width), activation=nn.ReLU())
     modules = OrderedDict[str, nn.Module](stem=nn.Sequential(stem))

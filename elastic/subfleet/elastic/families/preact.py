@@ -1,7 +1,7 @@
 """Pre-activation residual networks, of convolutions for images or of linear layers for vectors.
 
-One blueprint serves both families; they differ in the kind of a layer, in strides and in what comes before and after
-the residual sections. Layers before norms have no bias.
+Both families share one blueprint; they differ in the kind of layers, in strides and in the modules before and after the
+residual sections. Layers before norms have no bias.
 """
 
 import math
@@ -34,13 +34,13 @@ _BOTTLENECK_FRACTION = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ResidualStyle:
-    """What distinguishes the families.
+    """The differences between the families.
 
     Attributes:
-        layers: makes their layers.
-        strides: of each section.
-        kernels: of each section, where they are named.
-        stem_stride: of the first layer.
+        layers: creates the layers.
+        strides: stride of each section.
+        kernels: side of the kernels of each section, if given.
+        stem_stride: stride of the first layer.
         bottleneck: whether blocks are bottlenecks.
     """
 
@@ -52,14 +52,14 @@ class _ResidualStyle:
 
 
 def preact_resnet(config: PreactResNet) -> Blueprint:
-    """A residual network whose blocks normalise first (He et al. 2016, "Identity mappings", section 4.1).
+    """A pre-activation residual network (He et al. 2016, "Identity mappings", section 4.1).
 
-    The stem is a 3x3 convolution without pooling, as usual for small images. Blocks have two 3x3 convolutions, or, as
-    bottlenecks, one between two of 1x1; `widths` are those of the streams, of bottlenecks four times the usual width
-    inside. Sections after the first halve height and width unless strides are given.
+    The stem is a 3x3 convolution without pooling, as usual for small images. Blocks have two 3x3 convolutions;
+    bottlenecks have one between two 1x1 convolutions. `widths` are the widths of the streams, for bottlenecks four
+    times the usual width inside. Sections after the first halve height and width unless strides are given.
 
     Raises:
-        ConfigError: a kernel has no middle.
+        ConfigError: a kernel side is even.
     """
     style = _ResidualStyle(
         layers=Layers(config=config),

@@ -1,10 +1,9 @@
-"""Published networks, as settings of their families; each is an entry point of the group `subfleet.presets`.
+"""Published networks as settings of their families; each is an entry point in the group `subfleet.presets`.
 
-Some are stand-ins for what a paper names without saying all of it; each says so.
+Some replace networks that a paper does not fully specify, which a comment then says.
 
-Images of 96 pixels or more take the published strides. For smaller ones the mobile networks keep the size in the first
-two places that would halve it, stems are 3x3 convolutions without pooling, and patches are 4x4, all as usual for images
-of 32 pixels.
+Images of at least 96 pixels use the published strides. For smaller images, as usual for 32 pixels, mobile networks skip
+the first two halvings, stems are 3x3 convolutions without pooling, and patches are 4x4.
 """
 
 from dataclasses import dataclass, replace
@@ -28,10 +27,10 @@ _SMALL_PATCH = 4
 
 @dataclass(frozen=True, slots=True)
 class PublishedNetwork:
-    """A published network, for other inputs and classes; see `subfleet.elastic.families.Preset`.
+    """A published network for any inputs and classes; see `subfleet.elastic.families.Preset`.
 
     Attributes:
-        settings: as it was published.
+        settings: the published settings.
     """
 
     settings: Family
@@ -52,8 +51,8 @@ def _for_small_images(settings: Family) -> dict[str, Any]:
             return {"patch": _SMALL_PATCH}
         case MobileNetV2() | MobileNetV3() | EfficientNetV2():
             strides = (settings.stem_stride, *settings.strides)
-            halving = [place for place, stride in enumerate(strides) if stride > 1][:2]
-            stem, *others = (1 if place in halving else stride for place, stride in enumerate(strides))
+            halving = [index for index, stride in enumerate(strides) if stride > 1][:2]
+            stem, *others = (1 if index in halving else stride for index, stride in enumerate(strides))
             return {"stem_stride": stem, "strides": tuple(others)}
         case _:
             return {}
@@ -75,34 +74,34 @@ def _residual(depths: tuple[int, ...], block: Literal["basic", "bottleneck"]) ->
 
 
 def _vgg(depths: tuple[int, ...], *, wider: bool = False) -> PublishedNetwork:
-    """Simonyan and Zisserman 2015, table 1; where it is wider, the last section's second layer gives twice as much.
+    """Simonyan and Zisserman 2015, table 1; if wider, the last section's second layer has twice the channels.
 
-    That is not the last of its section, so that nothing behind it has to carry it on.
+    It is not the last layer of its section, so the section's width does not change.
     """
     widths = (64, 128, 256, 512, 512)
     layers = expand_to_blocks(widths, depths)
-    place = sum(depths[:-1]) + 1
+    index = sum(depths[:-1]) + 1
     settings = Vgg(
         input_shape=(3, 32, 32),
         class_count=10,
         widths=widths,
         depths=depths,
         norm="batch",
-        layer_widths=(*layers[:place], 2 * layers[place], *layers[place + 1 :]) if wider else (),
+        layer_widths=(*layers[:index], 2 * layers[index], *layers[index + 1 :]) if wider else (),
     )
     return PublishedNetwork(settings)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Blocks of one kind in a table of inverted residual blocks.
+    """A row of a table of inverted residual blocks.
 
     Attributes:
         kernel: side of the filter.
-        hidden: widths inside the blocks, one for each.
-        width: channels out.
-        stride: of the first block.
-        squeezed: widths inside squeeze-and-excitation, one for each block; empty for none.
+        hidden: width inside each block.
+        width: output channels.
+        stride: stride of the first block.
+        squeezed: width inside squeeze-and-excitation for each block; empty for none.
     """
 
     kernel: int
@@ -113,7 +112,7 @@ class _Row:
 
 
 def _settings(stem_width: int, rows: tuple[_Row, ...], last_widths: tuple[int, ...]) -> dict[str, Any]:
-    """What the families of inverted residual blocks have in common."""
+    """The common settings of the families of inverted residual blocks."""
     return {
         "input_shape": (3, 224, 224),
         "class_count": 1000,
@@ -134,7 +133,7 @@ def _list_squeezed(rows: tuple[_Row, ...]) -> tuple[int, ...]:
 
 
 def _expand_table(stem_width: int, table: tuple[tuple[int, int, int, int, bool], ...]) -> tuple[_Row, ...]:
-    """Rows of expansion, width, depth, stride, and whether squeezed to a quarter of what each block reads."""
+    """Expand rows of expansion, width, depth, stride, and whether to squeeze to a quarter of each block's input."""
     rows = []
     for before, (expansion, width, depth, stride, squeezes) in pairwise(((0, stem_width, 0, 0, False), *table)):
         reads = (before[1], *(width for _ in range(depth - 1)))
@@ -292,7 +291,7 @@ vit_tiny = PublishedNetwork(
 )
 
 _SHAKESPEARE_SYMBOLS = 80
-"""Of LEAF (Caldas et al. 2018), in sequences of 80."""
+"""Number of symbols in LEAF (Caldas et al. 2018), in sequences of 80."""
 
 # Turc et al. 2019, "Well-read students learn better", table 1, classifying a sequence by its next symbol.
 bert_small = PublishedNetwork(
@@ -332,7 +331,7 @@ char_lstm = PublishedNetwork(
     )
 )
 
-# Stands in for FedorAS's space RNN; see `ChoiceRnn`.
+# Replaces FedorAS's space RNN; see `ChoiceRnn`.
 rnn = PublishedNetwork(
     ChoiceRnn(
         input_shape=(80,),

@@ -1,4 +1,4 @@
-"""LSTMs over symbols: layers of one section have states of one axis, so that those after its first can be left out."""
+"""LSTMs over symbols; the states of a section's layers share one axis, so layers after the first can be omitted."""
 
 from collections import OrderedDict
 from functools import partial
@@ -21,9 +21,9 @@ _EMBEDDING = "embedding"
 
 
 def lstm(config: Lstm) -> Blueprint:
-    """An LSTM that gives logits of each next symbol, for indices (batch, tokens).
+    """An LSTM with logits of each next symbol, for indices (batch, tokens).
 
-    A section's layers have states of the section's width.
+    The states of a section's layers have the section's width.
     """
     embedding_width = config.embedding_width or config.widths[0]
     places = block_places(
@@ -58,11 +58,11 @@ def _build(config: Lstm, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Mod
 
 
 class RecurrentLayer(nn.Module):
-    """One LSTM layer whose state starts at zero (Hochreiter and Schmidhuber 1997).
+    """An LSTM layer with initial state 0 (Hochreiter and Schmidhuber 1997).
 
     Args:
-        width_in: of its inputs.
-        width: of its state.
+        width_in: width of the input.
+        width: width of the state.
     """
 
     def __init__(self, width_in: int, width: int) -> None:

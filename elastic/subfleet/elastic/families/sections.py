@@ -1,4 +1,4 @@
-"""How the blocks of networks follow each other: sections, streams and strides."""
+"""The layout of blocks in networks: sections, streams and strides."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,31 +16,31 @@ from subfleet.protocol.errors import ConfigError
 
 
 class PlacedBlock(Protocol):
-    """Where a block of the full network is, whatever else its place says."""
+    """The position of a block in the full network."""
 
     @property
     def name(self) -> str:
-        """As `block_name` gives it."""
+        """Name of the block; see `block_name`."""
 
     @property
     def section(self) -> int:
-        """Its index."""
+        """Index of its section."""
 
     @property
     def number(self) -> int:
-        """That in its name, by which the blocks of a section are told apart wherever they stand."""
+        """The number in its name, which identifies it in its section regardless of its position."""
 
     @property
     def position(self) -> int:
-        """Its index in its section; blocks after the first can be left out."""
+        """Its index in its section; blocks after the first can be omitted."""
 
 
 class Sectioned(Protocol):
-    """Settings of a network whose sections have a width each."""
+    """Settings of a network with a width for each section."""
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of each section."""
+        """Width of each section."""
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -52,15 +52,15 @@ class Normed(Protocol):
 
     @property
     def norm(self) -> Norm:
-        """Which kind."""
+        """Kind of norm."""
 
     @property
     def group_size(self) -> int:
-        """Channels of one group, where norm is "group"."""
+        """Channels of one group if norm is "group"."""
 
     @property
     def scaler(self) -> bool:
-        """Whether a scaler stands before each."""
+        """Whether a scaler precedes each norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class AxisNames:
     """Names of axes.
 
     Attributes:
-        stem: of what the first block reads, where it starts a stream.
-        stream: the last part of the name of a section's.
+        stem: name of the axis of the first block's input, if that block starts a new stream.
+        stream: last part of the name of a section's stream.
     """
 
     stem: str = "stem"
@@ -81,24 +81,24 @@ _Plan = TypeVar("_Plan", bound=PlacedBlock)
 
 
 def block_name(section: int, number: int) -> str:
-    """The name of a block, which is that of its module in the network."""
+    """The name of a block and of its module in the network."""
     return f"section{section}.block{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlace:
-    """One block of the full network, which reads one stream and gives one.
+    """A block of the full network with one input and one output stream.
 
     Attributes:
         section: as in `PlacedBlock`.
         number: as in `PlacedBlock`.
         position: as in `PlacedBlock`.
-        stream_in: axis of what it reads.
-        stream: axis of what it gives; the same where a residual connection, or leaving the block out, ties both.
+        stream_in: axis of its input.
+        stream: axis of its output; the same axis if a residual connection, or omitting the block, ties both.
         width_in: size of `stream_in`.
         width: size of `stream`.
-        stride: step of its convolution, if it has one.
-        kernel: side of its kernels; 0 where the settings name none.
+        stride: stride of its convolution, if any.
+        kernel: side of its kernels; 0 if the settings name none.
     """
 
     section: int
@@ -118,7 +118,7 @@ class BlockPlace:
 
     @property
     def residual(self) -> bool:
-        """Whether the block adds to what it reads without projecting it."""
+        """Whether the block adds to its input without projecting it."""
         return self.stream_in == self.stream
 
 
@@ -131,18 +131,18 @@ def block_places(
     kernels: tuple[int, ...] = (),
     names: AxisNames = _USUAL_NAMES,
 ) -> tuple[BlockPlace, ...]:
-    """All blocks of a network, in order.
+    """List all blocks of a network in order.
 
-    A section has one stream, which all blocks after its first keep. Its first block starts a new one, or keeps the one
-    before where neither width nor stride change and it adds to what it reads.
+    All blocks of a section share one stream. Its first block starts a new stream, or keeps the previous one if it is
+    residual and neither width nor stride change.
 
     Args:
         config: the settings.
-        strides: of each section.
-        stem_width: channels that the first block reads.
-        keeping: which sections may keep the stream before them.
-        kernels: of each section; none where the settings name none.
-        names: of axes.
+        strides: stride of each section.
+        stem_width: input channels of the first block.
+        keeping: sections that may keep the previous stream.
+        kernels: side of the kernels of each section; empty if the settings name none.
+        names: names of the axes.
     """
     before = (stem_width, *config.widths)
     keeps = [
@@ -172,7 +172,7 @@ def block_places(
 
 
 def with_layer_widths(places: Sequence[BlockPlace], layer_widths: Sequence[int]) -> tuple[BlockPlace, ...]:
-    """The same blocks, each of which gives a stream of its own width."""
+    """The same blocks, each with an output stream of its own width."""
     axes = (places[0].stream_in, *(layer_axis(place.section, place.number) for place in places))
     sizes = (places[0].width_in, *layer_widths)
     return tuple(
@@ -182,17 +182,17 @@ def with_layer_widths(places: Sequence[BlockPlace], layer_widths: Sequence[int])
 
 
 def layer_axis(section: int, number: int) -> str:
-    """The axis of what a block gives, where layers have widths of their own."""
+    """The axis of a block's output if layers have widths of their own."""
     return f"{block_name(section, number)}.width"
 
 
 def skippable(places: Iterable[PlacedBlock]) -> tuple[Block, ...]:
-    """The blocks that a submodel may leave out: all but the first of each section."""
+    """The blocks that a submodel may omit: all but the first of each section."""
     return tuple(Block(name=place.name, section=place.section) for place in places if place.position)
 
 
 def skippable_layers(places: Iterable[BlockPlace]) -> tuple[Block, ...]:
-    """The same where a block may give another stream than it reads."""
+    """The blocks that a submodel may omit if input and output streams of a block may differ."""
     return tuple(
         block if place.residual else replace(block, reads=place.stream_in, gives=place.stream)
         for place in places
@@ -201,7 +201,7 @@ def skippable_layers(places: Iterable[BlockPlace]) -> tuple[Block, ...]:
 
 
 def channel_axis(config: Normed, name: str, size: int) -> Axis:
-    """An axis of channels, which are kept in whole groups where they are normalised in groups."""
+    """An axis of channels; with group norm only whole groups are kept."""
     return Axis(name=name, size=size, kind="channel", granularity=config.group_size if config.norm == "group" else 1)
 
 
@@ -211,7 +211,7 @@ def class_axis(config: Family) -> Axis:
 
 
 def stream_axes(config: Normed, places: Iterable[BlockPlace], *, stem: bool = True) -> Iterator[Axis]:
-    """The axis of each stream, in order; `stem` says whether that which the first block reads is one of them."""
+    """Yield the axis of each stream in order; with `stem` including that of the first block's input."""
     sizes = {}
     for place in places:
         if stem:
@@ -221,10 +221,10 @@ def stream_axes(config: Normed, places: Iterable[BlockPlace], *, stem: bool = Tr
 
 
 def kernel_axes(places: Iterable[BlockPlace]) -> Iterator[Axis]:
-    """The axis of each block's kernels, where the settings name their size.
+    """Yield the axis of each block's kernels if the settings name their size.
 
     Raises:
-        ConfigError: a kernel has no middle.
+        ConfigError: a kernel side is even.
     """
     for place in places:
         if place.kernel:
@@ -234,7 +234,7 @@ def kernel_axes(places: Iterable[BlockPlace]) -> Iterator[Axis]:
 
 
 def kernel_of(place: BlockPlace, sizes: Sizes) -> int:
-    """The side of a block's kernels: 3 where the settings name none."""
+    """The side of a block's kernels; 3 if the settings name none."""
     return sizes[f"{place.name}.kernel"] if place.kernel else 3
 
 
@@ -245,13 +245,13 @@ def build_sections(
     *,
     close: Callable[[], nn.Module] | None = None,
 ) -> Iterator[tuple[str, nn.Sequential]]:
-    """The blocks that a network has, as a module for each section, with its name.
+    """Build the blocks of a network, and yield the name and module of each section.
 
     Args:
         places: all blocks.
-        sizes: of the network that is built.
-        make: makes a block.
-        close: makes what ends a section, if anything does.
+        sizes: sizes of the network.
+        make: creates a block.
+        close: creates a final module for each section, if any.
     """
     for section, inside in groupby(places, lambda place: place.section):
         modules = OrderedDict(

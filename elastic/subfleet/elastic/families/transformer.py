@@ -1,8 +1,8 @@
 """Transformers of image patches and of symbols: one residual stream through blocks of attention and feed-forward parts.
 
-The stream is one axis of the whole network: embeddings, positions, norms and whatever is added to it keep the same
-indices. In each block, attention is cut by whole heads, by the width of every head, or by both, and the feed-forward
-part by its hidden width. Queries, keys, values and what reads them keep the same heads and the same places of a head.
+The stream is one axis of the whole network: embeddings, positions, norms and everything added to it keep the same
+indices. In each block, attention is cut by heads, by head width, or by both, and the feed-forward part by its hidden
+width. Queries, keys, values and the output layer keep the same heads and the same indices of a head.
 """
 
 from collections import OrderedDict
@@ -28,22 +28,22 @@ from subfleet.elastic.network import MatrixProduct, Role
 
 _STREAM = "stream"
 _HIDDEN_TIMES = 4
-"""How much wider than the stream a feed-forward part usually is (Vaswani et al. 2017, section 3.3)."""
+"""Default width of a feed-forward part as a multiple of the stream's (Vaswani et al. 2017, section 3.3)."""
 _OfSymbols = Bert | BertClassifier | Decoder
 _AnyTransformer = Vit | _OfSymbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TransformerStyle:
-    """What distinguishes the families.
+    """The differences between the families.
 
     Attributes:
-        tokens: width of the stream to the module that makes tokens of inputs.
-        embedded: names of its tensors that start as embeddings do.
-        token_count: of one sample.
-        causal: whether a token sees none of those after it.
+        tokens: creates the module that converts inputs to tokens, from the width of the stream.
+        embedded: names of its tensors with the first values of embeddings.
+        token_count: tokens of one sample.
+        causal: whether a token only attends to itself and previous tokens.
         fused: one layer for the queries, keys and values of a block instead of three.
-        pooled: whether the first token gives the logits of all (Devlin et al. 2019, section 3.2); else each its own.
+        pooled: whether logits come from the first token (Devlin et al. 2019, section 3.2) instead of each token.
     """
 
     tokens: Callable[[int], nn.Module]
@@ -56,15 +56,15 @@ class _TransformerStyle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BlockPlan:
-    """One block of the full network.
+    """A block of the full network.
 
     Attributes:
-        section: as in `Placed`.
-        number: as in `Placed`.
-        position: as in `Placed`.
-        heads: of its attention.
-        head_width: of each head's queries, keys and values.
-        hidden_width: inside its feed-forward part.
+        section: as in `PlacedBlock`.
+        number: as in `PlacedBlock`.
+        position: as in `PlacedBlock`.
+        heads: number of attention heads.
+        head_width: width of each head's queries, keys and values.
+        hidden_width: width inside the feed-forward part.
     """
 
     section: int
@@ -76,7 +76,7 @@ class _BlockPlan:
 
     @property
     def name(self) -> str:
-        """As in `Placed`."""
+        """As in `PlacedBlock`."""
         return block_name(self.section, self.number)
 
 
@@ -95,21 +95,20 @@ def vit(config: Vit) -> Blueprint:
 
 
 def bert(config: Bert) -> Blueprint:
-    """A transformer whose tokens see all others, which tells the symbols that its input hides.
+    """A bidirectional transformer that predicts masked symbols, with logits of each token for indices (batch, tokens).
 
-    Devlin et al. 2019, section 3.1, with blocks as in GPT-2. It gives logits of each token, for indices (batch,
-    tokens).
+    Devlin et al. 2019, section 3.1, with blocks as in GPT-2.
     """
     return _of_symbols(config)
 
 
 def bert_classifier(config: BertClassifier) -> Blueprint:
-    """The same, which gives logits of a sequence."""
+    """The same transformer with logits of the sequence."""
     return _of_symbols(config, pooled=True)
 
 
 def decoder(config: Decoder) -> Blueprint:
-    """A causal transformer that gives logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3)."""
+    """A causal transformer with logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3)."""
     return _of_symbols(config, causal=True)
 
 
@@ -173,7 +172,7 @@ def _axes(place: _BlockPlan) -> Iterator[Axis]:
 
 
 def _products(place: _BlockPlan, tokens: int) -> Iterator[MatrixProduct]:
-    """Queries with keys, then the weights of all pairs with values."""
+    """Yield the products of queries with keys, and of attention weights with values."""
     heads, head_dim, block = f"{place.name}.heads", f"{place.name}.head_dim", place.name if place.position else None
     yield MatrixProduct(result=(heads, tokens, tokens), summed=(head_dim,), part=block)
     yield MatrixProduct(result=(heads, tokens, head_dim), summed=(tokens,), part=block)

@@ -1,4 +1,4 @@
-"""Layers and blocks of transformers that normalise first, of image patches and of symbols."""
+"""Layers and blocks of pre-norm transformers of image patches and of symbols."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from subfleet.elastic.families.layers import Scale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSize:
-    """Sizes of one transformer block.
+    """Sizes of a transformer block.
 
     Attributes:
-        width: of the residual stream.
-        heads: of the attention, 1 or more.
-        head_width: of each head's queries, keys and values.
-        hidden_width: inside the feed-forward part.
-        scaler: whether what is computed in a width is divided by its fraction of the full network's; see `Scale`.
-        learnable_step: whether a learnable step multiplies what is added to the stream (NeFL, section 3.1).
+        width: width of the residual stream.
+        heads: number of attention heads, at least 1.
+        head_width: width of each head's queries, keys and values.
+        hidden_width: width inside the feed-forward part.
+        scaler: whether outputs are divided by the kept fraction of their width; see `Scale`.
+        learnable_step: whether a learnable step multiplies the terms added to the stream (NeFL, section 3.1).
     """
 
     width: int
@@ -36,8 +36,8 @@ class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2). The width inside is heads times head width.
 
     Args:
-        size: of the block.
-        causal: whether a token sees none of those after it.
+        size: sizes of the block.
+        causal: whether a token only attends to itself and previous tokens.
         fused: one layer for queries, keys and values instead of three.
     """
 
@@ -59,7 +59,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same."""
         batch, tokens, _ = x.shape
-        # The scores are divided by the root of the head width that this submodel has.
+        # The scores are divided by the root of this submodel's head width.
         mixed = scaled_dot_product_attention(*self._project(x), is_causal=self.causal)
         result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return result
@@ -82,8 +82,8 @@ class TransformerBlock(nn.Module):
     """Attention and a feed-forward part with GELU, each after LayerNorm and added to the stream.
 
     Args:
-        size: of the block.
-        causal: whether a token sees none of those after it.
+        size: sizes of the block.
+        causal: whether a token only attends to itself and previous tokens.
         fused: one layer for queries, keys and values instead of three.
     """
 
@@ -114,7 +114,7 @@ class TransformerBlock(nn.Module):
 
 
 class PatchTokens(nn.Module):
-    """An image as tokens: a linear map of each of its patches, after a learned class token, with learned positions."""
+    """Converts an image to tokens: a learned class token and a linear map of each patch, with learned positions."""
 
     def __init__(self, channels: int, places: int, patch: int, width: int, *, scaler: bool) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class PatchTokens(nn.Module):
 
 
 class SymbolTokens(nn.Module):
-    """Embedded symbols with learned positions."""
+    """Embeds symbols, with learned positions."""
 
     def __init__(self, vocabulary: int, context: int, width: int, *, scaler: bool) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class SymbolTokens(nn.Module):
 
 
 class FirstToken(nn.Module):
-    """The first token, which stands for all."""
+    """Selects the first token, which represents the whole input."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to (batch, width)."""

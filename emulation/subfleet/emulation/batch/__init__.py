@@ -1,1 +1,1 @@
-"""Fleets in one process: the real server and the real agents over the memory transport, under a logical clock."""
+"""Emulated fleets in one process: the real server and agents, an in-memory transport and a logical clock."""

@@ -1,4 +1,4 @@
-"""Programs for virtual fleets: from the cache where they are, from worker processes where they are not."""
+"""An exporter that starts worker processes only for programs that are not in the cache."""
 
 from concurrent.futures import Future
 from pathlib import Path
@@ -10,17 +10,17 @@ from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateReques
 
 
 class LazyExports:
-    """An exporter that starts its worker processes with the first request that the cache does not answer.
+    """An exporter that starts its worker processes with the first request that the cache cannot answer.
 
-    Where everything was exported before, there are none. Close it, or use it as a context manager.
+    Close it, or use it as a context manager.
 
     Args:
-        cache: where results are kept.
-        workers: processes, where any are needed.
-        timeout_s: the longest that one export may take.
+        cache: of exported programs.
+        workers: number of worker processes.
+        timeout_s: the most seconds that one export may take.
 
     Raises:
-        FileError: the folder cannot be made.
+        FileError: the folder of the cache cannot be created.
     """
 
     def __init__(self, cache: CacheFolder, *, workers: int = 1, timeout_s: float = 300.0) -> None:
@@ -40,27 +40,27 @@ class LazyExports:
 
     def submit_training(self, request: TrainRequest) -> "Future[Path]":
         """See `Exports.submit_training`."""
-        return self._find_cached(request) or self._open_pool().submit_training(request)
+        return self._find(request) or self._open_pool().submit_training(request)
 
     def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
         """See `ExportPool.submit_evaluation`."""
-        return self._find_cached(request) or self._open_pool().submit_evaluation(request)
+        return self._find(request) or self._open_pool().submit_evaluation(request)
 
     def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
         """See `Exports.submit_inference`."""
-        found = self._find_cached(request)
-        return found or self._open_pool().submit_inference(request, weights_path, samples_from=samples_from)
+        cached = self._find(request)
+        return cached or self._open_pool().submit_inference(request, weights_path, samples_from=samples_from)
 
     def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
         """See `Exports.submit_estimates`."""
-        return self._find_cached(request) or self._open_pool().submit_estimates(request)
+        return self._find(request) or self._open_pool().submit_estimates(request)
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes, if there are any."""
         if self._pool is not None:
             self._pool.close()
 
-    def _find_cached(self, request: AnyRequest) -> "Future[Path] | None":
+    def _find(self, request: AnyRequest) -> "Future[Path] | None":
         path = self._cache.find(request)
         if path is None:
             return None

@@ -1,4 +1,4 @@
-"""The figures of a virtual run, with its rounds and with what an attack came to, as plain data."""
+"""The figures of a batch run as plain data: those of every run, its rounds, and the success of attacks."""
 
 import math
 from dataclasses import replace
@@ -20,48 +20,48 @@ from subfleet.settings.attacks import Backdoor
 from subfleet.tasks import Dataset
 
 
-def compute_batch_figures(experiment: GatheredRun, result: BatchResult) -> dict[str, Any]:
-    """The figures of a run: `run_figures`, `attack_figures`, its turns, and each round with a row per client.
+def compute_batch_figures(gathered: GatheredRun, result: BatchResult) -> dict[str, Any]:
+    """The figures of a run: `compute_figures`, `compute_attack_figures`, turns, and rounds with a row for each client.
 
     Raises:
-        RunError: no round aggregated anything, so that there is no model.
+        RunError: no round was aggregated, so there is no model.
     """
     if not result.model:
         raise RunError("no round of the run aggregated an update, so there is no model to evaluate")
-    context = create_context(experiment.run, experiment.run.name)
+    context = create_context(gathered.run, gathered.run.name)
     model = unpack_state(load(result.model)).to(compute_device(context.config.device))
-    gallery = Gallery.of(context, model, experiment.samples, result.own)
-    tiers = {client.client_id: client.tier for client in experiment.devices}
+    gallery = Gallery.of(context, model, gathered.samples, result.own)
+    tiers = {client.client_id: client.tier for client in gathered.devices}
     return {
         **compute_figures(gallery, replace(result.result, rounds=result.rounds), tiers),
-        **compute_attack_figures(gallery, experiment),
+        **compute_attack_figures(gallery, gathered),
         "turns": result.turns,
-        "rounds": [_round(record) for record in result.rounds],
+        "rounds": [_build_round(record) for record in result.rounds],
     }
 
 
-def compute_attack_figures(gallery: Gallery, experiment: GatheredRun) -> dict[str, float]:
-    """`backdoor`, where clients teach a trigger; nothing else.
+def compute_attack_figures(gallery: Gallery, gathered: GatheredRun) -> dict[str, float]:
+    """`backdoor`, the success of a backdoor attack; empty if no client has one.
 
-    It is the fraction of the server's samples of other classes that the model takes for the trigger's once they have
-    it; of models that clients have, the mean.
+    It is the fraction of evaluation samples of other classes that the model assigns to the target class once they have
+    the trigger; for personalised models, it is the mean over clients.
     """
-    target = next((one.attack.target for one in experiment.devices if isinstance(one.attack, Backdoor)), None)
+    target = next((device.attack.target for device in gathered.devices if isinstance(device.attack, Backdoor)), None)
     if target is None:
         return {}
     triggered = add_trigger(gallery.samples, target, 1.0, seed=0)
     others = gallery.samples.labels != target
-    # All of them are labelled with the target, so that accuracy is the share that the attack succeeds with.
+    # All are labelled with the target class, so accuracy is the success rate of the attack.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
     owners = list(gallery.own.values())
     if not gallery.views.context.roles.aggregator.personal:
         network = gallery.views.context.network
         owners = [imitate_client(network, gallery.state.model or network.full_architecture())]
-    shares = [gallery.metrics(owner, shown)["accuracy"] for owner in owners]
-    return {"backdoor": math.fsum(shares) / len(shares) if shares else 0.0}
+    rates = [gallery.metrics(owner, shown)["accuracy"] for owner in owners]
+    return {"backdoor": math.fsum(rates) / len(rates) if rates else 0.0}
 
 
-def _round(record: RoundRecord) -> dict[str, Any]:
+def _build_round(record: RoundRecord) -> dict[str, Any]:
     return {
         "round": record.round,
         "accuracy": record.accuracy,
@@ -70,11 +70,11 @@ def _round(record: RoundRecord) -> dict[str, Any]:
         "log_time_s": record.log_time_s,
         "participation": record.participation,
         "left_out": record.left_out,
-        "clients": [_plain(row) for row in record.clients],
+        "clients": [_build_row(row) for row in record.clients],
     }
 
 
-def _plain(row: ClientRow) -> dict[str, Any]:
+def _build_row(row: ClientRow) -> dict[str, Any]:
     names = ("client_id", "architecture", "status", "planned_peak_bytes", "budget_bytes", "downlink_budget_bytes")
     more = ("uplink_budget_bytes", "update_bytes", "bytes_down", "bytes_up", "sample_count", "loss")
     return {

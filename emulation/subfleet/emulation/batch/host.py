@@ -1,4 +1,4 @@
-"""Runs an emulated fleet in this process, and leaves the same folder behind as every other host."""
+"""Runs an emulated fleet in this process, and writes the same results as every other host."""
 
 import threading
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_attack_figures
-from subfleet.emulation.batch.hosting import TRAINERS, create_trainers
 from subfleet.emulation.batch.run import run_batch
+from subfleet.emulation.batch.trainers import TRAINERS, create_trainers
 from subfleet.emulation.gathering import gather_run
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
@@ -23,48 +23,51 @@ from subfleet.settings.run import Run
 def run_in_batch(
     run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: LazyExports
 ) -> Outcome:
-    """Run an emulated fleet to the run's end.
+    """Run an emulated fleet to the end.
 
     Args:
-        run: what to run; every device of its fleet is emulated.
+        run: its settings.
         folder: for the results.
-        observer: is told what happens; it may fail, and the run goes on.
-        stop: set it to end the run early; a batch has nothing that could be taken up, and is begun anew.
-        exports: where programs are written; the caller closes it.
+        observer: of the run; its errors do not affect the run.
+        stop: set it to stop the run; a batch cannot be resumed.
+        exports: the exporter; it is not closed.
 
     Raises:
-        RunError: the run failed or was stopped, or no round aggregated anything.
-        SubfleetError: what the run says of data and devices cannot be had.
+        RunError: the run failed or was stopped, or no round was aggregated.
+        SubfleetError: the data or devices of the run cannot be read.
     """
     observer = GuardedObserver(observer)
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
-    experiment = gather_run(run)
+    gathered = gather_run(run)
     folder.mkdir(parents=True, exist_ok=True)
-    tiers = {client.client_id: client.tier for client in experiment.devices}
-    trainers = {one.suffix: one for one in create_trainers(set(TRAINERS) & set(run.deploy_targets)).values()}
+    tiers = {client.client_id: client.tier for client in gathered.devices}
+    runnable = create_trainers(set(TRAINERS) & set(run.deploy_targets))
+    trainers = {trainer.suffix: trainer for trainer in runnable.values()}
 
-    def leave(server: Server, evaluation: Path) -> Outcome:
+    def write(server: Server, evaluation: Path) -> Outcome:
         result, gallery = server.result().unmeasured(), collect_gallery(server)
         return write_outcome(
             folder,
             result,
             observer,
-            figures=lambda: compute_figures(gallery, result, tiers) | compute_attack_figures(gallery, experiment),
-            trial=lambda files: [_tried(file, trainers, evaluation, observer) for file in files],
+            figures=lambda: compute_figures(gallery, result, tiers) | compute_attack_figures(gallery, gathered),
+            trial=lambda files: [_measure(file, trainers, evaluation, observer) for file in files],
         )
 
-    outcome = run_batch(experiment, exports, observer=observer, stop=stop, leave=leave).outcome
+    outcome = run_batch(gathered, exports, observer=observer, stop=stop, finish=write).outcome
     if outcome is None:
         raise RunError("the run left no results")
     return outcome
 
 
-def _tried(file: Path, trainers: Mapping[str, Trainer], evaluation: Path, observer: RunObserver) -> OwnMetric | None:
-    """How good a model file is; None where no runtime of this process can run it."""
+def _measure(file: Path, trainers: Mapping[str, Trainer], evaluation: Path, observer: RunObserver) -> OwnMetric | None:
+    """The headline metric of a model file; None if this process cannot run it."""
     trainer = trainers.get(file.suffix)
     try:
-        found = None if trainer is None else trainer.predict(file, str(evaluation))
-    except SubfleetError as error:  # a model that cannot be tried is no reason to lose a run
-        observer.say(f"{file} cannot be tried: {error}")
+        prediction = None if trainer is None else trainer.predict(file, str(evaluation))
+    except SubfleetError as error:  # a model that cannot be run must not lose the results
+        observer.say(f"{file} cannot be evaluated: {error}")
         return None
-    return None if found is None else OwnMetric(metric=found.headline, value=found.metrics[found.headline])
+    if prediction is None:
+        return None
+    return OwnMetric(metric=prediction.headline, value=prediction.metrics[prediction.headline])

@@ -1,8 +1,7 @@
-"""Runs a virtual fleet: server and clients in turns, in one process, under a clock that stands while they work.
+"""Runs an emulated fleet in one process: server and clients act in turns, and work takes no time of the clock.
 
-Everything is what a real fleet runs: the server's session, the agents' sessions, the trainers' programs. Only the
-transport is in memory, the clock is logical, and the clients share loaded programs. Nothing waits: where nothing moves,
-the clock goes on, ever faster, to the next time at which somebody acts.
+Server, agents and programs are those of a real fleet. Only the transport is in memory, the clock is logical, and
+clients share loaded programs. Nothing waits: while no message is sent, the clock advances in growing steps.
 """
 
 import shutil
@@ -20,9 +19,8 @@ from subfleet.device_profiles import ReplayedLog
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.attacking import AttackingTrainer
 from subfleet.emulation.batch.exports import LazyExports
-from subfleet.emulation.batch.hosting import create_trainers
+from subfleet.emulation.batch.trainers import AttackingTrainer, create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
@@ -43,17 +41,17 @@ from subfleet.transport.counting import CountingTransport
 from subfleet.transport.in_memory import MemoryBroker
 
 LEAST_STEP_S = 0.001
-"""Logical seconds of a turn in which something was sent or came."""
+"""Logical seconds of a turn in which a message was sent or received."""
 MOST_STEP_S = 1.0
-"""The clock never leaps further: a client that is there must be heard of within its lease."""
+"""The longest step of the clock: clients must send within their lease."""
 TRAINING_LIMIT_S = 600.0
-"""Real seconds that one training may take."""
+"""Real seconds that a training may take."""
 _ENDLESS_BYTES = 2**60
-_LEAST_ROOM_BYTES = 4 * 2**30  # containers often have 64 MiB there, and a fleet of 50 takes some hundreds
+_LEAST_FREE_BYTES = 4 * 2**30  # containers often have 64 MiB, and a fleet of 50 needs hundreds
 
 
 class LogicalClock:
-    """Seconds that pass when `advance` says so."""
+    """A clock that only `advance` moves."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -63,27 +61,26 @@ class LogicalClock:
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self._now_s += seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """What a virtual run left behind.
+    """The result of a batch run.
 
     Attributes:
-        rounds: every round, with a row per client. Nobody has measured memory and time: devices share a process, and
-            its clock is logical.
-        model: the last checkpoint, a safetensors container of the whole model; empty where no round aggregated
-            anything.
-        supernet: the last checkpoint of a supernet that was searched; empty where there was none.
-        trained: by client id, the client with each submodel that it was aggregated with, a round number to each.
-        own: by client id, the client with the submodel that is its own in the end, for those that were ever aggregated:
-            of a network that has retired it is what the method has in its place.
-        turns: how often every party acted.
-        logical_seconds: how long the run took by its own clock.
-        result: the same in the words of a server; its files are gone.
-        outcome: the results that were left, where that was asked for.
+        rounds: every round, with a row for each client. Memory and time are not measured, because devices share a
+            process and the clock is logical.
+        model: the last checkpoint, a safetensors container of the whole model; empty if no round was aggregated.
+        supernet: the last checkpoint before the supernet was searched; empty if there was no search.
+        trained: by client id and round, the client with the submodel of its aggregated update.
+        own: by client id, the client with its final submodel, for clients that were aggregated at least once; if its
+            network was retired, with the submodel that the method has in its place.
+        turns: number of turns of server and clients.
+        logical_seconds: length of the run by the logical clock.
+        result: of the server; its files have been removed.
+        outcome: the return value of `finish`, if it was given.
     """
 
     rounds: tuple[RoundRecord, ...]
@@ -97,7 +94,7 @@ class BatchResult:
     outcome: Outcome | None = None
 
 
-def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the run
+def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     gathered: GatheredRun,
     exports: LazyExports,
     *,
@@ -105,22 +102,23 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
     stop: threading.Event | None = None,
     trainers: Mapping[str, Trainer] | None = None,
     links: Mapping[str, Callable[[Transport], Transport]] | None = None,
-    leave: Callable[[Server, Path], Outcome] | None = None,
+    finish: Callable[[Server, Path], Outcome] | None = None,
 ) -> BatchResult:
-    """Run a virtual fleet to its end. The same experiment gives the same bits.
+    """Run an emulated fleet to the end. The same run gives the same bits.
 
     Args:
-        gathered: what to run.
-        exports: the exporter; several runs may use it one after the other.
-        observer: is told what happens; None tells nobody.
-        stop: set it to end the run early.
-        trainers: in place of the real one, by client id.
-        links: what wraps a client's transport and may change what passes through it, by client id.
-        leave: leaves the results of a server while its files are there; it is given the file of the evaluation data.
+        gathered: the run with its data and devices.
+        exports: the exporter; it is not closed.
+        observer: of the run.
+        stop: set it to stop the run.
+        trainers: by client id, trainers that replace the usual ones.
+        links: by client id, functions that wrap the client's transport.
+        finish: called at the end of the run, while the files of the server exist, with the server and the file of the
+            evaluation data.
 
     Raises:
-        RunError: the run failed, or did not end within its turns; the text says where it stood.
-        SubfleetError: the configuration or the data cannot be used.
+        RunError: the run failed, was stopped, or did not end within its turns.
+        SubfleetError: the settings or the data cannot be used.
     """
     shared = create_trainers({client.runtime for client in gathered.devices})
     with make_scratch_folder(_choose_scratch_folder()) as folder:
@@ -128,36 +126,36 @@ def run_batch(  # noqa: PLR0913 - what may take the place of a part, beside the 
         broker = MemoryBroker(gathered.faults, clock=clock)
         evaluation = folder / "evaluation.npz"
         tasks.write_npz(evaluation, gathered.evaluation)
-        link, notes = CountingTransport(broker.client("server")), _Notes(observer or Unobserved())
-        state, described = folder / "server", _served(gathered, evaluation)
+        link, history = CountingTransport(broker.client("server")), _History(observer or Unobserved())
+        run, state = _prepare_run(gathered, evaluation), folder / "server"
         server = Server(
-            described, link, notes, state_folder=state, exports=exports, clock=clock, samples=gathered.evaluation
+            run, link, history, state_folder=state, exports=exports, clock=clock, samples=gathered.evaluation
         )
-        topics = Topics(gathered.run.fleet.name)
-        able = {**shared, **(trainers or {})}
         devices = [
-            _BatchDevice(one, _choose_trainer(one, able), _make_link(one, broker, links or {}), topics, folder, clock)
-            for one in gathered.devices
+            _BatchDevice(
+                client,
+                _choose_trainer(client, {**shared, **(trainers or {})}),
+                (links or {}).get(client.client_id, _keep)(broker.client(client.client_id)),
+                Topics(gathered.run.fleet.name),
+                folder,
+                clock,
+            )
+            for client in gathered.devices
         ]
-        stage = _Stage(
-            server=server,
-            devices=devices,
-            link=link,
-            notes=notes,
-            clock=clock,
-            stop=stop or threading.Event(),
+        batch = _Batch(
+            server=server, devices=devices, link=link, history=history, clock=clock, stop=stop or threading.Event()
         )
         server.open()
         try:
-            turns = stage.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
-            result = _result(stage, turns)
-            return result if leave is None else replace(result, outcome=leave(server, evaluation))
+            turns = batch.play(gathered.run.host.turns_per_round * (gathered.run.total_rounds + 1))
+            result = _build_result(batch, turns)
+            return result if finish is None else replace(result, outcome=finish(server, evaluation))
         finally:
             server.close()
 
 
-def _served(gathered: GatheredRun, evaluation: Path) -> Run:
-    """The run as its server is given it: with evaluation data in a file, and as it treats this fleet's outliers."""
+def _prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
+    """The run for the server: with evaluation data in a file, and settings of outliers for this fleet."""
     run = gathered.run
     settings = DataSettings(
         test=str(evaluation),
@@ -171,29 +169,24 @@ def _served(gathered: GatheredRun, evaluation: Path) -> Run:
 
 
 def _choose_trainer(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
-    """The client's own trainer or its runtime's, as the client uses it."""
+    """The client's own trainer, or that of its runtime; an attacker's is wrapped."""
     trainer = trainers.get(client.client_id) or trainers[client.runtime]
     return trainer if client.attack is None else AttackingTrainer(trainer, client.attack)
 
 
-def _make_link(
-    client: EmulatedDevice, broker: MemoryBroker, links: Mapping[str, Callable[[Transport], Transport]]
-) -> Transport:
-    """The client's transport, in whatever wraps it."""
-    plain = broker.client(client.client_id)
-    wrap = links.get(client.client_id)
-    return plain if wrap is None else wrap(plain)
+def _keep(link: Transport) -> Transport:
+    return link
 
 
 def _choose_scratch_folder() -> Path:
-    """Where a run's files lie: in memory where there is room, as nothing of them must outlive the process."""
+    """The folder for the files of a run: in memory if enough is free, because no file has to outlive the process."""
     in_memory, on_disk = list_scratch_folders()
-    roomy = in_memory.is_dir() and shutil.disk_usage(in_memory).free >= _LEAST_ROOM_BYTES
-    return in_memory if roomy else on_disk
+    fits = in_memory.is_dir() and shutil.disk_usage(in_memory).free >= _LEAST_FREE_BYTES
+    return in_memory if fits else on_disk
 
 
-class _Notes:
-    """The server's observer."""
+class _History:
+    """Records rounds and trained submodels; it is the server's observer, and passes everything on to another one."""
 
     def __init__(self, observer: RunObserver) -> None:
         self._observer = GuardedObserver(observer)
@@ -201,7 +194,7 @@ class _Notes:
         self.trained: dict[str, dict[int, Participant]] = {}
 
     def note(self, clients: Mapping[str, ClientState]) -> None:
-        """Remember what each client was aggregated with last."""
+        """Record the submodels with which clients were aggregated last."""
         for name, client in clients.items():
             if client.task is not None and client.participant is not None:
                 self.trained.setdefault(name, {})[client.task.round] = client.participant
@@ -214,16 +207,16 @@ class _Notes:
         self._observer.round_finished(self.rounds[-1])
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        """Devices have evaluated the model."""
+        """See `EvaluationObserver.evaluated`."""
         self._observer.evaluated(record.unmeasured())
 
     def progressed(self, progress: Progress) -> None:
-        """How far a round is."""
+        """See `ProgressObserver.progressed`."""
         self._observer.progressed(progress)
 
 
 class _BatchDevice:
-    """A client: its agent's session, with a worker whose training takes no logical time."""
+    """A client: the session of its agent. Its trainings take no logical time."""
 
     def __init__(
         self,
@@ -234,13 +227,13 @@ class _BatchDevice:
         folder: Path,
         clock: LogicalClock,
     ) -> None:
-        home = folder / "devices" / client.client_id
         data = folder / f"{client.client_id}.npz"
         tasks.write_npz(data, client.data)
         held_out = folder / f"{client.client_id}.held-out.npz"
         if client.test is not None:
             tasks.write_npz(held_out, client.test)
-        # What is free on this machine's disk says nothing of the device, and must not take part in what a run comes to.
+        # Free disk space of this machine must not affect the result of a run.
+        home = folder / "devices" / client.client_id
         store = AgentStore(home, client.profile.disk_limit_bytes, free_bytes=lambda _: _ENDLESS_BYTES)
         store.work_folder.mkdir(exist_ok=True)
         self._worker = TrainingWorker(
@@ -252,7 +245,7 @@ class _BatchDevice:
             threads=client.profile.threads,
         )
         meter = ReplayMeter(ReplayedLog(client.log), lambda _down, _up: None)
-        data_bytes = max(one.summary().data_bytes for one in (client.data, client.test) if one is not None)
+        data_bytes = max(part.summary().data_bytes for part in (client.data, client.test) if part is not None)
         streams = client.data.transform is not None
         settings = AgentSettings(profile=build_profile(client), data_bytes=data_bytes, streams=streams)
         device = Device(store=store, worker=self._worker, meter=meter)
@@ -260,10 +253,10 @@ class _BatchDevice:
         self._session.open()
 
     def turn(self) -> None:
-        """Act once; a training that begins is awaited, so that the next turn finds its outcome.
+        """Act once, and wait for a training that begins, so that the next turn has its result.
 
         Raises:
-            RunError: it did not end in time.
+            RunError: a training took too long.
         """
         self._session.turn(0.0)
         started_s = time.monotonic()
@@ -273,37 +266,37 @@ class _BatchDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """Everybody who acts in a run."""
+class _Batch:
+    """The server and the clients of a run."""
 
     server: Server
     devices: Sequence[_BatchDevice]
     link: CountingTransport
-    notes: _Notes
+    history: _History
     clock: LogicalClock
     stop: threading.Event
 
     def play(self, most_turns: int) -> int:
-        """Let everybody act in turns until the run is over; returns the number of turns."""
+        """Let server and clients act in turns until the run is over; returns the number of turns."""
         step_s = LEAST_STEP_S
         for turn in range(most_turns):
             if self.server.finished:
                 return turn
             if self.stop.is_set():
-                raise StoppedError("the run was stopped before its end; a batch cannot be taken up, start it again")
+                raise StoppedError("the run was stopped before its end; a batch cannot be resumed, start it again")
             moved = self._turn()
             step_s = LEAST_STEP_S if moved else min(2 * step_s, MOST_STEP_S)
             self.clock.advance(step_s)
         state = self.server.state
         waits_for = f" and waits for {state.failed_attempts.waits_for}" if state.failed_attempts.waits_for else ""
         raise RunError(
-            f"the run did not end within {most_turns} turns: it stands in phase {state.phase!r} of round "
-            f"{state.round} after {self.clock():.0f} logical seconds{waits_for}; allow more turns or shorten the "
-            "deadlines"
+            f"the run did not end within {most_turns} turns: it is in phase {state.phase!r} of round "
+            f"{state.round} after {self.clock():.0f} logical seconds{waits_for}; raise "
+            "host.turns_per_round or shorten the deadlines"
         )
 
     def _turn(self) -> bool:
-        """Everybody acts once; whether anything was sent or came."""
+        """Let everyone act once; returns whether the server sent or received anything."""
         before = self.link.sent_bytes + self.link.received_bytes
         for device in self.devices:
             device.turn()
@@ -311,23 +304,23 @@ class _Stage:
         aggregated = self.server.state.aggregated_round
         self.server.step(0.0)
         if self.server.state.aggregated_round != aggregated:
-            self.notes.note(self.server.state.last)
+            self.history.note(self.server.state.last)
         return self.link.sent_bytes + self.link.received_bytes != before
 
 
-def _result(stage: _Stage, turns: int) -> BatchResult:
-    server, notes = stage.server, stage.notes
+def _build_result(batch: _Batch, turns: int) -> BatchResult:
+    server, history = batch.server, batch.history
     if server.state.phase == "failed":
         raise RunError(server.state.failure)
     result = server.result()
     path = result.model_path
     return BatchResult(
-        rounds=tuple(notes.rounds),
+        rounds=tuple(history.rounds),
         model=path.read_bytes() if path is not None else b"",
         supernet=result.supernet_path.read_bytes() if result.supernet_path is not None else b"",
-        trained=MappingProxyType(dict(sorted(notes.trained.items()))),
+        trained=MappingProxyType(dict(sorted(history.trained.items()))),
         own=MappingProxyType(dict(find_owners(server))),
         turns=turns,
-        logical_seconds=stage.clock(),
+        logical_seconds=batch.clock(),
         result=replace(result, model_path=None, supernet_path=None).unmeasured(),
     )

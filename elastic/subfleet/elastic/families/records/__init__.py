@@ -1,1 +1,1 @@
-"""The settings of each family, a frozen record of its own, which are read and checked without PyTorch."""
+"""The settings of each family as a frozen record, which is read and checked without PyTorch."""

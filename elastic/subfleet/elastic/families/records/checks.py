@@ -1,6 +1,6 @@
-"""Bounds of the settings that families' records share, and the rules by which settings fit each other.
+"""Shared bounds of families' settings, and checks that settings are consistent.
 
-A rule looks at those settings that a record has.
+A check skips settings that a record does not have.
 """
 
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ BlockNumbers = tuple[Annotated[tuple[Count, ...], Each()], ...]
 
 
 class _Sectioned(Family, Protocol):
-    """A family of sections that have a width each."""
+    """A family of sections with a width each."""
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of each section."""
+        """Width of each section."""
 
 
 def check_settings(record: _Sectioned) -> Iterator[str]:
-    """What does not fit each other, in a record with `widths` of its sections beside what every family has."""
+    """Yield the inconsistencies between the settings of a record with section widths."""
     widths = record.widths
     if len(widths) != len(record.depths):
         yield f"widths {widths} and depths {record.depths} must have one entry for each section"
         return
     if record.scaler and record.norm == "none":
-        yield "scaler is set and norm is 'none', but a scaler stands before norms; choose a norm"
+        yield "scaler is set and norm is 'none', but a scaler needs a norm after it; choose a norm"
     group_size: int = getattr(record, "group_size", 1)
     widths = (*widths, *getattr(record, "hidden_widths", ()), *getattr(record, "layer_widths", ()))
     if record.norm == "group" and any(width % group_size for width in widths):
@@ -42,19 +42,19 @@ def check_settings(record: _Sectioned) -> Iterator[str]:
 
 
 def check_image(input_shape: tuple[int, ...]) -> Iterator[str]:
-    """Inputs must be images."""
+    """Check that inputs are images."""
     if len(input_shape) != 3:
         yield f"input_shape is {input_shape}, but must be (channels, height, width)"
 
 
 def check_symbols(input_shape: tuple[int, ...]) -> Iterator[str]:
-    """Inputs must be sequences of symbols."""
+    """Check that inputs are sequences of symbols."""
     if len(input_shape) != 1:
         yield f"input_shape is {input_shape}, but must be (tokens,)"
 
 
 def _check_counts(record: Family) -> Iterator[str]:
-    """How many numbers there are of each setting that has some for sections or blocks."""
+    """Check the lengths of settings for sections or blocks."""
     sections, blocks = len(record.depths), sum(record.depths)
     for names, counts in ((("kernels", "strides"), {sections}), (OF_SECTIONS_OR_BLOCKS, {sections, blocks})):
         for name in names:
@@ -78,7 +78,7 @@ def _check_last_layers(record: _Sectioned) -> Iterator[str]:
     widths = tuple(layers[sum(record.depths[: section + 1]) - 1] for section in range(len(record.depths)))
     if widths != record.widths:
         yield (
-            f"widths are {record.widths}, but must be {widths}, which the last layers of the sections give by "
+            f"widths are {record.widths}, but must be {widths}, the widths of the sections' last layers in "
             "layer_widths; change one of the two"
         )
 
@@ -89,13 +89,13 @@ def _check_numbers(record: Family) -> Iterator[str]:
         return
     if tuple(map(len, numbers)) != record.depths:
         yield (
-            f"block_numbers are {numbers}, but must be empty or name one number for each block of sections of depths "
+            f"block_numbers are {numbers}, but must be empty or have one number for each block of sections with depths "
             f"{record.depths}"
         )
         return
     for section, own in enumerate(numbers):
         if own[0]:
             yield (
-                f"block_numbers of section {section} are {own}, but must begin with 0: the first block, which reads "
-                "what comes before its section and is always kept, stays the first"
+                f"block_numbers of section {section} are {own}, but must begin with 0, because the first block of a "
+                "section is always kept"
             )

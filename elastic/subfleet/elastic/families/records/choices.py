@@ -1,7 +1,7 @@
 """Settings of supernets: networks whose blocks have alternative operators (FedorAS, section 3.1).
 
-A block with a single operator is no choice, so that the same settings with one operator for each block are a path of
-the supernet, with the same names of tensors.
+A block with a single operator is not a choice, so the same settings with one operator for each block are a path of the
+supernet, with the same tensor names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ CONVOLUTION_OPERATORS = (
     "mbconv3_double",
     IDENTITY,
 )
-"""A kind of block, the side of its kernel, and by how much it widens inside: by half, not at all, or twice."""
+"""Kind of block, side of its kernel, and expansion inside: half, the same, or double."""
 SEQUENCE_OPERATORS = ("lstm", "gru", "quasi_rnn", "linear", "conv5", IDENTITY)
 _CNN_L = tuple(name for name in CONVOLUTION_OPERATORS if name not in ("conv3", "dsconv1_double"))
 Operators = tuple[tuple[str, ...], ...]
@@ -39,14 +39,14 @@ Operators = tuple[tuple[str, ...], ...]
 
 def _check_convolutions(record: "ChoiceCnn") -> Iterator[str]:
     yield from _check_operators(record.depths, record.operators, CONVOLUTION_OPERATORS)
-    halved = {one for own in record.operators for one in own if one.endswith("_half")}
+    halved = {operator for own in record.operators for operator in own if operator.endswith("_half")}
     inside = [*record.last_widths, *(width // 2 for width in record.widths if halved)]
     if halved and any(width % 2 for width in record.widths):
-        yield f"widths are {record.widths}, but must be even, as {sorted(halved)[0]!r} has half of them"
+        yield f"widths are {record.widths}, but must be even, because {sorted(halved)[0]!r} halves them"
     elif record.norm == "group" and any(width % record.group_size for width in inside):
         yield (
-            f"last_widths {record.last_widths}, and half of the widths {record.widths}, which operators have inside, "
-            f"must be multiples of group_size {record.group_size}"
+            f"last_widths {record.last_widths}, and half of the widths {record.widths}, which is the width inside "
+            f"operators, must be multiples of group_size {record.group_size}"
         )
 
 
@@ -54,41 +54,40 @@ def _check_sequences(record: "ChoiceRnn") -> Iterator[str]:
     if problems := list(_check_operators(record.depths, record.operators, SEQUENCE_OPERATORS)):
         yield from problems
     else:
-        _ = record.of_blocks  # which raises where a block has none that is left
+        _ = record.of_blocks  # raises if a block has no operator left
 
 
 def _check_operators(depths: Sequence[int], operators: Operators, known: Sequence[str]) -> Iterator[str]:
     blocks = sum(depths)
     if len(operators) not in (1, blocks):
-        yield f"operators are given for {len(operators)} blocks, but must be for all {blocks} at once or for each"
+        yield f"operators are given for {len(operators)} blocks, but must be given once or for each of {blocks} blocks"
     for own in operators:
         if not own or list(own) != _sort_operators(own, known):
-            yield f"a block has operators {list(own)}, but must have some of {list(known)}, in this order and each once"
+            yield f"a block has operators {list(own)}, but must have a selection of {list(known)} in this order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_image, _check_convolutions)
 class ChoiceCnn:
-    """Sections of blocks with a choice of convolutions, each section closed by a reduction that halves the image.
+    """Sections of blocks with a choice of convolutions; a reduction after each section halves the image.
 
-    FedorAS's spaces CNN-L and CNN-S are presets of it. Widths are never cut: operators are all that submodels differ
-    in.
+    FedorAS's spaces CNN-L and CNN-S are presets. Widths are never cut: submodels only differ in operators.
 
     Attributes:
-        input_shape: (channels, height, width); halved once for each section, with the reduction "convolution" from an
-            even number each time.
+        input_shape: (channels, height, width); halved once for each section. With the reduction "convolution" the sides
+            must be even each time.
         class_count: as in `Family`.
         widths: channels of each section.
         depths: blocks of each section.
-        last_widths: channels that the last section's reduction gives, one number; the others give what the next
-            section has.
-        operators: that blocks have, one entry for all blocks, or one for each; of `CONVOLUTION_OPERATORS`.
-        stem_stride: step of the first convolution, 1 or 2.
-        reduction: "convolution" adds a depthwise separable convolution and one of 2x2, both of stride 2; "pool" is an
-            average over 3x3 and a 1x1 convolution.
-        group_size: channels of one normalisation group, of which widths and half of them are multiples where norm is
+        last_widths: output channels of the last section's reduction, one number; the others have those of the next
+            section.
+        operators: operators from `CONVOLUTION_OPERATORS`, one entry for all blocks, or one for each.
+        stem_stride: stride of the first convolution, 1 or 2.
+        reduction: "convolution" sums a depthwise separable and a 2x2 convolution, both of stride 2; "pool" is a 3x3
+            average and a 1x1 convolution.
+        group_size: channels of one normalisation group; widths and half widths must be multiples of it if norm is
             "group".
-        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
+        norm: "group"; "batch" with running statistics that are sent with the weights; or "none".
     """
 
     TAG: ClassVar[str] = "family"
@@ -131,19 +130,19 @@ class ChoiceCnn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols, _check_sequences)
 class ChoiceRnn:
-    """Blocks with a choice of recurrent and other sequence operators; gives logits of each next symbol.
+    """Blocks with a choice of recurrent and other sequence operators, with logits of each next symbol.
 
-    It stands in for FedorAS's space RNN, whose list of operators its text does not have: in place of branches side by
-    side, blocks after the first add to what they read. Widths are never cut.
+    It replaces FedorAS's space RNN, because the paper does not list its operators: instead of parallel branches, blocks
+    after the first are residual. Widths are never cut.
 
     Attributes:
         input_shape: (tokens,).
-        class_count: how many symbols it tells apart, 2 or more.
-        widths: of what the blocks of each section give.
-        depths: blocks of each section; the first block of a section changes the width and cannot be the identity.
-        vocabulary: how many symbols there are, 1 or more.
-        embedding_width: of a symbol; 0 takes that of the first section.
-        operators: as in `ChoiceCnn`, of `SEQUENCE_OPERATORS`. The identity is left out where a block changes the width.
+        class_count: number of predicted symbols, at least 2.
+        widths: output width of the blocks of each section.
+        depths: blocks of each section; a first block that changes the width cannot be the identity.
+        vocabulary: number of input symbols, at least 1.
+        embedding_width: width of the embedding; 0 means that of the first section.
+        operators: as in `ChoiceCnn`, from `SEQUENCE_OPERATORS`. Blocks that change the width omit the identity.
         norm: "none".
     """
 
@@ -163,17 +162,17 @@ class ChoiceRnn:
 
     @property
     def of_blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Name and operators of each block; one that changes the width has no identity."""
-        names, told = _block_names(self.depths), _expand_operators(self.operators, self.depths)
-        before, found = self.embedding_width or self.widths[0], list[tuple[str, tuple[str, ...]]]()
+        """Name and operators of each block; blocks that change the width have no identity."""
+        names, operators = _block_names(self.depths), _expand_operators(self.operators, self.depths)
+        before, blocks = self.embedding_width or self.widths[0], list[tuple[str, tuple[str, ...]]]()
         widths = [width for width, depth in zip(self.widths, self.depths, strict=True) for _ in range(depth)]
-        for name, own, width in zip(names, told, widths, strict=True):
-            kept = tuple(one for one in own if one != IDENTITY or width == before)
-            if not kept:
+        for name, own, width in zip(names, operators, widths, strict=True):
+            available = tuple(operator for operator in own if operator != IDENTITY or width == before)
+            if not available:
                 raise ConfigError(f"block {name!r} changes the width from {before} to {width}, but is the identity")
-            found.append((name, kept))
+            blocks.append((name, available))
             before = width
-        return tuple(found)
+        return tuple(blocks)
 
     @property
     def open_choices(self) -> int:

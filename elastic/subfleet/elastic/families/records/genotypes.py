@@ -1,7 +1,7 @@
-"""Genotypes of NAS-Bench-201's cells: which of five operations lies on each edge between four nodes.
+"""Genotypes of NAS-Bench-201 cells: one of five operations on each edge between four nodes.
 
-Dong and Yang 2020, "NAS-Bench-201", section 2.1. A node is the sum of what its edges give; the first is what the cell
-reads, the last what it gives.
+Dong and Yang 2020, "NAS-Bench-201", section 2.1. A node is the sum of its incoming edges; the first is the input of the
+cell, the last its output.
 """
 
 import re
@@ -11,22 +11,22 @@ from subfleet.protocol.errors import ConfigError
 
 LAST_NODE = 3
 CONVOLUTIONS = {"nor_conv_1x1": 1, "nor_conv_3x3": 3}
-"""ReLU, a convolution of that side, and a norm."""
+"""Operations of ReLU, a convolution with this kernel side, and a norm."""
 _OPERATIONS = ("none", "skip_connect", *CONVOLUTIONS, "avg_pool_3x3")
 STAND_IN = "|nor_conv_3x3~0|+|nor_conv_3x3~0|nor_conv_3x3~1|+|skip_connect~0|nor_conv_3x3~1|nor_conv_3x3~2|"
-"""Where nothing else is asked for. FedTrans (Zhu et al. 2024) begins with a cell of the benchmark that its text does
-not name. This one stands in for it, as FedScale's own tests of a transformed model begin with it. It adds to what it
-reads, so that a cell can be inserted as the identity."""
+"""The default. FedTrans (Zhu et al. 2024) starts with a cell of the benchmark that the paper does not name. This one
+replaces it, because FedScale's tests of a transformed model start with it. It is residual, so a cell can be inserted as
+the identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """One edge of a cell that takes part in what the cell gives.
+    """An edge that contributes to the output of a cell.
 
     Attributes:
-        source: the node that it reads, from 0.
+        source: its input node, from 0.
         target: the node that it adds to, up to 3.
-        operation: what it does: "skip_connect", "nor_conv_1x1", "nor_conv_3x3" or "avg_pool_3x3".
+        operation: "skip_connect", "nor_conv_1x1", "nor_conv_3x3" or "avg_pool_3x3".
     """
 
     source: int
@@ -35,7 +35,7 @@ class Edge:
 
     @property
     def name(self) -> str:
-        """That of its module."""
+        """Name of its module."""
         return f"edge{self.source}{self.target}"
 
     @property
@@ -45,36 +45,39 @@ class Edge:
 
 
 def edges_of(genotype: str) -> tuple[Edge, ...]:
-    """The edges on a way from the first node to the last, by target and source.
+    """The edges on a path from the first node to the last, by target and source.
 
     Args:
-        genotype: as the benchmark writes it: `|op~0|+|op~0|op~1|+|op~0|op~1|op~2|`.
+        genotype: in the benchmark's notation: `|op~0|+|op~0|op~1|+|op~0|op~1|op~2|`.
 
     Raises:
-        ConfigError: it is none, or nothing that the cell reads comes to its end.
+        ConfigError: the genotype is invalid, or no path leads from the first node to the last.
     """
-    found = [
+    edges = [
         Edge(source=source, target=target, operation=operation)
-        for target, told in enumerate(_nodes(genotype), start=1)
-        for source, operation in enumerate(told)
+        for target, operations in enumerate(_nodes(genotype), start=1)
+        for source, operation in enumerate(operations)
         if operation != "none"
     ]
-    fed, heard = {0}, {LAST_NODE}
-    for edge in found:
-        fed |= {edge.target} if edge.source in fed else set()
-    for edge in reversed(found):
-        heard |= {edge.source} if edge.target in heard else set()
-    living = tuple(edge for edge in found if edge.source in fed and edge.target in heard)
-    if not any(edge.target == LAST_NODE for edge in living):
-        raise ConfigError(f"cell {genotype!r} gives nothing of what it reads; choose one with a way from 0 to the end")
-    return living
+    reachable, used = {0}, {LAST_NODE}
+    for edge in edges:
+        reachable |= {edge.target} if edge.source in reachable else set()
+    for edge in reversed(edges):
+        used |= {edge.source} if edge.target in used else set()
+    active = tuple(edge for edge in edges if edge.source in reachable and edge.target in used)
+    if not any(edge.target == LAST_NODE for edge in active):
+        raise ConfigError(
+            f"the output of cell {genotype!r} does not depend on its input; choose a cell with a path from node 0 to "
+            f"node {LAST_NODE}"
+        )
+    return active
 
 
 def narrow_nodes(edges: tuple[Edge, ...]) -> tuple[frozenset[int], ...]:
-    """The nodes inside that may have a width of their own, as only convolutions lead to and from them.
+    """The inner nodes that may have a width of their own, because only convolutions lead to and from them.
 
     Returns:
-        Groups of nodes that have one width, as anything else leads from one to the other, by their first.
+        Groups of nodes with a common width, because other edges connect them, by their first node.
     """
     groups = [frozenset({node}) for node in sorted({0, *(edge.target for edge in edges)})]
     for edge in edges:
@@ -85,7 +88,7 @@ def narrow_nodes(edges: tuple[Edge, ...]) -> tuple[frozenset[int], ...]:
 
 
 def is_passing(edges: tuple[Edge, ...]) -> bool:
-    """Whether a cell gives what it reads where the convolutions into its last node give nothing."""
+    """Whether a cell is the identity if the convolutions into its last node are 0."""
     rest = tuple(edge for edge in edges if edge.target != LAST_NODE or not edge.convolves)
     node = LAST_NODE
     while node:
@@ -99,15 +102,15 @@ def is_passing(edges: tuple[Edge, ...]) -> bool:
 def _nodes(genotype: str) -> list[list[str]]:
     nodes: list[list[str]] = []
     for target, text in enumerate(genotype.split("+"), start=1):
-        edges = [re.fullmatch(rf"(\w+)~{source}", one) for source, one in enumerate(text.strip("|").split("|"))]
-        operations = [one[1] for one in edges if one and one[1] in _OPERATIONS]
+        edges = [re.fullmatch(rf"(\w+)~{source}", edge) for source, edge in enumerate(text.strip("|").split("|"))]
+        operations = [edge[1] for edge in edges if edge and edge[1] in _OPERATIONS]
         if len(operations) != target or len(edges) != target:
             nodes.clear()
             break
         nodes.append(operations)
     if len(nodes) != LAST_NODE:
         raise ConfigError(
-            f"cell is {genotype!r}, but must be written as {STAND_IN!r}, with one of {', '.join(_OPERATIONS)} for each "
-            "pair of nodes"
+            f"cell is {genotype!r}, but must be written like {STAND_IN!r}, with one of {', '.join(_OPERATIONS)} for "
+            "each pair of nodes"
         )
     return nodes

@@ -23,21 +23,20 @@ class MobileNetV2:
         class_count: as in `Family`.
         widths: channels of each section.
         depths: as in `Family`.
-        group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
-            are never split between submodels, so a submodel normalises its channels exactly as the full network does.
-        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
-        hidden_widths: of each section, or of each block, the expanded width inside; empty takes 6 times what a block
-            reads.
-        kernels: of each section, the side of its filters, which are then cut as well; empty takes 3.
-        strides: of each section, the step of its first block; empty takes 1, and 2 after the first section.
-        stem_width: channels of the first layer where it differs from what the first section has; 0 takes that.
-        stem_stride: step of the first convolution.
-        last_widths: of the layer between the last section and the head; empty takes 4 times the last section's width.
+        group_size: channels of one normalisation group; widths must be multiples of it if norm is "group". Groups are
+            never split between submodels, so a submodel normalises its channels exactly like the full network.
+        norm: "group"; "batch" with running statistics that are sent with the weights; or "none".
+        hidden_widths: expanded width inside for each section or each block; empty means 6 times a block's input.
+        kernels: side of the filters of each section, which submodels may then cut as well; empty means 3.
+        strides: stride of the first block of each section; empty means 1, and 2 after the first section.
+        stem_width: channels of the first layer; 0 means those of the first section.
+        stem_stride: stride of the first convolution.
+        last_widths: width of the layer between the last section and the head; empty means 4 times the last section's.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
-            empty counts them from 0. Blocks that are inserted later have numbers of their own
-            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
+        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
+            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
+            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -69,7 +68,7 @@ class MobileNetV2:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_image)
 class MobileNetV3:
-    """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms differ in numbers alone.
+    """MobileNetV3 (Howard et al. 2019, section 5) without dropout; its small and large forms only differ in sizes.
 
     Attributes:
         input_shape: (channels, height, width).
@@ -78,14 +77,15 @@ class MobileNetV3:
         depths: as in `Family`.
         group_size: as in `MobileNetV2`.
         norm: as in `MobileNetV2`.
-        hidden_widths: as in `MobileNetV2`; empty takes 6 times what a block reads.
-        squeezed_widths: of each section, or of each block, the width inside squeeze-and-excitation; 0 for none; empty
-            for none at all.
+        hidden_widths: as in `MobileNetV2`; empty means 6 times a block's input.
+        squeezed_widths: width inside squeeze-and-excitation for each section or each block; 0 for none, empty for none
+            at all.
         kernels: as in `MobileNetV2`.
         strides: as in `MobileNetV2`.
         stem_width: as in `MobileNetV2`.
         stem_stride: as in `MobileNetV2`.
-        last_widths: of both layers between the last section and the head; empty takes 6 and 8 times the last width.
+        last_widths: widths of both layers between the last section and the head; empty means 6 and 8 times the last
+            section's.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
         block_numbers: as in `MobileNetV2`.
@@ -132,14 +132,14 @@ class EfficientNetV2:
         depths: as in `Family`.
         group_size: as in `MobileNetV2`.
         norm: as in `MobileNetV2`.
-        hidden_widths: as in `MobileNetV2`; empty takes 4 times what a block reads.
-        squeezed_widths: of each section, or of each block, the width inside squeeze-and-excitation; 0 for none; empty
-            for none at all.
+        hidden_widths: as in `MobileNetV2`; empty means 4 times a block's input.
+        squeezed_widths: width inside squeeze-and-excitation for each section or each block; 0 for none, empty for none
+            at all.
         kernels: as in `MobileNetV2`.
         strides: as in `MobileNetV2`.
         stem_width: as in `MobileNetV2`.
         stem_stride: as in `MobileNetV2`.
-        last_widths: as in `MobileNetV2`; empty takes 5 times the last section's width.
+        last_widths: as in `MobileNetV2`; empty means 5 times the last section's width.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
         block_numbers: as in `MobileNetV2`.

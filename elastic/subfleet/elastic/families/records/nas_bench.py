@@ -1,4 +1,4 @@
-"""Settings of networks of NAS-Bench-201."""
+"""Settings of NAS-Bench-201 networks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 
 def _check_cell(cell: str) -> Iterator[str]:
-    edges_of(cell)  # which raises what is wrong with it
+    edges_of(cell)  # raises for an invalid cell
     yield from ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_image, _check_cell)
 class NasBench201:
-    """Sections of one cell, between which residual blocks halve the image (Dong and Yang 2020, section 2.1).
+    """Sections of one cell, separated by residual blocks that halve the image (Dong and Yang 2020, section 2.1).
 
     Attributes:
         input_shape: (channels, height, width).
         class_count: as in `Family`.
         widths: channels of each section.
-        depths: as in `Family`; the first block of each section but the first is the one that halves.
-        cell: its genotype, as the benchmark writes it; see `subfleet.elastic.families.records.genotypes`.
-        hidden_widths: of each section, or of each block, the channels of the nodes inside that only convolutions lead
-            to and from; empty takes the section's width.
-        group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
-            are never split between submodels, so a submodel normalises its channels exactly as the full network does.
-        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
+        depths: as in `Family`; from the second section on, the first block halves the image.
+        cell: genotype in the benchmark's notation; see `subfleet.elastic.families.records.genotypes`.
+        hidden_widths: for each section or each block, the channels of the inner nodes with only convolutions before and
+            after them; empty means the section's width.
+        group_size: channels of one normalisation group; widths must be multiples of it if norm is "group". Groups are
+            never split between submodels, so a submodel normalises its channels exactly like the full network.
+        norm: "group"; "batch" with running statistics that are sent with the weights; or "none".
         scaler: as in `Family`.
-        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
-            empty counts them from 0. Blocks that are inserted later have numbers of their own
-            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
+        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
+            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
+            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"

@@ -1,4 +1,4 @@
-"""Settings of networks without residual connections: VGG, fully convolutional ones, and those that hear keywords."""
+"""Settings of networks without residual connections: VGG, fully convolutional networks, and keyword spotting."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_image)
 class Vgg:
-    """Sections of convolutions, each closed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
+    """Sections of convolutions, each followed by 2x2 max pooling (Simonyan and Zisserman 2015, section 2.1).
 
     Attributes:
         input_shape: (channels, height, width).
         class_count: as in `Family`.
         widths: channels of each section.
         depths: as in `Family`.
-        group_size: channels of one normalisation group, of which widths are multiples where norm is "group". Groups
-            are never split between submodels, so a submodel normalises its channels exactly as the full network does.
-        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
-        kernels: of each section, the side of its kernels, which are then cut as well; empty takes 3.
+        group_size: channels of one normalisation group; widths must be multiples of it if norm is "group". Groups are
+            never split between submodels, so a submodel normalises its channels exactly like the full network.
+        norm: "group"; "batch" with running statistics that are sent with the weights; or "none".
+        kernels: side of the kernels of each section, which submodels may then cut as well; empty means 3.
         scaler: as in `Family`.
-        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
-            empty counts them from 0. Blocks that are inserted later have numbers of their own
-            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
-        layer_widths: channels that each layer gives, in network order, the last of a section its section's width; empty
-            gives every layer that of its section. Where they are told, layers share no axis of channels: each is cut
-            and widened by itself, and a submodel leaves out a layer only where what it gives is cut as what it reads.
+        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
+            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
+            The first block of a section has number 0.
+        layer_widths: output channels of each layer, in network order, with the section's width for the last layer of a
+            section; empty gives every layer the width of its section. If given, layers share no channel axis: each is
+            cut and widened by itself, and a submodel can only omit a layer if its input and output are cut alike.
     """
 
     TAG: ClassVar[str] = "family"
@@ -71,10 +71,10 @@ class DsCnn:
         group_size: as in `Vgg`.
         norm: as in `Vgg`.
         kernels: as in `Vgg`.
-        stem_width: channels of the first layer where it differs from what the first section has; 0 takes that.
+        stem_width: channels of the first layer; 0 means those of the first section.
         scaler: as in `Family`.
         block_numbers: as in `Vgg`.
-        layer_widths: as in `Vgg`, of blocks: inside, each keeps the width that it reads.
+        layer_widths: as in `Vgg`, for blocks; inside, each block has the width of its input.
     """
 
     TAG: ClassVar[str] = "family"
@@ -105,11 +105,11 @@ class DsCnn:
 class Fcn:
     """Sections of convolutions that keep height and width, with classes of each pixel (Long et al. 2015, section 3).
 
-    Nothing is pooled, so that nothing has to be upsampled either: for small images, of which every pixel is labelled.
+    There is no pooling and therefore no upsampling: for small images with a label for every pixel.
 
     Attributes:
         input_shape: (channels, height, width).
-        class_count: as in `Family`, of each pixel.
+        class_count: as in `Family`, for each pixel.
         widths: channels of each section.
         depths: as in `Family`.
         group_size: as in `Vgg`.

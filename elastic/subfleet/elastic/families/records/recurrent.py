@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols)
 class Lstm:
-    """An LSTM that gives logits of each next symbol (Hochreiter and Schmidhuber 1997).
+    """An LSTM with logits of each next symbol (Hochreiter and Schmidhuber 1997).
 
     Attributes:
         input_shape: (tokens,).
-        class_count: how many symbols it tells apart, 2 or more.
-        widths: of each section, the width of its layers' states.
+        class_count: number of predicted symbols, at least 2.
+        widths: width of the states of each section's layers.
         depths: as in `Family`; a block is a layer.
-        vocabulary: how many symbols there are, 1 or more.
+        vocabulary: number of input symbols, at least 1.
         norm: "none".
-        embedding_width: of a symbol, where it is not that of the first section; 0 takes that.
-        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
-            empty counts them from 0. Blocks that are inserted later have numbers of their own
-            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
+        embedding_width: width of the embedding; 0 means that of the first section.
+        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
+            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
+            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"

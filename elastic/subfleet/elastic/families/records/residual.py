@@ -1,4 +1,4 @@
-"""Settings of residual networks that normalise first: of linear layers for vectors, and of convolutions for images."""
+"""Settings of pre-activation residual networks, of linear layers for vectors and of convolutions for images."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -21,18 +21,18 @@ class Mlp:
     Attributes:
         input_shape: as in `Family`.
         class_count: as in `Family`.
-        widths: of each section.
+        widths: width of each section.
         depths: as in `Family`.
-        group_size: numbers of one normalisation group, of which widths are multiples where norm is "group". Groups are
-            never split between submodels, so a submodel normalises its numbers exactly as the full network does.
-        norm: "group"; "batch" with running statistics that travel with the weights; or "none".
-        hidden_widths: of each section, or of each block, the width inside a block; empty takes the section's width.
-        stem_width: of the first layer where it differs from what the first section has; 0 takes that.
+        group_size: values of one normalisation group; widths must be multiples of it if norm is "group". Groups are
+            never split between submodels, so a submodel normalises its values exactly like the full network.
+        norm: "group"; "batch" with running statistics that are sent with the weights; or "none".
+        hidden_widths: width inside the blocks for each section or each block; empty means the section's width.
+        stem_width: width of the first layer; 0 means that of the first section.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
-            empty counts them from 0. Blocks that are inserted later have numbers of their own
-            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
+        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
+            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
+            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -60,21 +60,21 @@ class Mlp:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_image)
 class PreactResNet:
-    """A residual network whose blocks normalise first (He et al. 2016, "Identity mappings", section 4.1).
+    """A pre-activation residual network (He et al. 2016, "Identity mappings", section 4.1).
 
     Attributes:
         input_shape: (channels, height, width).
         class_count: as in `Family`.
         widths: channels of each section.
         depths: as in `Family`.
-        group_size: as in `Mlp`, of channels.
+        group_size: as in `Mlp`, for channels.
         norm: as in `Mlp`.
         block: "basic" or "bottleneck" (He et al. 2016, figure 5).
-        hidden_widths: as in `Mlp`; empty takes the section's width, or a quarter of it in bottlenecks.
-        kernels: of each section, the side of its kernels, which are then cut as well; empty takes 3.
-        strides: of each section, the step of its first block; empty takes 1, and 2 after the first section.
+        hidden_widths: as in `Mlp`; empty means the section's width, or a quarter of it in bottlenecks.
+        kernels: side of the kernels of each section, which submodels may then cut as well; empty means 3.
+        strides: stride of the first block of each section; empty means 1, and 2 after the first section.
         stem_width: as in `Mlp`.
-        stem_stride: step of the first convolution.
+        stem_stride: stride of the first convolution.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
         block_numbers: as in `Mlp`.

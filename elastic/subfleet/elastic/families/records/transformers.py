@@ -31,7 +31,7 @@ def _check_stream(widths: tuple[int, ...], heads: tuple[int, ...], head_width: i
     if set(widths) != {width}:
         yield f"widths are {widths}, but all sections share one stream; give them one width"
     elif not head_width and any(width % count for count in heads):
-        yield f"heads is {heads}, but must divide width {width}, where head_width is not set"
+        yield f"heads is {heads}, but must divide width {width} unless head_width is set"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,20 @@ class Vit:
     """ViT (Dosovitskiy et al. 2021, section 3.1).
 
     Attributes:
-        input_shape: (channels, height, width), of which `patch` divides the last two.
+        input_shape: (channels, height, width); `patch` must divide height and width.
         class_count: as in `Family`.
-        widths: of each section, the width of the stream that all share.
+        widths: width of the stream for each section; the same for all.
         depths: as in `Family`.
-        heads: of each section, or of each block, the heads of its attention.
-        patch: side of the patches that become tokens, 1 or more.
+        heads: number of attention heads for each section or each block.
+        patch: side of the patches that become tokens, at least 1.
         norm: "layer".
-        hidden_widths: of each section, or of each block, the feed-forward width; empty takes 4 times the stream's.
-        head_width: of each head's queries, keys and values; 0 takes width / heads.
+        hidden_widths: feed-forward width for each section or each block; empty means 4 times the stream's.
+        head_width: width of each head's queries, keys and values; 0 means width / heads.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
-            empty counts them from 0. Blocks that are inserted later have numbers of their own
-            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
+        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
+            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
+            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -82,23 +82,23 @@ class Vit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols, _check_stream)
 class Bert:
-    """A transformer whose tokens see all others, which tells the symbols that its input hides (Devlin et al. 2019).
+    """A bidirectional transformer that predicts masked symbols of its input (Devlin et al. 2019).
 
     Attributes:
         input_shape: (tokens,).
-        class_count: as in `Family`; where logits are of each token, so many symbols.
-        widths: of each section, the width of the stream that all share.
+        class_count: as in `Family`; for logits of each token, the number of symbols.
+        widths: width of the stream for each section; the same for all.
         depths: as in `Family`.
-        heads: of each section, or of each block, the heads of its attention.
-        vocabulary: how many symbols there are, 1 or more.
+        heads: number of attention heads for each section or each block.
+        vocabulary: number of input symbols, at least 1.
         norm: "layer".
-        hidden_widths: of each section, or of each block, the feed-forward width; empty takes 4 times the stream's.
-        head_width: of each head's queries, keys and values; 0 takes width / heads.
+        hidden_widths: feed-forward width for each section or each block; empty means 4 times the stream's.
+        head_width: width of each head's queries, keys and values; 0 means width / heads.
         learnable_steps: as in `Family`.
         scaler: as in `Family`.
-        block_numbers: of each section the numbers in its blocks' names, in the order in which they follow each other;
-            empty counts them from 0. Blocks that are inserted later have numbers of their own
-            (`subfleet.elastic.growing`), so that all others keep their names. A section's first block is its number 0.
+        block_numbers: for each section, the numbers in its blocks' names, in network order; empty counts from 0. Blocks
+            that are inserted later get new numbers (`subfleet.elastic.growing`), so that all others keep their names.
+            The first block of a section has number 0.
     """
 
     TAG: ClassVar[str] = "family"
@@ -127,7 +127,7 @@ class Bert:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols, _check_stream)
 class BertClassifier:
-    """The same, which gives logits of a sequence.
+    """A bidirectional transformer like `Bert` that classifies sequences.
 
     Attributes:
         input_shape: (tokens,).
@@ -170,7 +170,7 @@ class BertClassifier:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(check_settings, check_symbols, _check_stream)
 class Decoder:
-    """A causal transformer that gives logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3).
+    """A causal transformer with logits of each next symbol (GPT-2, Radford et al. 2019, section 2.3).
 
     Attributes:
         input_shape: (tokens,).
