@@ -248,7 +248,7 @@ def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(host: str, cache:
     code, output = Command(cache, *command).ended()
     assert code == 0, output
     assert "1 of 2: heterofl-s1 is over already" in output
-    assert ("is taken up in round" in output) == (host == "processes")
+    assert ("is resumed in round" in output) == (host == "processes")
     assert (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns == was
     calm = tmp_path / "calm"
     with LazyExports(cache) as exports:

@@ -45,7 +45,7 @@ def row(name: str, status: str = "aggregated", **changes: Any) -> ClientRow:
         "architecture_id": "1",
         "status": status,
     }
-    later = dict.fromkeys(("wanted", "refusals", "lowered", "outlier", "limit"), "")
+    later = dict.fromkeys(("requested", "refusals", "lowered", "outlier", "limit"), "")
     return ClientRow(**{**figures, **later, **words, **changes})
 
 

@@ -123,11 +123,11 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     attendance, pace = Attendance(context, journal), Pace(3, lambda: 0.0)
     state, now_s = begun(context)
     journal.save(RunState(), RunState(profiles=state.profiles))
-    assert list(attendance.look(state, now_s)) == []
+    assert list(attendance.check(state, now_s)) == []
     state, _ = step(context, state, goodbye("ada"), now_s + 0.5)
-    assert list(attendance.look(state, now_s + 0.9)) == [], "a second is not over"
-    assert list(attendance.look(state, now_s + 1.0)) == [f"client ada is away: {WHY}"]
-    assert list(attendance.look(state, now_s + 3.0)) == []
+    assert list(attendance.check(state, now_s + 0.9)) == [], "a second is not over"
+    assert list(attendance.check(state, now_s + 1.0)) == [f"client ada is away: {WHY}"]
+    assert list(attendance.check(state, now_s + 3.0)) == []
     (kept,) = journal.absences().values()
     assert (kept.client_id, kept.kind, kept.reason) == ("ada", "goodbye", WHY)
     assert kept.seen_at is not None
@@ -136,9 +136,9 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     assert told is not None
     assert told.away == (f"ada: {WHY}, last seen 2 s ago",)
     state, _ = step(context, state, word("ada", online=True, session="2"), now_s + 4)
-    assert list(attendance.look(state, now_s + 4)) == ["client ada is there again"]
+    assert list(attendance.check(state, now_s + 4)) == ["client ada is there again"]
     assert (journal.absences(), attendance.awaited(state)) == ({}, ())
-    assert list(attendance.look(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
+    assert list(attendance.check(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
     engine.dispose()
 
 
@@ -164,7 +164,7 @@ def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path
     context = replace(STRICT, run_id=run_id)
     state = joined(context, RunState(), "eve", 1.0)
     state, _ = step(context, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
-    assert list(Attendance(context, Journal(engine, run_id)).look(state, 3.0)) == []
+    assert list(Attendance(context, Journal(engine, run_id)).check(state, 3.0)) == []
     assert [one.reason for one in Journal(engine, run_id).absences().values()] == ["it said goodbye (the run is over)"]
     engine.dispose()
 

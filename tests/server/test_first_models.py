@@ -178,7 +178,7 @@ def test_a_run_begins_with_the_weights_that_it_takes(grown: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"sha256": "0" * 64}, FileError, "have the sha256 .*, but must have 0000"),
+        ({"sha256": "0" * 64}, FileError, "have the SHA-256 .*, but must have 0000"),
         ({"file": "nowhere"}, FileError, "first weights nowhere cannot be read"),
         ({"network": "m1"}, ConfigError, "are of another network than the run's"),
         ({"network": "m9"}, ConfigError, "has no network 'm9'"),

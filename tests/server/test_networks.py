@@ -193,7 +193,7 @@ MISTAKES: dict[str, tuple[Callable[[ModelState], Evolution], str]] = {
     ),
     "other classes": (
         lambda state: Evolution(after=state, born=(replace(COPY, config=replace(CONFIG, class_count=9)),)),
-        "tells 9 classes apart, but the run's take",
+        "9 classes, but the run's networks have",
     ),
     "another round": (lambda state: Evolution(after=state, born=(replace(COPY, born_round=7),)), "after round 1, but"),
     "unknown": (

@@ -191,7 +191,7 @@ def test_seeds_make_several_runs_of_any_file() -> None:
 
 
 def test_one_run_is_wanted_where_devices_are_real(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a sweep over 12 runs, but one is wanted"):
+    with pytest.raises(ConfigError, match="is a sweep over 12 runs, but this takes a single run"):
         read_run(written(tmp_path, SWEEP))
 
 

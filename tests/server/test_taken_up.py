@@ -35,7 +35,7 @@ def test_the_same_is_taken_up_and_so_are_more_rounds() -> None:
         (
             {"rounds": 3},
             {"rounds": 2},
-            "the run was begun with rounds 3, which can be raised, but not be 2; restore that",
+            "the run was begun with rounds 3, which can be raised, but not set to 2; restore that",
         ),
         (
             {"seed": 1},

@@ -233,23 +233,25 @@ def _first_state(context: RunContext, evolution: EvolutionContext, answer: Evolu
 
 
 def _check(context: RunContext, evolution: EvolutionContext, answer: Evolution) -> None:
-    used = {one.id for one in evolution.lineages}
+    used = {lineage.id for lineage in evolution.lineages}
     in_use = set(evolution.networks)
-    born = [one.id for one in answer.born]
+    born = [lineage.id for lineage in answer.born]
     if len({*born, *used}) < len(born) + len(used) or "" in born:
         raise ValueError(f"networks {born} appear, but each needs an id that none of {sorted(used)} ever had")
-    for one in answer.born:
-        first = context.config.model
-        asked = (one.config.input_shape, one.config.class_count)
-        if asked != (first.input_shape, first.class_count):
+    for lineage in answer.born:
+        config, first = lineage.config, context.config.model
+        if (config.input_shape, config.class_count) != (first.input_shape, first.class_count):
             raise ValueError(
-                f"network {one.id!r} takes {asked[0]} and tells {asked[1]} classes apart, but the run's take "
-                f"{first.input_shape} and tell {first.class_count}"
+                f"network {lineage.id!r} has inputs of shape {config.input_shape} and {config.class_count} classes, "
+                f"but the run's networks have {first.input_shape} and {first.class_count}"
             )
-        if one.parent is not None and one.parent not in in_use:
-            raise ValueError(f"network {one.id!r} grows from {one.parent!r}, which is not in use")
-        if (one.born_round, one.retired_round) != (evolution.round, None):
-            raise ValueError(f"network {one.id!r} appears after round {evolution.round}, but says otherwise")
+        if lineage.parent is not None and lineage.parent not in in_use:
+            raise ValueError(f"network {lineage.id!r} grows from {lineage.parent!r}, which is not in use")
+        if (lineage.born_round, lineage.retired_round) != (evolution.round, None):
+            raise ValueError(
+                f"network {lineage.id!r} appears after round {evolution.round}, but its born_round is "
+                f"{lineage.born_round} and its retired_round {lineage.retired_round}"
+            )
     if not set(answer.retired) <= in_use:
         raise ValueError(f"networks {sorted(answer.retired)} retire, but in use are {sorted(in_use)}")
     if in_use == set(answer.retired) and not born:

@@ -62,25 +62,25 @@ def check_sums(
     if sample_count > known_count:
         raise ProtocolError(f"the sums are of {sample_count} samples, but the client's profile has {known_count}")
     arrays = decode_arrays(read_stored(path))
-    wanted = {name for norm in calibration.norms for name in name_sums(norm.name)}
-    if set(arrays) != wanted:
+    expected = {name for norm in calibration.norms for name in name_sums(norm.name)}
+    if set(arrays) != expected:
         raise ProtocolError(
-            f"the sums name other tensors than was asked for, such as {min(set(arrays) ^ wanted)!r:.80}"
+            f"the sums name other tensors than was asked for, such as {min(set(arrays) ^ expected)!r:.80}"
         )
     shapes = network.shapes(architecture)
-    rms = [_check_rms(one, shapes[f"{one.name}.running_mean"], arrays, sample_count) for one in calibration.norms]
+    rms = [_check_rms(norm, shapes[f"{norm.name}.running_mean"], arrays, sample_count) for norm in calibration.norms]
     return ChangeSize(measured=float(np.sqrt(np.mean(np.square(np.concatenate(rms))))))
 
 
 def _check_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_count: int) -> npt.NDArray[np.float64]:
     """The root of the mean square of each channel of a norm."""
-    found = [arrays[name] for name in name_sums(norm.name)]
-    if [(str(one.dtype), one.shape) for one in found] != [("int64", ()), ("float64", shape), ("float64", shape)]:
+    sums = [arrays[name] for name in name_sums(norm.name)]
+    if [(str(array.dtype), array.shape) for array in sums] != [("int64", ()), ("float64", shape), ("float64", shape)]:
         raise ProtocolError(
             f"the sums of norm {norm.name!r:.80} must be a count, int64 of no dimension, and two of float64 and shape "
             f"{shape}"
         )
-    count, total, squares = int(found[0]), *(np.asarray(one, np.float64) for one in found[1:])
+    count, total, squares = int(sums[0]), *(np.asarray(array, np.float64) for array in sums[1:])
     if count != sample_count * norm.positions:
         raise ProtocolError(
             f"norm {norm.name!r:.80} was given {count} values of each channel, but {sample_count} samples have "
@@ -111,13 +111,18 @@ def calibrate_model(
     refused, participants = dict[str, str](), list[Participant]()
     for network_id in state.network_ids:
         own = state.of(network_id)
-        members = [one for one in clients if one.architecture is not None and one.architecture.network == network_id]
+        members = [client for client in clients if client.architecture and client.architecture.network == network_id]
         part = NetworkAggregation.of(aggregation.context, own.lineage, aggregation.blobs)
         calibrated, who, why = _calibrate_network(part, own, members)
         state, refused = state.with_network(network_id, calibrated), refused | why
         participants += who
-    ordered = tuple(sorted(participants, key=lambda one: one.client_id))
-    return AggregatedModel(state=state, aggregated=state, clients=ordered, refused=refused, lineages=lineages)
+    return AggregatedModel(
+        state=state,
+        aggregated=state,
+        clients=tuple(sorted(participants, key=lambda participant: participant.client_id)),
+        refused=refused,
+        lineages=lineages,
+    )
 
 
 def _calibrate_network(
@@ -128,43 +133,34 @@ def _calibrate_network(
     of_copies = dict[str, _Measured]()
     weights = weigh_round(count_samples, clients, aggregation.context.config.max_client_fraction)
     participants = list[Participant]()
-    for client in sorted(clients, key=lambda one: one.client_id):
+    for client in sorted(clients, key=lambda client: client.client_id):
         participant, work = client.participant, None if client.task is None else client.task.work
         if participant is None or client.update is None or not isinstance(work, Calibrate):
             raise ValueError(f"client {client.client_id} has no sums to aggregate")
         try:
-            moments = _moments(work.calibration, aggregation.blobs.path(client.update.blob))
+            moments = _read_moments(work.calibration, aggregation.blobs.path(client.update.blob))
             share = weights[client.client_id].counted / client.update.sample_count
         except (ProtocolError, FileError) as error:
             refused[client.client_id] = str(error)
             continue
         participants.append(participant)
         keys = aggregation.roles.aggregator.sharing_groups(aggregation.network, participant, state.sizes)
-        for layer, one in moments.items():
+        for layer, sums in moments.items():
             key = keys.get(f"{layer}.running_mean", _SHARED)
-            of_copies.setdefault(key, []).append(
-                (participant.architecture, {layer: one.rescale(client.scale).reweight(share)})
-            )
-    return _set_statistics(aggregation.network, state, of_copies), participants, refused
-
-
-def _set_statistics(network: Network, state: ModelState, of_copies: Mapping[str, _Measured]) -> ModelState:
-    shared: Mapping[str, Tensor] = state.shared
-    copies = dict(state.copies)
+            counted = {layer: sums.rescale(client.scale).reweight(share)}
+            of_copies.setdefault(key, []).append((participant.architecture, counted))
+    copies: dict[str, Mapping[str, Tensor]] = {_SHARED: state.shared, **state.copies}
     for key, measured in of_copies.items():
-        own = {} if key == _SHARED else copies.get(key, {})
-        new = pool_statistics(network, {**state.shared, **own}, measured)
-        if key == _SHARED:
-            shared = {**shared, **new}
-        else:
-            copies[key] = {**own, **new}
-    return replace(state, shared=shared, copies=copies)
+        own = copies.get(key, {})
+        copies[key] = {**own, **pool_statistics(aggregation.network, {**state.shared, **own}, measured)}
+    shared = copies.pop(_SHARED)
+    return replace(state, shared=shared, copies=copies), participants, refused
 
 
-def _moments(calibration: Calibration, path: Path) -> dict[str, NormMoments]:
+def _read_moments(calibration: Calibration, path: Path) -> dict[str, NormMoments]:
     arrays = decode_arrays(read_stored(path))
-    found = {}
+    moments = {}
     for norm in calibration.norms:
         count, total, squares = (arrays[name] for name in name_sums(norm.name))
-        found[norm.name] = NormMoments(total=from_numpy(total), squares=from_numpy(squares), count=int(count))
-    return found
+        moments[norm.name] = NormMoments(total=from_numpy(total), squares=from_numpy(squares), count=int(count))
+    return moments

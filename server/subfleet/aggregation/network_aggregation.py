@@ -225,8 +225,7 @@ class NetworkAggregation:
                 continue
             # An accumulator itself finds the places of whole submodels, once a round.
             explicit = {member.id: places[member.id] for member in holders if groups[member.id] or member.sent}
-            robust = self.roles.techniques.robust_aggregation is not None
-            new, find_held = (self._aggregate_robustly if robust else self._average)(start, holders, explicit)
+            new, find_held = self._combine(start, holders, explicit)
             if key == _SHARED:
                 new, moments = self._step(start, new, find_held, state.moments)
                 shared = {**shared, **new}
@@ -278,10 +277,10 @@ class NetworkAggregation:
                         raise RefusedError(member.id, str(error)) from error
         return accumulator.finish(), accumulator.find_held
 
-    def _aggregate_robustly(
+    def _combine(
         self, start: Tensors, members: Sequence[_Member], places: Places
     ) -> tuple[Tensors, Callable[[], Tensors]]:
-        """The robust aggregate of the members' changes, which looks at all of them, tensor by tensor."""
+        """The mean of the members' changes, or their robust aggregate, which reads all of them tensor by tensor."""
         rule = self.roles.techniques.robust_aggregation
         if rule is None:
             return self._average(start, members, places)

@@ -19,9 +19,6 @@ from subfleet.transport.blob_store import BlobStore
 
 _LOG = logging.getLogger(__name__)
 
-_ATTEMPTS = 2
-"""A second attempt saves the round from a temporary cause, such as too little memory."""
-
 
 class RoundAggregator:
     """Aggregates one round after the other.
@@ -53,13 +50,12 @@ class RoundAggregator:
             FileError: the checkpoint cannot be written; another attempt would not help.
             Exception: raised by the second attempt.
         """
-        for attempt in range(1, _ATTEMPTS):
-            try:
-                return self._attempt(request, state, model)
-            except FileError:
-                raise
-            except Exception as error:  # noqa: BLE001  # another attempt may succeed
-                _LOG.warning("round %d could not be aggregated in attempt %d", request.round, attempt, exc_info=error)
+        try:
+            return self._attempt(request, state, model)
+        except FileError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the cause may be temporary, such as too little memory
+            _LOG.warning("round %d could not be aggregated and is attempted again", request.round, exc_info=error)
         return self._attempt(request, state, model)
 
     def _attempt(self, request: AggregationRequest, state: RunState, model: ModelState) -> AggregatedRound:

@@ -20,7 +20,7 @@ data = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_PLACES = {
+_AVAILABILITY = {
     "given": "in SUBFLEET_DATA",
     "installed": "in a package",
     "cached": "in the cache",
@@ -55,8 +55,8 @@ def list_datasets(json: Json = False, verbose: Verbose = False) -> None:
         for name, named in described.items():
             shape = "x".join(map(str, named["input_shape"]))
             stands_in = f" (stands in for {named['stand_in_for']})" if named["stand_in_for"] else ""
-            place = _PLACES[named["files"]]
-            cells = (name, shape, str(named["classes"]), named["owner"], place, named["summary"] + stands_in)
+            availability = _AVAILABILITY[named["files"]]
+            cells = (name, shape, str(named["classes"]), named["owner"], availability, named["summary"] + stands_in)
             table.add_row(*map(to_text, cells))
         Console().print(table)
 
@@ -99,7 +99,7 @@ def show(
 def _describe(task: "NamedDataset") -> dict[str, Any]:
     from subfleet.tasks.source_files import find_availability, find_data_folders
 
-    places = [find_availability(file, find_data_folders()) for file in task.files]
+    availabilities = [find_availability(file, find_data_folders()) for file in task.files]
     return {
         "name": task.name,
         "summary": task.summary,
@@ -113,7 +113,7 @@ def _describe(task: "NamedDataset") -> dict[str, Any]:
         "licence": task.licence,
         "source": task.source,
         # The farthest file determines what is left to do.
-        "files": max(places, key=list(_PLACES).index) if places else "installed",
+        "files": max(availabilities, key=list(_AVAILABILITY).index) if availabilities else "installed",
     }
 
 

@@ -143,12 +143,12 @@ def _run(run: Run, folder: Path, display: "Display", cache: "CacheFolder", broke
 
     # Ctrl-C interrupts at once while packages are loaded; afterwards it stops the run in an orderly way.
     with (
-        open_run_folder(folder, run, display) as (place, observer),
+        open_run_folder(folder, run, display) as (created, observer),
         open_host(run.host.type, cache, broker) as host,
         stop_on_signals() as stop,
     ):
         try:
-            return host(run, place, observer, stop)
+            return host(run, created, observer, stop)
         finally:
             display.clear()
 

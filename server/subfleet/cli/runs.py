@@ -44,8 +44,8 @@ def show(name: Name, folder: Runs = RUNS, json: Json = False, verbose: Verbose =
         from subfleet.protocol.schema import to_plain
         from subfleet.settings.run_folder import read_description
 
-        place = _find(folder, name)
-        shown = {**_describe(place), "settings": to_plain(read_description(place))}
+        path = _find(folder, name)
+        shown = {**_describe(path), "settings": to_plain(read_description(path))}
         typer.echo(json_module.dumps(shown, indent=None if json else 2))
 
 
@@ -165,13 +165,13 @@ def remove(
 ) -> None:
     """Remove a run's folder with everything in it."""
     with report_errors(verbose=verbose):
-        place = _find(folder, name)
-        if not yes and not _confirm(f"Remove {place} with everything in it?"):
+        path = _find(folder, name)
+        if not yes and not _confirm(f"Remove {path} with everything in it?"):
             return
         try:
-            shutil.rmtree(place)
+            shutil.rmtree(path)
         except OSError as error:
-            raise FileError(f"{place} cannot be removed: {error.strerror}") from error
+            raise FileError(f"{path} cannot be removed: {error.strerror}") from error
 
 
 def _confirm(question: str) -> bool:

@@ -9,12 +9,12 @@ from subfleet.protocol.registry import Registry, problem_with_record
 __all__ = ["METHODS", "AnyMethod", "Method"]
 
 
-def _find_problem(found: object, name: str) -> str:
-    if problem := problem_with_record(found, name, ("INFO", "roles")):
+def _find_problem(method: object, name: str) -> str:
+    if problem := problem_with_record(method, name, ("INFO", "roles")):
         return problem
-    if not isinstance(getattr(found, "INFO", None), MethodInfo):
+    if not isinstance(getattr(method, "INFO", None), MethodInfo):
         return "its INFO must be a MethodInfo"
-    kind: type[Method] = found  # type: ignore[assignment]  # it has every attribute of a method
+    kind: type[Method] = method  # type: ignore[assignment]  # it has every attribute of a method
     list_departures(kind(), Setting())  # as a list of methods does: its parameters need defaults
     return ""
 

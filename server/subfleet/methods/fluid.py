@@ -49,14 +49,14 @@ class FluidMemory:
         shares: by straggler of the open round, the fraction of each axis that it keeps.
         changes: by axis, the smallest threshold with which each neuron was invariant in the last round.
         thresholds: by axis, the current threshold.
-        kept: by axis, the indices that all stragglers of the last round had; empty without stragglers.
+        shared_indices: by axis, the indices that all stragglers of the last round had; empty without stragglers.
     """
 
     whole_s: Mapping[str, float] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
     changes: Changes = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shared_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class FLuID:
             whole_s=known.whole_s,
             changes=changes,
             thresholds={name: self._adapt(known, name, neurons, closed.round) for name, neurons in changes.items()},
-            kept=_intersect(slow),
+            shared_indices=_intersect(slow),
         )
 
     def _adapt(self, memory: FluidMemory, axis: str, changes: Sequence[float], round_number: int) -> float:
@@ -184,7 +184,7 @@ def _place(network: Network, size: Architecture, draw: Draw) -> Architecture:
         neurons = [*range(axis.size // step)]
         draw.stream(f"axis {axis.name}").shuffle(neurons)
         changes = memory.changes.get(axis.name, ())
-        threshold, before = memory.thresholds.get(axis.name, -1.0), memory.kept.get(axis.name)
+        threshold, before = memory.thresholds.get(axis.name, -1.0), memory.shared_indices.get(axis.name)
         invariant = {place for place, change in enumerate(changes) if change <= threshold}
         neurons.sort(key=lambda neuron: (neuron not in invariant, before is None or neuron * step in before))
         return keep_groups(axis, neurons[len(neurons) - prefix.size // step :])

@@ -26,7 +26,7 @@ ObserverFactory = Callable[[Run, Path], AbstractContextManager[RunObserver]]
 OBSERVERS: Registry[ObserverFactory] = Registry(
     "subfleet.observers",
     "observer",
-    check=lambda found, name: "" if callable(found) else "it must be a function of a run and its folder",
+    check=lambda factory, name: "" if callable(factory) else "it must be a function of a run and its folder",
 )
 """All installed observers by name."""
 
@@ -70,10 +70,10 @@ def open_run_folder(folder: Path, run: Run, display: RunObserver) -> Iterator[tu
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     start = _StartObserver()
     try:
-        place = create_folder(folder)
-        check_not_over(place, run)
-        write_description(place, run)
-        yield place, GuardedObserver(display, start)
+        absolute = create_folder(folder)
+        check_not_over(absolute, run)
+        write_description(absolute, run)
+        yield absolute, GuardedObserver(display, start)
     except RunError:
         raise
     except BaseException:

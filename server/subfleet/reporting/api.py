@@ -1,4 +1,4 @@
-"""The HTTP API: runs, rounds, clients and blobs, to be read. It only reads the journal; the run does not know of it."""
+"""The read-only HTTP API of runs, rounds, clients and blobs. It reads the journal, and does not affect the run."""
 
 import contextlib
 import datetime
@@ -34,45 +34,47 @@ from subfleet.reporting.report import render_status
 _LOG = logging.getLogger(__name__)
 
 START_S = 10.0
-SHOWN_ROUNDS = 20  # on the page, which loads itself anew every few seconds; the API tells of all
+SHOWN_ROUNDS = 20  # on the page, which reloads itself every few seconds; the API returns all rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAddress:
-    """Where the HTTP API listens. Port 0 takes a free one."""
+    """The address on which the HTTP API listens; port 0 selects a free port."""
 
     host: str = "127.0.0.1"
     port: int = 8000
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         host = self.host.partition("%")[0]
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
             return host == "localhost"
-        mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1, which is_loopback knows from Python 3.13 on
+        mapped = getattr(
+            address, "ipv4_mapped", None
+        )  # ::ffff:127.0.0.1, which is_loopback recognises since Python 3.13
         return address.is_loopback if mapped is None else mapped.is_loopback
 
     @property
     def warning(self) -> str:
-        """Who can read what the API tells, in a sentence; empty where it is this machine alone."""
+        """A sentence on who can read the API; empty if only this machine can."""
         if self.loopback:
             return ""
         try:
             everywhere = ipaddress.ip_address(self.host.partition("%")[0]).is_unspecified
         except ValueError:
             everywhere = not self.host
-        who = "every machine that reaches this one" if everywhere else f"every machine that reaches {self.host}"
+        who = "every machine that can reach this one" if everywhere else f"every machine that can reach {self.host}"
         return (
             f"the HTTP API asks for no password: {who} can read this run's rounds, clients and models; keep "
-            "--http-host 127.0.0.1 unless a firewall or a proxy with a login stands before it"
+            "--http-host 127.0.0.1 unless it is behind a firewall or a proxy with a login"
         )
 
 
 class Health(BaseModel):
-    """The server answers."""
+    """The state of the API: it answers."""
 
     status: Literal["ok"] = "ok"
 
@@ -98,10 +100,10 @@ class Run(BaseModel):
 
 
 class Client(BaseModel):
-    """What a client of a run is, and whether it is there.
+    """A client of a run.
 
-    `away` says why it is away, or refused its task in the open round, and is empty where it is there; `last_seen_at` is
-    then the time at which it was heard last, None where the server has not heard it since it started.
+    `away` is the reason why it is absent or refused its task in the open round, and empty if it is present. For an
+    absent client, `last_seen_at` is the time of its last message, or None if there was none since the server started.
     """
 
     client_id: str
@@ -122,10 +124,10 @@ Digest = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$", description="SHA
 
 
 class _Reader:
-    """The questions that the API asks of the journal."""
+    """The queries of the API to the journal."""
 
     def __init__(self, state_folder: Path) -> None:
-        self._engine = database.open_database(state_folder, warns=False)  # the server has said so
+        self._engine = database.open_database(state_folder, warns=False)  # the server has warned already
 
     def runs(self, run_id: str | None = None) -> list[Run]:
         table = database.runs
@@ -136,10 +138,10 @@ class _Reader:
             return [Run.model_validate(row._asdict()) for row in read_rows(connection, query)]
 
     def run(self, run_id: str) -> Run:
-        found = self.runs(run_id)
-        if not found:
-            raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists those there are")
-        return found[0]
+        matches = self.runs(run_id)
+        if not matches:
+            raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists the known runs")
+        return matches[0]
 
     def rounds(self, run_id: str, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
         return Journal(self._engine, self.run(run_id).run_id).records(newest=newest)
@@ -150,7 +152,7 @@ class _Reader:
     def clients(self, run_id: str) -> list[Client]:
         profiles = Journal(self._engine, self.run(run_id).run_id).profiles()
         away, now = self.absences(run_id), time.time()
-        return [_client(profile, away.get(profile.client_id), now) for profile in profiles]
+        return [_build_client(profile, away.get(profile.client_id), now) for profile in profiles]
 
     def absences(self, run_id: str) -> Mapping[str, AbsenceRecord]:
         return Journal(self._engine, run_id).absences()
@@ -159,10 +161,11 @@ class _Reader:
         newest = next(iter(self.runs()), None)
         if newest is None:
             return render_status("none yet", "There is no run yet.", ())
-        lacking = f" It was tried {newest.attempt} times and waits for {newest.waits_for}." if newest.waits_for else ""
-        state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{lacking} {newest.failure}"
+        waits = f" After {newest.attempt} attempts, it waits for {newest.waits_for}." if newest.waits_for else ""
+        state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{waits} {newest.failure}"
         now = time.time()
-        away = [(name, one.describe(now), _time(one) or "-") for name, one in self.absences(newest.run_id).items()]
+        absences = self.absences(newest.run_id).items()
+        away = [(name, absence.describe(now), _format_time(absence) or "-") for name, absence in absences]
         return render_status(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS), away)
 
     def close(self) -> None:
@@ -170,12 +173,12 @@ class _Reader:
 
 
 def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")) -> FastAPI:
-    """The application over a server's state folder.
+    """Create the application for the state folder of a server.
 
     Args:
-        state_folder: of the server; it may be running or not.
-        hosts: names by which the API may be addressed, so that no web page elsewhere can borrow a browser to read it;
-            "*" is every name.
+        state_folder: of the server, which need not be running.
+        hosts: host names that are accepted, so that web pages from elsewhere cannot read the API through a browser;
+            "*" accepts every name.
     """
     reader = _Reader(state_folder)
     blobs = Places(state_folder).blobs
@@ -220,8 +223,8 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
     def blob(sha256: Digest) -> FileResponse:
         path = blobs / sha256
         if not path.is_file():
-            raise HTTPException(404, f"blob {sha256} is not here")
-        # A blob never changes under its digest; ranges are served, so that a transfer resumes.
+            raise HTTPException(404, f"there is no blob {sha256}")
+        # The blob of a digest never changes. Ranges are served, so transfers can be resumed.
         headers = {"Cache-Control": "public, max-age=31536000, immutable"}
         return FileResponse(path, media_type="application/octet-stream", headers=headers)
 
@@ -230,18 +233,18 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
 
 @contextlib.contextmanager
 def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
-    """Serve the API in a thread of its own while the context lasts; gives its URL.
+    """A context that serves the API in a thread, and yields its URL.
 
-    An address that other machines reach is warned of.
+    It logs a warning if other machines can reach the address.
 
     Raises:
-        PortError: the address is taken or not ours.
+        PortError: the address is in use, or does not belong to this machine.
     """
     listener = _listen(address)
     if address.warning:
         _LOG.warning("%s", address.warning)
     port = listener.getsockname()[1]
-    app = create_app(state_folder, hosts=_hosts(address))
+    app = create_app(state_folder, hosts=_list_hosts(address))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="subfleet-http", daemon=True)
     thread.start()
@@ -260,17 +263,17 @@ def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
 
 
 def _answer_error(_: Request, error: Exception) -> JSONResponse:
-    """What a journal that cannot be read is answered with."""
+    """The answer if the journal cannot be read."""
     return JSONResponse({"detail": str(error)}, 500)
 
 
-def _client(profile: Profile, away: AbsenceRecord | None, now: float) -> Client:
+def _build_client(profile: Profile, away: AbsenceRecord | None, now: float) -> Client:
     names = Client.model_fields.keys() - {"away", "last_seen_at"}
-    absence = {} if away is None else {"away": away.describe(now), "last_seen_at": _time(away)}
+    absence = {} if away is None else {"away": away.describe(now), "last_seen_at": _format_time(away)}
     return Client.model_validate({name: getattr(profile, name) for name in names} | absence)
 
 
-def _time(away: AbsenceRecord) -> str | None:
+def _format_time(away: AbsenceRecord) -> str | None:
     if away.seen_at is None:
         return None
     return datetime.datetime.fromtimestamp(away.seen_at, datetime.timezone.utc).isoformat(timespec="seconds")
@@ -291,6 +294,6 @@ def _listen(address: HttpAddress) -> socket.socket:
     return listener
 
 
-def _hosts(address: HttpAddress) -> tuple[str, ...]:
-    """Whoever binds beyond loopback is addressed by names that only its network knows."""
+def _list_hosts(address: HttpAddress) -> tuple[str, ...]:
+    """Accepted host names: beyond loopback all, because only the network knows the names of the machine."""
     return ("127.0.0.1", "localhost", "[::1]", "::1") if address.loopback else ("*",)

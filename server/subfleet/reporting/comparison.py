@@ -164,7 +164,7 @@ def read_entrants(folders: Iterable[Path]) -> tuple[Entrant, ...]:
         FileError: a folder is not that of a run that is over.
         ConfigError: runs of one name differ in more than their seeds, or have the same seed.
     """
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    by_name: dict[str, dict[int, Mapping[str, Any]]] = {}
     first: dict[str, dict[str, Any]] = {}
     for folder in folders:
         run = read_description(folder)
@@ -172,11 +172,11 @@ def read_entrants(folders: Iterable[Path]) -> tuple[Entrant, ...]:
         settings = {key: value for key, value in select_outcome_settings(run).items() if key not in ("name", "seed")}
         if changes := list_changes(first.setdefault(name, settings), settings):
             raise ConfigError(f"runs named {name!r} differ in {changes}; give one of them another name")
-        runs = found.setdefault(name, {})
+        runs = by_name.setdefault(name, {})
         if run.seed in runs:
             raise ConfigError(f"two runs named {name!r} have seed {run.seed}; name one of them")
         runs[run.seed] = _read_summary(folder)
-    return tuple(Entrant(name=name, runs=dict(sorted(runs.items()))) for name, runs in found.items())
+    return tuple(Entrant(name=name, runs=dict(sorted(runs.items()))) for name, runs in by_name.items())
 
 
 def _read_summary(folder: Path) -> Mapping[str, Any]:

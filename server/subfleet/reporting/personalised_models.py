@@ -39,18 +39,18 @@ def copy_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> t
     first: dict[str, Path] = {}
     rows = []
     for model, file in models:
-        kept = folder / MODELS / model.client_id / f"model{file.suffix}"
+        copy = folder / MODELS / model.client_id / f"model{file.suffix}"
         try:
-            digest = _keep(file, kept, first)
+            digest = _copy(file, copy, first)
         except OSError as error:
-            raise FileError(f"model {kept} cannot be written: {error.strerror}; make room for it") from error
+            raise FileError(f"model {copy} cannot be written: {error.strerror}; make room for it") from error
         rows.append(
             {
                 "client_id": model.client_id,
-                "file": str(kept.relative_to(folder)),
+                "file": str(copy.relative_to(folder)),
                 "target": model.target,
                 "architecture": model.architecture,
-                "bytes": kept.stat().st_size,
+                "bytes": copy.stat().st_size,
                 "sha256": digest,
                 "max_abs_diff": model.max_abs_diff,
                 "quantised_accuracy": model.quantised_accuracy,
@@ -78,10 +78,10 @@ def measure_models(
         distinct.setdefault((row["sha256"], row["target"]), folder / row["file"])
     metrics = dict(zip(distinct, trial(list(distinct.values())), strict=True))
     known = ((row, metrics[row["sha256"], row["target"]]) for row in rows)
-    return tuple(row if one is None else add_metric(row, one.metric, one.value) for row, one in known)
+    return tuple(row if own is None else add_metric(row, own.metric, own.value) for row, own in known)
 
 
-def _keep(file: Path, copy: Path, first: dict[str, Path]) -> str:
+def _copy(file: Path, copy: Path, first: dict[str, Path]) -> str:
     """Copy a file, or link to an equal copy if the file system can; returns the SHA-256."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     copy.parent.mkdir(parents=True, exist_ok=True)

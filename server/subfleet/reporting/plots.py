@@ -25,10 +25,10 @@ def plot_metric(rounds: Sequence[RoundRecord]) -> str:
     """The headline metric on evaluation samples over the rounds."""
 
     def draw(axes: Axes) -> None:
-        found = [(record.round, value) for record in rounds if (value := record.value) is not None]
+        points = [(record.round, value) for record in rounds if (value := record.value) is not None]
         headline = rounds[-1].headline if rounds else "accuracy"
-        axes.plot([number for number, _ in found], [value for _, value in found], "o-", color=COLOURS[0])
-        for number, value in found:
+        axes.plot([number for number, _ in points], [value for _, value in points], "o-", color=COLOURS[0])
+        for number, value in points:
             axes.annotate(f"{value:.3f}", (number, value), (0, 7), textcoords="offset points")
         axes.set(xlabel="round", ylabel=f"test {METRICS[headline].title}")
         _limit(axes, headline, 1.08)
@@ -41,12 +41,12 @@ def plot_budgets(rounds: Sequence[RoundRecord]) -> str:
     """Size of each device's submodel against its memory budget, one mark per device and round."""
 
     def draw(axes: Axes) -> None:
-        for place, (client, rows) in enumerate(_by_client(rounds).items()):
+        for index, (client, rows) in enumerate(_by_client(rounds).items()):
             axes.scatter(
                 [row.budget_bytes / MEGABYTE for row in rows],
                 [row.parameters / 1000 for row in rows],
-                color=COLOURS[place % len(COLOURS)],
-                marker=MARKERS[place % len(MARKERS)],
+                color=COLOURS[index % len(COLOURS)],
+                marker=MARKERS[index % len(MARKERS)],
                 alpha=0.8,
                 label=client,
             )
@@ -66,12 +66,12 @@ def plot_memory(rounds: Sequence[RoundRecord]) -> str:
 
     def draw(axes: Axes) -> None:
         highest = 0.0
-        for place, (client, rows) in enumerate(_by_client(rounds).items()):
+        for index, (client, rows) in enumerate(_by_client(rounds).items()):
             known = [(row.planned_peak_bytes, row.measured_peak_bytes) for row in rows]
             planned = [peak / MEGABYTE for peak, own in known if own is not None]
             measured = [own / MEGABYTE for _, own in known if own is not None]
             highest = max([highest, *planned, *measured])
-            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
             axes.scatter(planned, measured, color=colour, marker=marker, alpha=0.8, label=client)
         axes.plot(
             [0, highest * 1.05], [0, highest * 1.05], "--", color="#999999", linewidth=1, label="planned = measured"
@@ -88,10 +88,10 @@ def plot_bytes(rounds: Sequence[RoundRecord]) -> str:
     def draw(axes: Axes) -> None:
         clients = _by_client(rounds)
         width = 0.8 / max(len(clients), 1)
-        for place, (client, rows) in enumerate(clients.items()):
+        for index, (client, rows) in enumerate(clients.items()):
             numbers = [record.round for record in rounds for row in record.clients if row in rows]
-            at = [number + (place - (len(clients) - 1) / 2) * width for number in numbers]
-            colour = COLOURS[place % len(COLOURS)]
+            at = [number + (index - (len(clients) - 1) / 2) * width for number in numbers]
+            colour = COLOURS[index % len(COLOURS)]
             axes.bar(at, [row.bytes_down / 1000 for row in rows], width, color=colour, label=client)
             axes.bar(at, [-row.bytes_up / 1000 for row in rows], width, color=colour, alpha=0.55)
         axes.axhline(0, color="black", linewidth=0.8)
@@ -120,10 +120,10 @@ def plot_comparison(curves: Mapping[str, Mapping[int, Sequence[float]]], headlin
     """
 
     def draw(axes: Axes) -> None:
-        for place, (name, by_round) in enumerate(curves.items()):
-            rounds, colour = list(by_round), COLOURS[place % len(COLOURS)]
-            means = [fmean(found) for found in by_round.values()]
-            axes.plot(rounds, means, marker=MARKERS[place % len(MARKERS)], markersize=4, color=colour, label=name)
+        for index, (name, by_round) in enumerate(curves.items()):
+            rounds, colour = list(by_round), COLOURS[index % len(COLOURS)]
+            means = [fmean(values) for values in by_round.values()]
+            axes.plot(rounds, means, marker=MARKERS[index % len(MARKERS)], markersize=4, color=colour, label=name)
             lows, highs = map(min, by_round.values()), map(max, by_round.values())
             axes.fill_between(rounds, list(lows), list(highs), color=colour, alpha=0.15, linewidth=0)
         axes.set(xlabel="round", ylabel=f"test {METRICS[headline].title}")
@@ -170,13 +170,13 @@ def plot_family_tree(networks: Sequence[NetworkRecord], round_count: int) -> str
         networks: of a run, in the order in which they appeared.
         round_count: number of finished rounds.
     """
-    shown = [one for _, one in walk_descendants([one for one in networks if one.in_use])]
-    lanes = {network.lineage.id: place for place, network in enumerate(shown)}
-    most = max((len(names) for one in shown for names in one.trained.values()), default=1)
+    shown = [network for _, network in walk_descendants([network for network in networks if network.in_use])]
+    lanes = {network.lineage.id: lane for lane, network in enumerate(shown)}
+    most = max((len(names) for network in shown for names in network.trained.values()), default=1)
 
     def draw(axes: Axes) -> None:
-        for place, network in enumerate(shown):
-            _draw_line(axes, network, place, round_count, most)
+        for lane, network in enumerate(shown):
+            _draw_line(axes, network, lane, round_count, most)
             if network.lineage.parent in lanes:
                 _draw_branch(axes, network, lanes, round_count)
         axes.set(xlabel="round", xlim=(-0.02 * round_count, round_count * 1.02), ylim=(len(shown) - 0.5, -0.5))
@@ -189,37 +189,37 @@ def plot_family_tree(networks: Sequence[NetworkRecord], round_count: int) -> str
     return draw_svg(draw, width=_TREE_WIDTH, height=0.8 + _LANE_INCHES * len(shown))
 
 
-def _draw_line(axes: Axes, network: NetworkRecord, place: int, round_count: int, most: int) -> None:
+def _draw_line(axes: Axes, network: NetworkRecord, lane: int, round_count: int, most: int) -> None:
     """The line of a network: dotted until it can be trained, with a dot for each round of training."""
-    lineage, colour = network.lineage, COLOURS[place % len(COLOURS)]
+    lineage, colour = network.lineage, COLOURS[lane % len(COLOURS)]
     end = round_count if lineage.retired_round is None else lineage.retired_round
     ready = end if network.ready_round is None else min(network.ready_round, end)
-    axes.plot([lineage.born_round, ready], [place, place], ":", color=colour, linewidth=1.5)
-    axes.plot([ready, end], [place, place], "-", color=colour, linewidth=1.5, alpha=0.5)
+    axes.plot([lineage.born_round, ready], [lane, lane], ":", color=colour, linewidth=1.5)
+    axes.plot([ready, end], [lane, lane], "-", color=colour, linewidth=1.5, alpha=0.5)
     if lineage.retired_round is not None:
-        axes.plot([end], [place], "x", color="#1b1b1b", zorder=4)
+        axes.plot([end], [lane], "x", color="#1b1b1b", zorder=4)
     axes.scatter(
         list(network.trained),
-        [place] * len(network.trained),
+        [lane] * len(network.trained),
         s=[_LEAST_MARK + _MORE_MARK * (len(names) - 1) / max(most - 1, 1) for names in network.trained.values()],
         color=colour,
         zorder=3,
         linewidths=0,
     )
-    found = f"\n{network.quality}" if network.quality else ""
-    facts = f"{format_amount(network.forward_macs)} MACs, {format_amount(network.parameters)} parameters{found}"
-    axes.text(1.01, place, facts, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
+    quality = f"\n{network.quality}" if network.quality else ""
+    facts = f"{format_amount(network.forward_macs)} MACs, {format_amount(network.parameters)} parameters{quality}"
+    axes.text(1.01, lane, facts, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
 
 
 def _draw_branch(axes: Axes, network: NetworkRecord, lanes: Mapping[str, int], round_count: int) -> None:
     """An arrow from the line of the parent to that of the network, labelled with the changes."""
-    born, place = network.lineage.born_round, lanes[network.lineage.id]
+    born, lane = network.lineage.born_round, lanes[network.lineage.id]
     line = {"arrowstyle": "-|>", "color": "#555555", "linewidth": 1, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", (born, place), (born, lanes[network.lineage.parent or ""]), arrowprops=line)
+    axes.annotate("", (born, lane), (born, lanes[network.lineage.parent or ""]), arrowprops=line)
     late = born > round_count / 2  # there is more room to the left
     axes.annotate(
         "\n".join(_list_changes(network)) or network.lineage.map.TYPE,
-        (born, place - 0.5),
+        (born, lane - 0.5),
         (-5 if late else 5, 0),
         textcoords="offset points",
         ha="right" if late else "left",

@@ -62,10 +62,10 @@ def render_report(name: str, result: RunResult, record: dict[str, Any]) -> str:
 
 def render_failure(name: str, why: str) -> str:
     """A page that says why the report could not be made."""
-    told = "Nothing is lost: summary.json, rounds.csv and clients.csv have the same content."
+    hint = "Nothing is lost: summary.json, rounds.csv and clients.csv have the same content."
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
-        f"<p>The report cannot be made ({escape(why)}). {told}</p>",
+        f"<p>The report cannot be made ({escape(why)}). {hint}</p>",
     ]
     return _page(name, parts)
 
@@ -143,15 +143,15 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
         )
         for row in records[-1].clients
     ]
-    said = describe_spread(records[-1])
-    return f"<h2>Evaluation by devices</h2><p>{escape(said[0].upper() + said[1:])}.</p>{_table(titles, rows)}"
+    spread = describe_spread(records[-1])
+    return f"<h2>Evaluation by devices</h2><p>{escape(spread[0].upper() + spread[1:])}.</p>{_table(titles, rows)}"
 
 
 def _costs(result: RunResult) -> str:
     """The costs of all rounds."""
     costs = sum_costs(result)
-    told = " ".join(f"{escape(text)}." for text in (describe_costs(costs), *describe_times(costs)))
-    return f"<h2>Cost</h2><p>{told}</p>"
+    sentences = " ".join(f"{escape(text)}." for text in (describe_costs(costs), *describe_times(costs)))
+    return f"<h2>Cost</h2><p>{sentences}</p>"
 
 
 def _networks(networks: Sequence[NetworkRecord], round_count: int) -> str:

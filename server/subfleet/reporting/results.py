@@ -53,9 +53,9 @@ def write_results(
         _write_csv(
             folder / "clients.csv", [build_client_row(record, row) for record in rounds for row in record.clients]
         )
-        found = [build_evaluation_row(record, row) for record in result.evaluations for row in record.clients]
-        _write_csv(folder / "evaluations.csv", found)
-        report.write_text(_report(name, result, record), encoding="utf-8")
+        evaluations = [build_evaluation_row(record, row) for record in result.evaluations for row in record.clients]
+        _write_csv(folder / "evaluations.csv", evaluations)
+        report.write_text(_render(name, result, record), encoding="utf-8")
     except OSError as error:
         raise FileError(
             f"the results cannot be written to {folder}: {error.strerror}; choose another folder"
@@ -63,7 +63,7 @@ def write_results(
     return report
 
 
-def _report(name: str, result: RunResult, record: dict[str, Any]) -> str:
+def _render(name: str, result: RunResult, record: dict[str, Any]) -> str:
     """The report, or a page with the reason why it cannot be made."""
     try:
         return render_report(name, result, record)
@@ -80,28 +80,29 @@ def build_summary(name: str, result: RunResult) -> dict[str, Any]:
         "run_id": result.run_id,
         "method": result.method,
         "method_status": result.method_status,
-        "outliers": _outliers(result),
+        "outliers": _count_outliers(result),
         "ended_early": result.ended_early,
         "accuracy": result.accuracy,
-        "model": _model(result.rounds[-1]) if result.rounds else None,
+        "model": _build_model(result.rounds[-1]) if result.rounds else None,
         "headline": result.headline,
         "metrics": result.rounds[-1].all_metrics if result.rounds else {},
         "participation": compute_participation(result.rounds),
         "data_warnings": find_data_warnings(result),
-        "evaluation": _evaluation(result.evaluations[-1]) if result.evaluations else None,
-        "evaluations": [_evaluation(record) for record in result.evaluations],
+        "evaluation": _build_evaluation(result.evaluations[-1]) if result.evaluations else None,
+        "evaluations": [_build_evaluation(record) for record in result.evaluations],
         "generations": [dataclasses.asdict(record) for record in result.generations],
         "tuning": None if result.tuning is None else dataclasses.asdict(result.tuning),
-        "networks": [build_network_row(one) for one in result.networks],
+        "networks": [build_network_row(network) for network in result.networks],
         "costs": dataclasses.asdict(sum_costs(result)),
         "programs_from": dict(result.programs_from),
         "rounds": [
-            {**build_round_row(record), "clients": [_plain(row) for row in record.clients]} for record in result.rounds
+            {**build_round_row(record), "clients": [_build_plain_row(row) for row in record.clients]}
+            for record in result.rounds
         ],
     }
 
 
-def _model(record: RoundRecord) -> dict[str, Any] | None:
+def _build_model(record: RoundRecord) -> dict[str, Any] | None:
     """The model that was evaluated."""
     return (
         None
@@ -110,25 +111,25 @@ def _model(record: RoundRecord) -> dict[str, Any] | None:
     )
 
 
-def _outliers(result: RunResult) -> dict[str, dict[str, int]]:
+def _count_outliers(result: RunResult) -> dict[str, dict[str, int]]:
     """By treatment and client, the number of rounds in which the update was an outlier."""
-    found = count_outliers(result.rounds)
-    return {"scaled": dict(found.scaled), "left_out": dict(found.left_out), "reported": dict(found.reported)}
+    counts = count_outliers(result.rounds)
+    return {"scaled": dict(counts.scaled), "left_out": dict(counts.left_out), "reported": dict(counts.reported)}
 
 
-def _evaluation(record: EvaluationRecord) -> dict[str, Any]:
+def _build_evaluation(record: EvaluationRecord) -> dict[str, Any]:
     """An evaluation by devices: spreads of metrics, and a row for each client."""
     return {
         "round": record.round,
         "seconds": record.seconds,
         "headline": record.headline,
-        **{name: _spread(record.spread(name)) for name in dict.fromkeys((record.headline, "accuracy", "loss"))},
+        **{name: _build_spread(record.spread(name)) for name in dict.fromkeys((record.headline, "accuracy", "loss"))},
         "together": dict(record.together),
         "clients": [dataclasses.asdict(row) for row in record.clients],
     }
 
 
-def _spread(spread: Spread | None) -> dict[str, Any] | None:
+def _build_spread(spread: Spread | None) -> dict[str, Any] | None:
     if spread is None:
         return None
     more = {"interquartile_range": spread.interquartile_range, "worst_tier_mean": spread.worst_tier_mean}
@@ -189,7 +190,7 @@ def build_round_row(record: RoundRecord) -> dict[str, Any]:
         "participation": record.participation,
         "left_out": record.left_out,
         "submodels": len({row.architecture_id for row in aggregated}),
-        "limits": _limits(aggregated),
+        "limits": _count_limits(aggregated),
         "bytes_down": sum(row.bytes_down for row in record.clients),
         "bytes_up": sum(row.bytes_up for row in record.clients),
         "training_macs": sum(row.training_macs for row in record.clients),
@@ -202,7 +203,7 @@ def build_round_row(record: RoundRecord) -> dict[str, Any]:
     }
 
 
-def _limits(rows: Sequence[ClientRow]) -> str:
+def _count_limits(rows: Sequence[ClientRow]) -> str:
     """The number of submodels that each limit determined, such as "2 link, 1 memory"."""
     counted = Counter(row.limit for row in rows if row.limit)
     return ", ".join(f"{count} {limit}" for limit, count in sorted(counted.items()))
@@ -210,10 +211,10 @@ def _limits(rows: Sequence[ClientRow]) -> str:
 
 def build_client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:
     """One client in one round, as a flat row."""
-    return {"round": record.round, **_plain(row)}
+    return {"round": record.round, **_build_plain_row(row)}
 
 
-def _plain(row: ClientRow) -> dict[str, Any]:
+def _build_plain_row(row: ClientRow) -> dict[str, Any]:
     return {**dataclasses.asdict(row), "utilisation": row.utilisation, "training_macs": row.training_macs}
 
 

@@ -53,11 +53,11 @@ def find_data_warnings(result: RunResult) -> dict[str, str]:
 
 def describe_networks(networks: Sequence[NetworkRecord]) -> Iterator[str]:
     """The family tree with a line for each network, indented below its parent; nothing if only one was in use."""
-    if sum(one.in_use for one in networks) < 2:
+    if sum(network.in_use for network in networks) < 2:
         return
     yield "Networks, each below the one that it grew from:"
-    for depth, one in walk_descendants([one for one in networks if one.in_use]):
-        yield f"{'  ' * (depth + 1)}{one.name}: {describe_network(one)}"
+    for depth, network in walk_descendants([network for network in networks if network.in_use]):
+        yield f"{'  ' * (depth + 1)}{network.name}: {describe_network(network)}"
 
 
 def describe_network(network: NetworkRecord) -> str:

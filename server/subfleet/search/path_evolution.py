@@ -86,7 +86,7 @@ def find_best(scored: Sequence[Scored], count_macs: Callable[[Path], int]) -> Sc
     return min(scored, key=lambda item: (-item[1], count_macs(item[0]), item[0]))
 
 
-def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Kendall's tau-b of two lists of scores of the same things, in the same order, from -1 to 1.
 
     Returns:
@@ -94,7 +94,7 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
     """
     from scipy.stats import kendalltau
 
-    tau = float(kendalltau(one, other).statistic) if len(one) > 1 else math.nan
+    tau = float(kendalltau(first, second).statistic) if len(first) > 1 else math.nan
     return None if math.isnan(tau) else tau
 
 

@@ -33,7 +33,7 @@ def load_model(context: RunContext, state: RunState, journal: Journal, checkpoin
         ConfigError: the first weights belong to another network.
     """
     if state.aggregated_round == 0:
-        return _first_model(context, state)
+        return _load_first_model(context, state)
     sha256 = journal.checkpoint_sha256(state.aggregated_round)
     if sha256 is None:
         raise FileError(f"the journal has no checkpoint of round {state.aggregated_round}; restore the state folder")
@@ -57,7 +57,7 @@ def _add_networks(context: RunContext, state: RunState, model: ModelState) -> Mo
     return model
 
 
-def _first_model(context: RunContext, state: RunState) -> ModelState:
+def _load_first_model(context: RunContext, state: RunState) -> ModelState:
     """The first weights of every network that is in use before the first round."""
     seed, given = context.config.seed, context.config.first_weights
     first, *others = list_lineages(context, state.lineages)
@@ -67,9 +67,9 @@ def _first_model(context: RunContext, state: RunState) -> ModelState:
         model = ModelState.first(init_state(context.network, seed))
     else:
         model = _read_first_weights(given, context.network)
-    for one in others:
-        drawn = init_state(context.declared(one).network, seed)
-        model = model.with_network(one.id, ModelState.first(drawn, one))
+    for lineage in others:
+        drawn = init_state(context.declared(lineage).network, seed)
+        model = model.with_network(lineage.id, ModelState.first(drawn, lineage))
     return model if first.living else model.without_network(first.id, first)
 
 
@@ -79,11 +79,11 @@ def _read_first_weights(given: FirstWeights, network: Network) -> ModelState:
         content = Path(given.file).read_bytes()
     except OSError as error:
         raise FileError(f"first weights {given.file} cannot be read: {error.strerror}; restore that file") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != given.sha256:
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != given.sha256:
         raise FileError(
-            f"first weights {given.file} have the sha256 {found}, but must have {given.sha256}; restore that file, or "
-            "begin another run"
+            f"first weights {given.file} have the SHA-256 {sha256}, but must have {given.sha256}; restore that file, "
+            "or begin another run"
         )
     stored = unpack_state(load(content)).of(given.network)
     weights = stored.shared

@@ -115,8 +115,9 @@ class Pace:
 
 
 _EVERY_S = 1.0
-_SAID = ("goodbye", "will", "silent")
-"""Kinds of absence that are reported. A client that was not heard yet may be there, and one that refused is there."""
+_REPORTED = ("goodbye", "will", "silent")
+"""Kinds of absence that are reported. A client that has not sent anything yet may be there, and a client that refused
+a task is there."""
 
 
 class Attendance:
@@ -125,46 +126,46 @@ class Attendance:
     def __init__(self, context: RunContext, journal: Journal) -> None:
         self._context = context
         self._journal = journal
-        self._looked_s = -_EVERY_S
+        self._checked_s = -_EVERY_S
         self._away: Mapping[str, Absence] = {}
-        self._kept: frozenset[tuple[str, str]] | None = None
+        self._saved: frozenset[tuple[str, str]] | None = None
 
-    def look(self, state: RunState, now_s: float) -> Iterator[str]:
+    def check(self, state: RunState, now_s: float) -> Iterator[str]:
         """Sentences about changes since the last call; nothing within a second of it.
 
         Raises:
             FileError: the journal cannot be written.
         """
-        if 0 <= now_s - self._looked_s < _EVERY_S:
+        if 0 <= now_s - self._checked_s < _EVERY_S:
             return
-        before, self._looked_s = self._away, now_s
-        self._away = {one.client_id: one for one in list_absences(self._context, state, now_s)}
-        kinds = frozenset((name, one.kind) for name, one in self._away.items())
-        if kinds == self._kept:
+        before, self._checked_s = self._away, now_s
+        self._away = {absence.client_id: absence for absence in list_absences(self._context, state, now_s)}
+        kinds = frozenset((name, absence.kind) for name, absence in self._away.items())
+        if kinds == self._saved:
             return
-        self._kept = kinds
-        self._journal.save_absences(_record(one, now_s) for one in self._away.values())
+        self._saved = kinds
+        self._journal.save_absences(_build_record(absence, now_s) for absence in self._away.values())
         if state.phase in ("finished", "failed"):
             return  # all clients leave
-        for name, one in self._away.items():
-            if one.kind in _SAID and (name not in before or before[name].kind != one.kind):
-                yield f"client {name} is away: {one.reason}"
-        for name, one in before.items():
-            if one.kind in _SAID and (name not in self._away or self._away[name].kind not in _SAID):
+        for name, absence in self._away.items():
+            if absence.kind in _REPORTED and (name not in before or before[name].kind != absence.kind):
+                yield f"client {name} is away: {absence.reason}"
+        for name, absence in before.items():
+            if absence.kind in _REPORTED and (name not in self._away or self._away[name].kind not in _REPORTED):
                 yield f"client {name} is there again" if name in state.live.members else f"client {name} is forgotten"
 
     def awaited(self, state: RunState) -> tuple[str, ...]:
         """The absent clients that the round waits for: name, reason and time of the last message."""
         return tuple(
-            f"{name}: {one.describe(self._looked_s)}"
-            for name, one in self._away.items()
-            if one.kind != "refused"
+            f"{name}: {absence.describe(self._checked_s)}"
+            for name, absence in self._away.items()
+            if absence.kind != "refused"
             and name in state.clients
             and state.clients[name].open
             and not is_unawaited(state, name)
         )
 
 
-def _record(one: Absence, now_s: float) -> AbsenceRecord:
-    seen_at = None if one.seen_s is None else time.time() - (now_s - one.seen_s)
-    return AbsenceRecord(client_id=one.client_id, kind=one.kind, reason=one.reason, seen_at=seen_at)
+def _build_record(absence: Absence, now_s: float) -> AbsenceRecord:
+    seen_at = None if absence.seen_s is None else time.time() - (now_s - absence.seen_s)
+    return AbsenceRecord(client_id=absence.client_id, kind=absence.kind, reason=absence.reason, seen_at=seen_at)

@@ -76,8 +76,8 @@ def write_outcome(
     if result.deployed:
         observer.say("Keeping each device's own model")
     try:
-        kept = copy_models(folder, [(model, file_of(model)) for model in result.deployed])
-        models = measure_models(folder, kept, trial)
+        rows = copy_models(folder, [(model, file_of(model)) for model in result.deployed])
+        models = measure_models(folder, rows, trial)
     except SubfleetError:
         # A model that cannot be run must not lose the results.
         write_results(folder, name=folder.name, result=result, figures=run_figures)

@@ -37,37 +37,38 @@ def create_context(config: Run, run_id: str) -> RunContext:
         config=config,
         run_id=run_id,
         roles=roles,
-        first=_declared(config, roles, network, roles.assigner.space(network, config.rates)),
-        declare=cache(partial(_grown, config, roles)),
+        first=_declare(config, roles, network, roles.assigner.space(network, config.rates)),
+        declare=cache(partial(_declare_grown, config, roles)),
     )
 
 
-def _grown(config: Run, roles: Roles, network_id: str, family: Family, members: tuple[Family, ...]) -> Declared:
+def _declare_grown(config: Run, roles: Roles, network_id: str, family: Family, members: tuple[Family, ...]) -> Declared:
     """A network that was added during the run; the names of its submodels begin with its id."""
     network = replace(network_of(family), id=network_id)
-    sizes = {one: size_in(network, network_of(one)) for one in members}
-    own = {size.architecture_id: _named(network, size) for size in sizes.values()}
+    sizes = {member: size_in(network, network_of(member)) for member in members}
+    own = {size.architecture_id: _name_by_size(network, size) for size in sizes.values()}
     space = tuple(own.values()) or roles.assigner.space(network, config.rates)
-    found = _declared(config, roles, network, space)
+    declared = _declare(config, roles, network, space)
     named = (
-        replace(one, architecture=replace(one.architecture, name=f"{network_id} {one.architecture.name}"))
-        for one in found.candidates
+        replace(candidate, architecture=replace(architecture, name=f"{network_id} {architecture.name}"))
+        for candidate in declared.candidates
+        for architecture in (candidate.architecture,)
     )
-    found = replace(found, candidates=tuple(named))
-    of_id = {one.architecture_id: one for one in found.space}
+    declared = replace(declared, candidates=tuple(named))
+    by_id = {size.architecture_id: size for size in declared.space}
     return replace(
-        found, members=MappingProxyType({family: of_id[size.architecture_id] for family, size in sizes.items()})
+        declared, members=MappingProxyType({family: by_id[size.architecture_id] for family, size in sizes.items()})
     )
 
 
-def _named(network: Network, size: Architecture) -> Architecture:
+def _name_by_size(network: Network, size: Architecture) -> Architecture:
     """The network of a client, named by its family, depth and number of parameters."""
     config = network.config
     depth = sum(config.depths) - len(network.blocks) + len(size.blocks)
     return replace(size, name=f"{config.TYPE} d{depth} {network.parameter_count(size) / 1e6:.2f}M")
 
 
-def _declared(config: Run, roles: Roles, network: Network, space: Sequence[Architecture]) -> Declared:
+def _declare(config: Run, roles: Roles, network: Network, space: Sequence[Architecture]) -> Declared:
     overhead_bytes = {target: config.memory_overhead_bytes.get(target, 0) for target in config.targets}
     training = config.training
     memory = estimate_by_shapes(

@@ -198,7 +198,7 @@ class Server:
             self._sweep()
         self._link.open()
         if state.round > 0:
-            self._observer.say(f"run {self.run_id} is taken up in round {state.round}, phase {state.phase}")
+            self._observer.say(f"run {self.run_id} is resumed in round {state.round}, phase {state.phase}")
         for action in actions:
             self._perform(action)
 
@@ -217,7 +217,7 @@ class Server:
             self._begin(CheckRequest(update=update))
         self._apply(Tick())
         now_s = self._clock()
-        for text in self._attendance.look(self._state, now_s):
+        for text in self._attendance.check(self._state, now_s):
             self._observer.say(text)
         self._link.send(build_round_info(self._context, self._state, now_s))
 
@@ -254,7 +254,8 @@ class Server:
         """Decide, write the journal, act."""
         before = self._state
         after, actions = step(self._context, before, event, self._clock())
-        close = next((one for one in actions if isinstance(one, Close | CloseEvaluation | CloseGeneration)), None)
+        closes = (action for action in actions if isinstance(action, Close | CloseEvaluation | CloseGeneration))
+        close = next(closes, None)
         record = None if close is None else build_record(self._context, close, self._link.traffic)
         self._journal.save(before, after, counted=self._link.traffic.of, close=close, record=record)
         self._state = after
@@ -311,7 +312,8 @@ class Server:
             self._places.checkpoints, keep_from=keep_from, rounds=[find_searched_round(self._context, self._state)]
         )
         stored = self._journal.update_digests(since_round=keep_from)
-        checked = {one.update.blob.sha256 for one in self._work.requests if isinstance(one, CheckRequest)}
+        requests = self._work.requests
+        checked = {request.update.blob.sha256 for request in requests if isinstance(request, CheckRequest)}
         self._blobs.prune(self._supply.digests | self._link.digests | checked | stored | needed)
 
 

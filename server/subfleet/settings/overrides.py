@@ -16,9 +16,9 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     Raises:
         ConfigError: the text does not have this form.
     """
-    path, found, value = text.partition("=")
+    path, separator, value = text.partition("=")
     keys = tuple(part.strip() for part in path.split("."))
-    if not found or not all(keys):
+    if not separator or not all(keys):
         raise ConfigError(f"--set is {text!r:.200}, but must be like rounds=3 or training.learning_rate=0.1")
     try:
         return keys, parse_toml(f"value = {value}")["value"]

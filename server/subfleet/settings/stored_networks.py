@@ -52,12 +52,12 @@ def resolve_model(run: Run, runs: Path) -> Run:
         FileError: files of the other run are missing or cannot be read.
         ConfigError: the other run is not over, has no such network, or its model does not fit this run.
     """
-    wanted = run.model_of
-    if wanted is None:
+    model_of = run.model_of
+    if model_of is None:
         return run
-    folder = Path(wanted.run) if "/" in wanted.run else runs / wanted.run
-    stored = _choose(read_networks(folder), wanted, folder)
-    weights = _describe_weights(folder / MODEL, stored.lineage.id) if wanted.weights else None
+    folder = Path(model_of.run) if "/" in model_of.run else runs / model_of.run
+    stored = _choose(read_networks(folder), model_of, folder)
+    weights = _describe_weights(folder / MODEL, stored.lineage.id) if model_of.weights else None
     try:
         return replace(run, model=stored.lineage.config, model_of=None, first_weights=weights)
     except ValueError as error:

@@ -167,7 +167,7 @@ def test_invariant_neurons_are_left_out_first_and_those_of_before_before_all() -
     many = {0, 1, 2, 3, 4}
     changes = {name: tuple(0.1 if place in many else 2.0 for place in range(count))}
     before = tuple(index for index in range(axis.size) if index // step not in (0, 4))
-    memory = FluidMemory(changes=changes, thresholds={name: 0.1}, kept={name: before})
+    memory = FluidMemory(changes=changes, thresholds={name: 0.1}, shared_indices={name: before})
     wanted = len(placed(memory, size)[name])
     for seed in range(20):
         found = placed(memory, size, seed)[name]
@@ -263,7 +263,7 @@ def test_thresholds_begin_with_the_smallest_change_and_grow_until_enough_are_inv
 def test_a_round_that_found_nothing_leaves_what_was_known() -> None:
     remember: Any = METHOD.roles().memory.remember
     memory = FluidMemory(changes={"inner": (1.0, 2.0)}, thresholds={"inner": 1.5}, whole_s={"ada": 2.0})
-    assert remember(memory, closed(4, None)) == replace(memory, kept={})
+    assert remember(memory, closed(4, None)) == replace(memory, shared_indices={})
 
 
 def test_what_stragglers_kept_is_remembered() -> None:
@@ -271,7 +271,7 @@ def test_what_stragglers_kept_is_remembered() -> None:
     ada, bob = (Architecture(axes=(("inner", Explicit(indices=kept)),)) for kept in ((0, 1, 4), (1, 4, 5)))
     memory = FluidMemory(shares={"ada": 0.5, "bob": 0.5})
     trained = {"ada": past(1.0, CONTEXT.space[0], ada), "bob": past(1.0, CONTEXT.space[0], bob), "cyd": past(1.0)}
-    assert remember(memory, closed(4, (1.0,), **trained)).kept == {"inner": (1, 4)}
+    assert remember(memory, closed(4, (1.0,), **trained)).shared_indices == {"inner": (1, 4)}
 
 
 def test_what_is_found_in_a_round_comes_with_the_aggregated_model(tmp_path: Path) -> None:
