@@ -1,4 +1,4 @@
-"""A round in which nothing was aggregated uses up no number: it is tried again, and the run says what it waits for."""
+"""A round in which nothing was aggregated uses up no number: it is attempted again, and the run says what it awaits."""
 
 import random
 from collections.abc import Callable
@@ -322,7 +322,7 @@ def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Pa
     begins = "round 1 left nothing to aggregate (ada, bob, cyd skipped:"
     lines = [said for said in world.notes.said if said.startswith(begins)]
     assert len(lines) == 12
-    assert all(said.endswith("; it is tried again at once") for said in lines)
+    assert all(said.endswith("; it is attempted again at once") for said in lines)
 
 
 @pytest.mark.slow
