@@ -361,7 +361,7 @@ def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path
         page = httpx.get(url).text
     assert (run["phase"], run["round"], run["attempt"], run["lost"]) == ("waiting", 1, 4, 4)
     assert run["waits_for"].startswith("ada, bob, cyd skipped: no submodel fits")
-    assert "tried 4 times and waits for ada, bob, cyd skipped" in page
+    assert "After 4 attempts, it waits for ada, bob, cyd skipped" in page
     (record,) = finished(world).server.result().rounds
     assert world.clock.now_s - begun_s > 60.0
     assert record.failed_attempts == 6  # after 1, 2, 4, 8, 16 and 32 seconds
