@@ -39,7 +39,7 @@ from subfleet.rounds.signals import Action, AggregationRequest, Reply, RequestDo
 from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
-from subfleet.testing.rounds import ask, make_context
+from subfleet.testing.rounds import make_assignee, make_context
 from subfleet.transport.in_memory import Faults
 
 METHOD = FedFA(choice="score")
@@ -298,10 +298,12 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
     propose = context.roles.assigner.propose
     assert propose is not None
     known = {
-        name: tuple(one.architecture.architecture_id for one in propose(ask(context, name))) for name in "abcdefgh"
+        name: tuple(one.architecture.architecture_id for one in propose(make_assignee(context, name)))
+        for name in "abcdefgh"
     }
     assert known == {
-        name: tuple(one.architecture.architecture_id for one in propose(ask(context, name))) for name in "abcdefgh"
+        name: tuple(one.architecture.architecture_id for one in propose(make_assignee(context, name)))
+        for name in "abcdefgh"
     }
     assert len(set(known.values())) > 1
     order = [one.architecture.architecture_id for one in context.candidates]
@@ -309,12 +311,12 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
     for sizes in known.values():
         small, middle, large = (order.index(size) for size in sizes)
         assert small < half <= middle < large == len(order) - 1
-    assert propose(ask(context, "a", previous=context.space[0])) == ()
-    assert propose(ask(context, "a", memory_bytes=1)) == ()
+    assert propose(make_assignee(context, "a", previous=context.space[0])) == ()
+    assert propose(make_assignee(context, "a", memory_bytes=1)) == ()
     assert FedFA().roles().assigner.propose is None
     for link_bytes in range(0, 4 * context.candidates[-1].weight_bytes, 500):
         budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
-        found = propose(replace(ask(context, "a"), budget=budget))
+        found = propose(replace(make_assignee(context, "a"), budget=budget))
         if len(found) > 1:
             assert sum(one.weight_bytes for one in found) + found[-1].weight_bytes <= link_bytes
 

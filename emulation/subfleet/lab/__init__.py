@@ -45,8 +45,8 @@ class Result:
     Attributes:
         run: its settings.
         folder: contains all results, among them `report.html`.
-        accuracy: of the model on the evaluation data, after the last round; `rounds[-1].model_told` says what that is.
-            None where accuracy means nothing.
+        accuracy: of the model on the evaluation data, after the last round; see `rounds[-1].model_description`.
+            None if the task has no accuracy.
         metrics: of the model after the last round, the headline metric first.
         rounds: every round, with a row for each client.
         models: an entry for each device and model file, if models were deployed.

@@ -14,7 +14,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import Candidate
 from subfleet.search.queue import ProgramFacts
-from subfleet.testing.rounds import ask
+from subfleet.testing.rounds import make_assignee
 
 
 def draw_budget(context: RunContext, generator: random.Random) -> Budget:
@@ -42,7 +42,7 @@ def draw_question(context: RunContext, generator: random.Random, budget: Budget)
         for size in generator.sample(context.candidates, min(3, len(context.candidates)))
     }
     return replace(
-        ask(context, generator.choice("abc"), round_number=generator.randint(1, 5)),
+        make_assignee(context, generator.choice("abc"), round_number=generator.randint(1, 5)),
         budget=budget,
         below=generator.choice([None, None, generator.choice(context.candidates)]),
         written=written,

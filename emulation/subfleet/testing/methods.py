@@ -29,12 +29,12 @@ from subfleet.testing.outside_evaluation import draw_samples, evaluate_outside, 
 from subfleet.testing.rounds import (
     MODEL,
     SEED,
-    ask,
     changes_whole_model,
     compute_logits,
     draw_state,
     find_held,
     list_clients,
+    make_assignee,
     make_context,
     play,
     view_model,
@@ -241,7 +241,7 @@ class MethodContract:
         assert context.roles.assigner.assign(replace(least, written={})).candidate is None, (
             "a submodel was assigned to an insufficient budget"
         )
-        plenty = ask(context, "a")
+        plenty = make_assignee(context, "a")
         assert context.roles.assigner.assign(plenty).candidate is not None, (
             "no submodel was assigned to the largest budget"
         )
@@ -262,7 +262,7 @@ class MethodContract:
         context = make_context(self.method, self.model)
         answers: list[Any] = [context.space, [context.training(number) for number in (1, 2)]]
         for client, number in ((client, number) for client in list_clients(context)[:3] for number in (1, 2)):
-            question = ask(context, client.name, round_number=number)
+            question = make_assignee(context, client.name, round_number=number)
             answers.append(context.roles.assigner.assign(question))
             if context.roles.assigner.propose is not None:
                 answers.append(context.roles.assigner.propose(question))

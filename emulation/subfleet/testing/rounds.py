@@ -45,7 +45,6 @@ __all__ = [
     "RATES",
     "SEED",
     "DrawnClient",
-    "ask",
     "changes_whole_model",
     "compute_logits",
     "draw_change",
@@ -53,6 +52,7 @@ __all__ = [
     "find_held",
     "keep_architecture",
     "list_clients",
+    "make_assignee",
     "make_config",
     "make_context",
     "place_client",
@@ -113,7 +113,7 @@ def make_context(method: AnyMethod, model: Family = MODEL, **changes: Any) -> Ru
     return create_context(make_config(method, model, **changes), "run")
 
 
-def ask(
+def make_assignee(
     context: RunContext,
     name: str,
     *,

@@ -1,7 +1,7 @@
 """What Subfleet asks of everything of its kind, asked of ours."""
 
 from subfleet.testing import DatasetContract, FamilyContract, MethodContract
-from subfleet.testing.rounds import ask, make_context
+from subfleet.testing.rounds import make_assignee, make_context
 from subfleet_example.plain_cnn import PlainCnn
 from subfleet_example.steady import Steady
 
@@ -12,10 +12,12 @@ class TestSteady(MethodContract):
     def test_a_size_grows_by_one_step_a_round(self) -> None:
         context = make_context(self.method, self.model)
         sizes = [one.architecture for one in context.candidates]
-        first = context.roles.assigner.assign(ask(context, "a")).candidate
+        first = context.roles.assigner.assign(make_assignee(context, "a")).candidate
         assert first is not None
         assert first.architecture == sizes[1]
-        second = context.roles.assigner.assign(ask(context, "a", round_number=2, previous=first.architecture)).candidate
+        second = context.roles.assigner.assign(
+            make_assignee(context, "a", round_number=2, previous=first.architecture)
+        ).candidate
         assert second is not None
         assert second.architecture == sizes[2]
 

@@ -26,7 +26,14 @@ from subfleet.search.fitting import Obstacle
 from subfleet.search.queue import ProgramFacts
 from subfleet.search.supernets import find_tier
 from subfleet.settings.samples import DataSettings
-from subfleet.testing.rounds import DrawnClient, ask, draw_change, draw_state, make_context, store_update
+from subfleet.testing.rounds import (
+    DrawnClient,
+    draw_change,
+    draw_state,
+    make_assignee,
+    make_context,
+    store_update,
+)
 from subfleet.transport.blob_store import BlobStore
 
 MODEL = ChoiceCnn(
@@ -148,7 +155,7 @@ def test_plain_averaging_counts_samples_whatever_was_drawn(tmp_path: Path) -> No
 
 
 def given(context: RunContext, name: str = "ada", **budget: int) -> Assignment:
-    asked = ask(context, name)
+    asked = make_assignee(context, name)
     return context.roles.assigner.assign(replace(asked, budget=replace(asked.budget, **budget)))
 
 
@@ -205,7 +212,7 @@ def test_an_operator_that_no_path_within_the_multiplications_has_is_not_sent() -
 
 
 def test_a_device_that_cannot_load_the_supernets_program_is_not_given_it_again() -> None:
-    asked = ask(CONTEXT, "ada")
+    asked = make_assignee(CONTEXT, "ada")
     (whole,) = asked.candidates
     written = WrittenSize(size=whole.architecture, facts=ProgramFacts(planned_peak_bytes=1, chain=chain_of(NETWORK)))
     told = replace(asked, written={whole.architecture.architecture_id: written})
@@ -238,7 +245,7 @@ def test_a_drawn_tier_is_a_clients_own_for_the_whole_run_and_bounds_its_multipli
     tiers = list_network_tiers(NETWORK, 3)
     found = set()
     for number in range(30):
-        asked = ask(context, f"client-{number}")
+        asked = make_assignee(context, f"client-{number}")
         tier = draw_tier(asked.draw.seed, asked.draw.client_id, 3)
         paths = context.roles.assigner.assign(asked).paths
         assert paths is not None

@@ -25,7 +25,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.settings.samples import DataSettings
-from subfleet.testing.rounds import ask, make_config
+from subfleet.testing.rounds import make_assignee, make_config
 
 # --- stages two and three ---------------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ def tuning(context: RunContext, forward_macs: int | None, number: int = 1) -> As
     """What a client is given once the tiers' networks have been found."""
     declared = [context.declared(one) for one in found_by(context)]
     asked = replace(
-        ask(context, "ada", round_number=number),
+        make_assignee(context, "ada", round_number=number),
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         budget=Budget(memory_bytes=2**40, forward_macs=forward_macs),

@@ -22,7 +22,7 @@ from subfleet.methods.sizes import list_widths
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.coordinator import step
 from subfleet.search.queue import ProgramFacts, RequestedProgram, SizedProgram
-from subfleet.testing.rounds import ask
+from subfleet.testing.rounds import make_assignee
 
 # --- who draws what ---------------------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ def lineages() -> tuple[Lineage, ...]:
 
 def question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentContext:
     declared = [CONTEXT.declared(one) for one in lineages()]
-    asked = ask(CONTEXT, name, round_number=number)
+    asked = make_assignee(CONTEXT, name, round_number=number)
     sizes = {one.network.id: one.space[-1] for one in declared}
     return replace(
         asked,

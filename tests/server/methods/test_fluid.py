@@ -21,7 +21,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix
 from subfleet.rounds.context import RunContext
-from subfleet.testing.rounds import DrawnClient, ask, draw_state, make_context, store_update
+from subfleet.testing.rounds import DrawnClient, draw_state, make_assignee, make_context, store_update
 from subfleet.transport.blob_store import BlobStore
 
 METHOD = FLuID(durations="measured")
@@ -101,7 +101,7 @@ def test_several_may_be_slow_each_by_its_own_pace() -> None:
 
 
 def asked_with(memory: FluidMemory, name: str, memory_bytes: int = 2**40) -> Architecture:
-    question = ask(CONTEXT, name, memory_bytes=memory_bytes)
+    question = make_assignee(CONTEXT, name, memory_bytes=memory_bytes)
     found = CONTEXT.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
     assert found is not None
     return found.architecture

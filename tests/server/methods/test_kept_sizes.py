@@ -9,7 +9,7 @@ from subfleet.methods.fedfa import FedFA
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.methods.standalone import Standalone
 from subfleet.protocol.readings import Budget
-from subfleet.testing.rounds import ask, make_context
+from subfleet.testing.rounds import make_assignee, make_context
 
 FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda one: one.TYPE)
 
@@ -19,12 +19,12 @@ def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(
     context = make_context(method)
     assign, needs = context.roles.assigner.assign, [one.training_memory_bytes["onnx"] for one in context.candidates]
     middle = Budget(memory_bytes=sorted(needs)[len(needs) // 2])
-    kept = assign(ask(context, "a", memory_bytes=middle.memory_bytes)).candidate
+    kept = assign(make_assignee(context, "a", memory_bytes=middle.memory_bytes)).candidate
     assert kept is not None
     assert kept != context.candidates[-1]
     # A rich moment gives no more than that, and a poor one no less: it is skipped, and has the same size later.
-    rich = replace(ask(context, "a"), lasting=middle)
-    poor = replace(ask(context, "a", memory_bytes=needs[0]), lasting=middle)
+    rich = replace(make_assignee(context, "a"), lasting=middle)
+    poor = replace(make_assignee(context, "a", memory_bytes=needs[0]), lasting=middle)
     assert assign(rich).candidate == kept
     assert (assign(poor).candidate, assign(poor).only) == (None, kept)
     assert "the size that its log has room for" in assign(poor).reason
@@ -33,15 +33,17 @@ def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(
     assert assign(replace(rich, lasting=bare)).candidate == context.candidates[0]
     # What it has is kept, whatever it says of its log later; without a log it is the first reading's.
     assert assign(replace(rich, previous=context.candidates[0].architecture)).candidate == context.candidates[0]
-    assert assign(ask(context, "a")).candidate == context.candidates[-1]
+    assert assign(make_assignee(context, "a")).candidate == context.candidates[-1]
 
 
 @FIXED
 def test_a_program_that_plans_more_than_its_estimate_leads_to_a_smaller_size_for_good(method: AnyMethod) -> None:
     context = make_context(method)
-    first = context.roles.assigner.assign(replace(ask(context, "a"), lasting=Budget(memory_bytes=2**40))).candidate
+    first = context.roles.assigner.assign(
+        replace(make_assignee(context, "a"), lasting=Budget(memory_bytes=2**40))
+    ).candidate
     assert first is not None
-    below = replace(ask(context, "a"), lasting=Budget(memory_bytes=2**40), below=first)
+    below = replace(make_assignee(context, "a"), lasting=Budget(memory_bytes=2**40), below=first)
     second = context.roles.assigner.assign(below).candidate
     assert second is not None
     assert second.order < first.order
@@ -51,11 +53,11 @@ def test_fedfa_has_a_size_scored_whose_weights_just_fit_beside_those_of_the_larg
     context = make_context(FedFA(choice="score", proposals=2))
     propose = context.roles.assigner.propose
     assert propose is not None
-    drawn, largest = propose(ask(context, "a"))
+    drawn, largest = propose(make_assignee(context, "a"))
     just_bytes = 2 * largest.weight_bytes + drawn.weight_bytes
     for short, expected in ((0, (drawn, largest)), (1, (largest,))):
         budget = Budget(memory_bytes=2**40, downlink_bytes=just_bytes - short)
-        assert propose(replace(ask(context, "a"), budget=budget)) == expected
+        assert propose(replace(make_assignee(context, "a"), budget=budget)) == expected
 
 
 def test_fedfa_has_only_sizes_scored_that_a_log_has_room_for() -> None:
@@ -64,7 +66,7 @@ def test_fedfa_has_only_sizes_scored_that_a_log_has_room_for() -> None:
     assert propose is not None
     middle = context.candidates[len(context.candidates) // 2]
     lasting = Budget(memory_bytes=middle.training_memory_bytes["onnx"])
-    proposed = propose(replace(ask(context, "a"), lasting=lasting))
+    proposed = propose(replace(make_assignee(context, "a"), lasting=lasting))
     assert len(proposed) > 1
     assert all(one.training_memory_bytes["onnx"] <= lasting.memory_bytes for one in proposed)
-    assert context.candidates[-1] in propose(ask(context, "a"))
+    assert context.candidates[-1] in propose(make_assignee(context, "a"))

@@ -12,7 +12,7 @@ import pytest
 from subfleet.methods import METHODS
 from subfleet.methods.describing import Setting, list_departures
 from subfleet.protocol.errors import ConfigError
-from subfleet.testing.rounds import DrawnClient, ask, draw_state, make_context, play
+from subfleet.testing.rounds import DrawnClient, draw_state, make_assignee, make_context, play
 from subfleet.testing.submodels import have_same_bits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,7 +86,8 @@ def test_the_method_of_the_recipe_works(tmp_path: Path) -> None:
     drawn = {
         found.architecture.architecture_id
         for number in range(80)
-        if (found := context.roles.assigner.assign(ask(context, "a", round_number=number)).candidate) is not None
+        if (found := context.roles.assigner.assign(make_assignee(context, "a", round_number=number)).candidate)
+        is not None
     }
     assert drawn == {size.architecture_id for size in context.space}
     state = draw_state(context.network)

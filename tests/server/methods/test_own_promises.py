@@ -31,12 +31,12 @@ from subfleet.testing.rounds import (
     MODEL,
     SEED,
     DrawnClient,
-    ask,
     compute_logits,
     draw_change,
     draw_state,
     find_held,
     list_clients,
+    make_assignee,
     make_context,
     place_client,
     play,
@@ -115,7 +115,7 @@ def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
         for number in range(60)
         if (
             one := plain.roles.assigner.assign(
-                ask(plain, "a", memory_bytes=memory_bytes, round_number=number)
+                make_assignee(plain, "a", memory_bytes=memory_bytes, round_number=number)
             ).candidate
         )
     }
@@ -288,7 +288,8 @@ def test_nefl_keeps_a_bank_of_norms_and_steps_for_each_size(tmp_path: Path) -> N
     sizes = {
         chosen.architecture.architecture_id
         for number in range(60)
-        if (chosen := context.roles.assigner.assign(ask(context, "a", round_number=number)).candidate) is not None
+        if (chosen := context.roles.assigner.assign(make_assignee(context, "a", round_number=number)).candidate)
+        is not None
     }
     assert sizes == {size.architecture_id for size in context.space[-3:]}
 
@@ -298,11 +299,11 @@ def test_a_fixed_architecture_is_kept_or_the_client_sits_out(method: AnyMethod) 
     context = make_context(method)
     needs = [candidate.training_memory_bytes["onnx"] for candidate in context.candidates]
     assign = context.roles.assigner.assign
-    first = assign(ask(context, "a", memory_bytes=needs[3])).candidate
+    first = assign(make_assignee(context, "a", memory_bytes=needs[3])).candidate
     assert first is not None
-    richer = assign(ask(context, "a", memory_bytes=2**40, previous=first.architecture)).candidate
+    richer = assign(make_assignee(context, "a", memory_bytes=2**40, previous=first.architecture)).candidate
     assert richer == first
-    assert assign(ask(context, "a", memory_bytes=min(needs), previous=first.architecture)).candidate is None
+    assert assign(make_assignee(context, "a", memory_bytes=min(needs), previous=first.architecture)).candidate is None
 
 
 def test_fedfa_grafts_what_the_last_block_learned_onto_the_blocks_that_a_client_lacks(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ from subfleet.testing.rounds import (
     MODEL,
     SEED,
     DrawnClient,
-    ask,
     draw_change,
     draw_state,
+    make_assignee,
     make_context,
     place_client,
     play,
@@ -85,10 +85,10 @@ def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -
     halves = [4 * size.parameters < total_bytes(context)[1] / 4 for size in context.candidates]
     assert any(halves), "the space goes below half the width"
     for place, need in enumerate(needs):
-        chosen = context.roles.assigner.assign(ask(context, "a", memory_bytes=need)).candidate
+        chosen = context.roles.assigner.assign(make_assignee(context, "a", memory_bytes=need)).candidate
         assert chosen == context.candidates[max(at for at, other in enumerate(needs) if other <= need)]
         assert chosen.training_memory_bytes["onnx"] == need or place not in (0, len(needs) - 1)
-    assert context.roles.assigner.assign(ask(context, "a", memory_bytes=min(needs) - 1)).candidate is None
+    assert context.roles.assigner.assign(make_assignee(context, "a", memory_bytes=min(needs) - 1)).candidate is None
 
 
 @pytest.mark.parametrize("kind", OF_ONE_NETWORK.values(), ids=OF_ONE_NETWORK.keys())

@@ -24,7 +24,15 @@ from subfleet.methods.sattler import Clustering, Linkage, Sattler, SattlerMemory
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
-from subfleet.testing.rounds import DrawnClient, ask, draw_change, draw_state, make_context, play, store_update
+from subfleet.testing.rounds import (
+    DrawnClient,
+    draw_change,
+    draw_state,
+    make_assignee,
+    make_context,
+    play,
+    store_update,
+)
 from subfleet.testing.submodels import have_same_bits
 from subfleet.transport.blob_store import BlobStore
 
@@ -227,7 +235,7 @@ def newcomers(memory: SattlerMemory) -> str:
     lineages = [Lineage(id=name, config=CONTEXT.config.model, born_round=1) for name in ("c1", "c2")]
     declared = [CONTEXT.declared(one) for one in lineages]
     question = replace(
-        ask(CONTEXT, "new"),
+        make_assignee(CONTEXT, "new"),
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
@@ -338,7 +346,7 @@ def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_larg
     lineages = [Lineage(id=name, config=CONTEXT.config.model, born_round=1) for name in ("c1", "c2")]
     declared = [CONTEXT.declared(one) for one in lineages]
     question = replace(
-        ask(CONTEXT, "ada"),
+        make_assignee(CONTEXT, "ada"),
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
