@@ -392,6 +392,7 @@ class Fleet(RuleBasedStateMachine):
         raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", VARIANTS)
 def test_random_events_keep_the_invariants(name: str) -> None:
     class FleetOfMethod(Fleet):
