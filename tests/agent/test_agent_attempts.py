@@ -1,4 +1,4 @@
-"""The agent where a round is tried again under its number: each try is answered, and has tasks, of its own."""
+"""The agent where a round is attempted again under its number: each attempt is answered, and has tasks, of its own."""
 
 from dataclasses import replace
 

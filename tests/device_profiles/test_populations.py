@@ -95,7 +95,7 @@ def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'league' needs memory/phone_top_1s.csv in the folder that SUBFLEET_DATA"):
+    with pytest.raises(ConfigError, match=r"'league' needs memory/phone_top_1s.csv, but SUBFLEET_DATA is not set"):
         draw_devices(load_population("league"), 1, seed="1", data=None)
     population = tables(tmp_path)
     with pytest.raises(FileError, match=r"needs .*memory.csv, which is missing"):
@@ -112,8 +112,8 @@ def test_what_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
     [
         ({"weight": "weight = 0"}, r"kinds\[0\].*weight is 0"),
         ({"wight": "wight = 2"}, r"kinds\[0\].wight is an unknown key; did you mean 'weight'"),
-        ({"logs": ""}, "must have logs, or else memory and link"),
-        ({"link": 'link = { file = "x" }'}, "must have logs, or else memory and link"),
+        ({"logs": ""}, "must have either logs, or memory and link"),
+        ({"link": 'link = { file = "x" }'}, "must have either logs, or memory and link"),
     ],
 )
 def test_a_wrong_population_is_told_with_its_key(change: Mapping[str, str], words: str) -> None:

@@ -35,7 +35,7 @@ def test_an_announcement_is_told_when_it_changes(caplog: pytest.LogCaptureFixtur
     assert told(caplog, *beacons, again, again, announce(2)) == [
         "run run round 1 of 3: measure",
         "run run round 1 of 3: train",
-        "run run round 1 of 3: measure, tried again (2)",
+        "run run round 1 of 3: measure, attempted again (2)",
         "run run round 2 of 3: measure",
     ]
 

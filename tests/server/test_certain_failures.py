@@ -272,7 +272,7 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
         (run,) = httpx.get(f"{url}/api/runs").json()
     assert (run["phase"], run["failure"]) == ("failed", failure)
-    (said,) = [said for said in world.notes.said if said.endswith("it is tried again in 1 s")]
+    (said,) = [said for said in world.notes.said if said.endswith("it is attempted again in 1 s")]
     assert "refused: diverged" in said
     broken = False
     world.kill_server()

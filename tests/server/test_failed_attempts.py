@@ -1,4 +1,4 @@
-"""A round in which nothing was aggregated uses up no number: it is tried again, and the run says what it waits for."""
+"""A round in which nothing was aggregated uses up no number: it is attempted again, and the run says what it awaits."""
 
 import random
 from collections.abc import Callable
@@ -322,7 +322,7 @@ def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Pa
     begins = "round 1 left nothing to aggregate (ada, bob, cyd skipped:"
     lines = [said for said in world.notes.said if said.startswith(begins)]
     assert len(lines) == 12
-    assert all(said.endswith("; it is tried again at once") for said in lines)
+    assert all(said.endswith("; it is attempted again at once") for said in lines)
 
 
 @pytest.mark.slow
@@ -361,7 +361,7 @@ def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path
         page = httpx.get(url).text
     assert (run["phase"], run["round"], run["attempt"], run["lost"]) == ("waiting", 1, 4, 4)
     assert run["waits_for"].startswith("ada, bob, cyd skipped: no submodel fits")
-    assert "tried 4 times and waits for ada, bob, cyd skipped" in page
+    assert "After 4 attempts, it waits for ada, bob, cyd skipped" in page
     (record,) = finished(world).server.result().rounds
     assert world.clock.now_s - begun_s > 60.0
     assert record.failed_attempts == 6  # after 1, 2, 4, 8, 16 and 32 seconds

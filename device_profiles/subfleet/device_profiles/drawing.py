@@ -29,8 +29,8 @@ class PopulationDevice:
     """A device of a population.
 
     Attributes:
-        profile: of the device, under the name of its kind.
-        log: that it replays.
+        profile: of the device, with the name of its kind.
+        log: replayed by the device.
     """
 
     profile: DeviceProfile
@@ -38,17 +38,17 @@ class PopulationDevice:
 
 
 def draw_devices(population: Population, count: int, *, seed: str, data: Path | None) -> tuple[PopulationDevice, ...]:
-    """Draw devices from a population. A larger number of devices begins with the same ones.
+    """Draw devices from a population; with dealing "drawn", a larger count gives the same first devices.
 
     Args:
-        population: see there.
-        count: how many, 1 or more.
-        seed: of the draw; populations that are dealt evenly do without.
-        data: the folder in which tables are found; None where there is none.
+        population: of the devices.
+        count: number of devices, at least 1.
+        seed: of the draw; not used with dealing "even".
+        data: folder of tables; None if there is none.
 
     Raises:
-        ConfigError: a table is to be found in the folder of data, and there is none; or a kind cannot have its budget.
-        FileError: a file is missing or is not of its form.
+        ConfigError: a table needs the data folder, and there is none; or the median budget of a kind is too large.
+        FileError: a file is missing, or has another format.
     """
     kinds = {kind.name: _read(kind, population, data) for kind in population.kinds}
     dealt = _deal(population, count) if population.dealing == "even" else _draw_kinds(population, count, seed)
@@ -62,8 +62,8 @@ class _Share:
     item: Callable[[int], int]
     start: Callable[[int], int]
 
-    def among(self, found: Sequence[T]) -> T:
-        return found[self.item(len(found))]
+    def among(self, items: Sequence[T]) -> T:
+        return items[self.item(len(items))]
 
 
 _Make = Callable[[_Share], PopulationDevice]
@@ -73,16 +73,16 @@ def _deal(population: Population, count: int) -> Iterator[tuple[str, _Share]]:
     ends = list(accumulate(kind.weight for kind in population.kinds))
     names = [_find_kind((number + 0.5) / count * ends[-1], ends, population.kinds) for number in range(count)]
     for number, name in enumerate(names):
-        place, alike = number - names.index(name), names.count(name)
-        yield name, _Share(item=partial(_take_turn, number), start=partial(_find_part, place, alike))
+        position, alike = number - names.index(name), names.count(name)
+        yield name, _Share(item=partial(_take_turn, number), start=partial(_find_part, position, alike))
 
 
 def _take_turn(number: int, length: int) -> int:
     return number % length
 
 
-def _find_part(place: int, places: int, length: int) -> int:
-    return place * length // places
+def _find_part(position: int, count: int, length: int) -> int:
+    return position * length // count
 
 
 def _draw_kinds(population: Population, count: int, seed: str) -> Iterator[tuple[str, _Share]]:
@@ -125,12 +125,12 @@ def _make_from_logs(
 
 
 def _merge_links(log: ResourceLog, link: ResourceLog, share: _Share) -> ResourceLog:
-    """Replace the links of a log by another one's at the same times."""
+    """Replace the links of a log by those of another log at the same times."""
     replayed = ReplayedLog(rotate_log(link, share.start(len(link.rows))))
     rows = []
     for row in log.rows:
-        seen = replayed.read(row.t_s)
-        rates = {name: getattr(seen, name) for name in ("downlink_bps", "uplink_bps", "latency_s", "network")}
+        reading = replayed.read(row.t_s)
+        rates = {name: getattr(reading, name) for name in ("downlink_bps", "uplink_bps", "latency_s", "network")}
         rows.append(replace(row, reading=replace(row.reading, **rates)))
     source = f"{log.source}; links: {link.source}"
     return replace(log, rows=tuple(rows), source=source, licence=f"{log.licence}; links: {link.licence}")
@@ -168,8 +168,8 @@ def _make_profile(kind: Kind, memory_bytes: Sequence[int]) -> DeviceProfile:
     median = statistics.median(memory_bytes)
     if median < kind.median_budget_bytes:
         raise ConfigError(
-            f"median_budget_bytes of {kind.name!r} is {kind.median_budget_bytes}, but half of the time its devices "
-            f"have no more than {median:.0f} bytes; take that at most"
+            f"median_budget_bytes of {kind.name!r} is {kind.median_budget_bytes}, but the median of its free "
+            f"memory is {median:.0f} bytes; set it to that at most"
         )
     return replace(profile, memory_fraction=kind.median_budget_bytes / median)
 
@@ -179,36 +179,36 @@ def _resolve_path(file: str, population: Population, data: Path | None) -> Path:
     if not path.is_absolute():
         if data is None:
             raise ConfigError(
-                f"the population {population.name!r} needs {file} in the folder that SUBFLEET_DATA names, which is not "
-                "set; set it to a folder that has that file, or name another population"
+                f"the population {population.name!r} needs {file}, but SUBFLEET_DATA is not set; set it to a "
+                "folder that contains the file, or choose another population"
             )
         path = data / file
     if not path.exists():
-        raise FileError(f"the population {population.name!r} needs {path}, which is missing; put it there")
+        raise FileError(f"the population {population.name!r} needs {path}, which is missing; add that file")
     return path
 
 
 def _memory(table: MemoryTable, path: Path) -> list[int]:
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        rows = [row for row in csv.DictReader(io.StringIO(text.decode())) if _count_kinds(table, row)]
-        found = [_draw_free_bytes(table, row) for row in rows][:: table.every]
+        rows = [row for row in csv.DictReader(io.StringIO(text.decode())) if _is_selected(table, row)]
+        series = [_read_free_bytes(table, row) for row in rows][:: table.every]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, ValueError, TypeError) as error:
         raise FileError(f"the memory file {str(path)!r} cannot be read: {error}") from error
     except KeyError as error:
-        raise FileError(f"the memory file {str(path)!r} has no column {error}; name one of its first line") from error
-    if not found:
+        raise FileError(f"the memory file {str(path)!r} has no column {error}; choose one of its first line") from error
+    if not series:
         raise FileError(f"the memory file {str(path)!r} has no row with {table.row_with!r} in {table.row_column!r}")
-    return found
+    return series
 
 
-def _count_kinds(table: MemoryTable, row: Mapping[str, str]) -> bool:
+def _is_selected(table: MemoryTable, row: Mapping[str, str]) -> bool:
     if not table.row_column:
         return True
     text = row[table.row_column]
     return table.row_with in text and not (table.row_without and table.row_without in text)
 
 
-def _draw_free_bytes(table: MemoryTable, row: Mapping[str, str]) -> int:
-    held = sum(float(row[name]) for name in table.columns) * table.unit_bytes
-    return int(held * (1 - float(row[table.used_percent]) / 100) if table.used_percent else held)
+def _read_free_bytes(table: MemoryTable, row: Mapping[str, str]) -> int:
+    total = sum(float(row[name]) for name in table.columns) * table.unit_bytes
+    return int(total * (1 - float(row[table.used_percent]) / 100) if table.used_percent else total)

@@ -8,7 +8,7 @@
     t_s,memory_free_bytes,cgroup_limit_bytes,downlink_bps,...
     0.0,912345088,,15200000,...
 
-Units are in the column names, an empty cell is an unknown value, booleans are 0 and 1, and times grow.
+Units are in the column names, an empty cell is an unknown value, booleans are 0 and 1, and times increase.
 """
 
 import itertools
@@ -51,7 +51,7 @@ class LogRow:
 
     Attributes:
         t_s: seconds since the log's own zero, 0 or more.
-        reading: what the device had to give then.
+        reading: the device's resources at that time.
     """
 
     t_s: Amount
@@ -72,10 +72,10 @@ class ResourceLog:
 
     Attributes:
         device: name of the device or its profile.
-        source: who recorded it, or what generated it with which seed.
+        source: who recorded it, or the generator and its seed.
         licence: of the content.
-        notes: anything else that a reader should know, one line each.
-        rows: one or more, in growing time.
+        notes: further remarks, one line each.
+        rows: one or more, with increasing times.
     """
 
     device: Line
@@ -120,18 +120,18 @@ COLUMNS: Mapping[str, tuple[str, Callable[[str], Cell]]] = MappingProxyType(
         "available": ("0 or 1", _read_bool),
     }
 )
-"""Column name to what its cells must be, and how one is read."""
+"""By column, the valid cells in words, and the function that reads a cell."""
 
 
 def encode_header(*, device: str, source: str, licence: str, notes: tuple[str, ...] = ()) -> str:
-    """Encode the lines above the rows."""
+    """Encode the header lines and the column names."""
     lines = [f"{_MAGIC}{FORMAT_VERSION}", f"# device: {device}", f"# source: {source}", f"# licence: {licence}"]
     lines += [f"# note: {note}" for note in notes]
     return "\n".join([*lines, ",".join(COLUMNS)]) + "\n"
 
 
 def encode_row(row: LogRow) -> str:
-    """Encode one row. Reading it gives the same bits."""
+    """Encode a row; `parse_log` reads the same bits."""
     cells = [row.t_s if name == "t_s" else getattr(row.reading, name) for name in COLUMNS]
     return ",".join(_encode_cell(cell) for cell in cells) + "\n"
 
@@ -161,7 +161,7 @@ def read_log(path: Path) -> ResourceLog:
     """Read a log.
 
     Raises:
-        FileError: the file cannot be read or is no resource log; the text names file, line and column.
+        FileError: the file cannot be read, or is not a resource log; the message names file, line and column.
     """
     try:
         if path.stat().st_size > MAX_LOG_BYTES:
@@ -176,7 +176,7 @@ def parse_log(text: str, where: str) -> ResourceLog:
     """Read a log from text; `where` names it in errors.
 
     Raises:
-        FileError: the text is no resource log.
+        FileError: the text is not a resource log.
     """
     lines = text.splitlines()
     header, start = _parse_header(lines, where)

@@ -21,24 +21,23 @@ POPULATIONS: Mapping[str, str] = MappingProxyType({name: f"{name}.toml" for name
 
 def _check_rows(row_column: str, row_with: str, row_without: str) -> Iterator[str]:
     if (row_with or row_without) and not row_column:
-        yield "row_column is empty, but must name the column that row_with and row_without are about"
+        yield "row_column is empty, but row_with and row_without select rows by it; set it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_rows)
 class MemoryTable:
-    """Measured free memory in a table of its own form.
+    """Measured free memory in a CSV file of any form.
 
     Attributes:
-        file: a CSV file or its gzip; a relative path begins at the folder of data (SUBFLEET_DATA).
-        columns: whose sum, times `unit_bytes`, is the memory, 1 or more.
-        unit_bytes: of one unit of these columns, 1 or more.
-        used_percent: a column with the fraction of that memory which is used, in percent; empty where all of it is
-            free.
-        row_column: the column that tells whose a row is; empty takes every row.
-        row_with: what that column's text must contain.
-        row_without: what it must not contain; empty forbids nothing.
-        every: rows of the file for one step of the population, 1 or more.
+        file: a CSV file, which may be gzipped; relative paths start at the data folder (SUBFLEET_DATA).
+        columns: one or more; their sum, times `unit_bytes`, is the memory.
+        unit_bytes: bytes of one unit of these columns, at least 1.
+        used_percent: column with the percentage of that memory that is in use; empty if all of it is free.
+        row_column: column by which rows are selected; empty selects every row.
+        row_with: text that the column must contain.
+        row_without: text that it must not contain; empty for no such text.
+        every: every n-th selected row is a step of the population, at least 1.
     """
 
     file: str
@@ -54,12 +53,12 @@ class MemoryTable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class LinkTable:
-    """Measured links: traces in the form that `subfleet.device_profiles.ghent` reads.
+    """Measured links: traces in the format of `subfleet.device_profiles.ghent`.
 
     Attributes:
-        file: as for `MemoryTable`.
-        traces: how many, by their names' order; 0 takes all.
-        uplink_fraction: the uplink as a fraction of the downlink, which alone was measured, above 0.
+        file: see `MemoryTable`.
+        traces: number of traces, in the order of their names; 0 takes all.
+        uplink_fraction: the uplink as a fraction of the measured downlink, above 0.
     """
 
     file: str
@@ -71,9 +70,9 @@ def _check_source(
     logs: tuple[str, ...], links: tuple[str, ...], memory: MemoryTable | None, link: LinkTable | None
 ) -> Iterator[str]:
     if bool(logs) == (memory is not None) or (memory is None) != (link is None):
-        yield "a kind of device must have logs, or else memory and link"
+        yield "a kind of device must have either logs, or memory and link"
     if links and not logs:
-        yield "links are named beside a link, but only those of logs can be replaced; leave links out"
+        yield "links are set without logs, but they replace the links of logs; leave links out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +81,18 @@ class Kind:
     """A kind of device in a population.
 
     Attributes:
-        name: under which its devices' results are summed up.
-        weight: its fraction of the devices, as a number beside those of the other kinds, above 0.
-        profile: a shipped device profile's name, or a TOML file.
-        logs: resource logs, shipped ones by name or CSV files; each device replays one of them.
-        links: resource logs whose links take the place of those in `logs`; each device has one of them.
-        memory: in place of `logs`, with `link`: measured memory.
-        link: in place of `links`: measured links.
-        median_budget_bytes: in place of the profile's fraction of free memory that share, at most all, whose median
-            over the memory is this much, above 0.
+        name: of the kind, by which results are grouped.
+        weight: relative frequency among the kinds, above 0.
+        profile: name of a shipped device profile, or path of a TOML file.
+        logs: resource logs: names of shipped ones, or paths of CSV files; each device replays one of them.
+        links: resource logs with links that replace those of `logs`; each device has one of them.
+        memory: measured memory, with `link` and instead of `logs`.
+        link: measured links.
+        median_budget_bytes: replaces the profile's fraction of free memory by the fraction that gives this median
+            budget, above 0; it must not exceed the median of free memory.
 
     Raises:
-        ValueError: it has both kinds of memory or none, or a number is out of its range.
+        ValueError: it has both logs and tables, or neither, or a number is out of range.
     """
 
     name: Annotated[str, Length(least=1)]
@@ -113,14 +112,13 @@ class Population:
 
     Attributes:
         name: of the population.
-        title: it in words.
-        kinds: of devices, 1 or more, with different names.
-        dealing: "drawn" draws each device by the run's seed: its kind, its logs, and where these begin; "even" deals
-            kinds out in their shares and in their order, their logs one after the other, and begins at points that are
-            equally far apart, whatever the seed.
-        step_s: seconds between two rows of the logs that are made of tables, above 0.
-        source: where the figures of tables come from.
-        licence: of them.
+        title: a description in words.
+        kinds: of devices, one or more, with different names.
+        dealing: "drawn" draws kind, log and start in the log for each device by the run's seed; "even" assigns kinds by
+            weight and in order, logs in turn, and evenly spaced starts, independent of the seed.
+        step_s: seconds between rows of logs that are made from tables, above 0.
+        source: of the figures in tables.
+        licence: of the tables.
     """
 
     name: str
@@ -136,7 +134,7 @@ def parse_population(text: str, where: str) -> Population:
     """Read a population from TOML text; `where` names it in errors.
 
     Raises:
-        ConfigError: the text is not TOML, or fields are missing, unknown or out of their range; all of them are named.
+        ConfigError: the text is not TOML, or fields are missing, unknown or out of range; all are listed.
     """
     try:
         plain = parse_toml(text)
@@ -146,10 +144,10 @@ def parse_population(text: str, where: str) -> Population:
 
 
 def load_population(name_or_path: str) -> Population:
-    """Load a shipped population by name, or any by the path of its TOML file.
+    """Load a shipped population by name, or any population by the path of its TOML file.
 
     Raises:
-        ConfigError: there is no such population, or its content is wrong.
+        ConfigError: there is no such population, or it is invalid.
         FileError: the file cannot be read.
     """
     if name_or_path in POPULATIONS:

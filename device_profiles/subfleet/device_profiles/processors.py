@@ -1,4 +1,4 @@
-"""Properties of this machine's processor."""
+"""Detects properties of this machine's processor."""
 
 import platform
 from pathlib import Path
@@ -12,7 +12,7 @@ def detect_packing_width(cpuinfo: Path = _CPUINFO) -> PackingWidth:
     """Detect how many outputs XNNPACK's product kernels compute at once on this processor (`gemm-config.c`).
 
     Args:
-        cpuinfo: where Linux says what the processor can do.
+        cpuinfo: file in which Linux lists the features of the processor.
     """
     try:
         flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split())

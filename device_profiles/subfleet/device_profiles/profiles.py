@@ -1,4 +1,4 @@
-"""Device profiles: small TOML files with units in the names of keys, and sources of the figures."""
+"""Device profiles: TOML files with units in the names of keys, and sources of the figures."""
 
 import json
 from collections.abc import Mapping
@@ -42,29 +42,27 @@ class DeviceProfile:
     """A kind of device.
 
     Attributes:
-        name: 1 or more characters; what tables call the device.
-        title: the device in words.
-        memory_fraction: fraction of free memory that it gives to training, above 0, at most 1. The one dial that turns
-            free memory into a budget; it is a choice of whoever runs the device, not a fact about it.
-        memory_limit: the most that it gives to training, a size such as "300M", whatever its share comes to; None is no
-            limit.
-        disk_limit: the most that the device's folder may hold, a size such as "500M": programs, weights, updates and
-            models. It never takes more than half of the free disk, either.
+        name: display name, at least 1 character.
+        title: a description in words.
+        memory_fraction: fraction of free memory that the device gives to training, above 0 and at most 1. Whoever runs
+            the device chooses it.
+        memory_limit: upper limit of the memory for training, such as "300M"; None for no limit.
+        disk_limit: upper limit of the device's folder, such as "500M", with programs, weights, updates and models. The
+            folder never takes more than half of the free disk either.
         runtimes: program targets to try, the preferred one first.
-        threads: of the runtime while it trains.
-        provider: what the runtime computes with: "cpu", or "cuda" with a build of it that has that.
-        memory_total_bytes: of the device; None where it is to be measured.
-        cores: of the device; None where they are to be measured.
-        macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown: no limit.
-        operators: that its runtimes have, by the names in the manifests of programs; empty lists nothing, and all are
-            tried. For builds of a runtime that leave operators out.
-        architecture: the submodel that it declares to have, for methods that go by declarations; None declares nothing.
-        network: in place of that a network of its own, as the text of a JSON object; see
-            `subfleet.protocol.messages.Profile`.
-        packing_width: how many outputs its processor's kernels for products take at once: XNNPACK's 8 on Arm and with
-            SSE, 16 with AVX, 32 with AVX-512. Plans count what that leaves empty. An agent takes its own machine's
-            where that is wider; None is that one's, and 16 where no agent runs.
-        sources: where the figures come from.
+        threads: of the runtime in training.
+        provider: "cpu", or "cuda" with a build of the runtime that supports it.
+        memory_total_bytes: of the device; None measures it.
+        cores: of the device; None counts them.
+        macs_per_s: multiply-accumulates per second in training, above 0; None if unknown, for no limit.
+        operators: that its runtimes support, by their names in program manifests, for builds that leave operators out;
+            empty assumes all.
+        architecture: declared submodel, for methods that use declarations; None declares none.
+        network: declared network instead of a submodel, as a JSON object; see `subfleet.protocol.messages.Profile`.
+        packing_width: outputs that the processor's product kernels compute at once: in XNNPACK 8 on Arm and with SSE,
+            16 with AVX, 32 with AVX-512. Memory plans count the padding. An agent takes the width of its own machine
+            if that is larger, or if this is None; without an agent, None is 16.
+        sources: of the figures.
     """
 
     name: Annotated[str, Length(least=1)]
@@ -86,12 +84,12 @@ class DeviceProfile:
 
     @property
     def max_training_bytes(self) -> int | None:
-        """The most that it gives to training; None is no limit."""
+        """Upper limit of the memory for training; None for no limit."""
         return None if self.memory_limit is None else parse_bytes(self.memory_limit)
 
     @property
     def disk_limit_bytes(self) -> int:
-        """The most that the device's folder may hold."""
+        """Upper limit of the device's folder."""
         return parse_bytes(self.disk_limit)
 
 
@@ -101,10 +99,10 @@ def compute_memory_budget(
     """Compute the memory budget of training: a fraction of free memory, at most the limit; 0 if unknown.
 
     Args:
-        reading: of the device, while nothing is trained.
+        reading: of the device, without a training in progress.
         memory_fraction: of the profile.
-        limit_bytes: of the profile; None is no limit.
-        data_bytes: what the samples will take; training has its share of what they leave free.
+        limit_bytes: of the profile; None for no limit.
+        data_bytes: memory of the samples, which is subtracted from free memory first.
     """
     share_bytes = int(max((reading.memory_free_bytes or 0) - data_bytes, 0) * memory_fraction)
     return share_bytes if limit_bytes is None else min(share_bytes, limit_bytes)
@@ -114,8 +112,8 @@ def parse_profile(text: str, where: str) -> DeviceProfile:
     """Read a profile from TOML text; `where` names it in errors.
 
     Raises:
-        ConfigError: the text is not TOML, or fields are missing, unknown or of a wrong type, all of which are named; or
-            a value is out of its range.
+        ConfigError: the text is not TOML, or fields are missing, unknown, of a wrong type or out of range; the message
+            lists all of them.
     """
     try:
         plain = parse_toml(text)
@@ -134,7 +132,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     """Load a shipped profile by name, or any profile by the path of its TOML file.
 
     Raises:
-        ConfigError: there is no such profile, or its content is wrong.
+        ConfigError: there is no such profile, or it is invalid.
         FileError: the file cannot be read.
     """
     if name_or_path in PROFILES:

@@ -12,8 +12,8 @@ from subfleet.protocol.readings import Reading
 class ReplayedLog:
     """A log as a function of time.
 
-    Time 0 is the first row. Between rows the earlier one holds. After the last row, which holds as long as the row
-    before it did, the log starts again; a log of one row holds for ever.
+    Time 0 is the first row. A row is valid until the next one, and the last row for as long as the row before it; then
+    the log starts again. The row of a log with one row is always valid.
     """
 
     def __init__(self, log: ResourceLog) -> None:
@@ -37,11 +37,11 @@ class ReplayedLog:
     def low(self, quantile: float) -> Reading:
         """Compute low quantiles of free memory and link rates over the time that the device is available.
 
-        Each is told by itself: both memory and link may be lower for twice the share. Unknown memory counts as none; a
-        link that is unknown is no limit, and is unknown here where it is for long enough.
+        Quantiles are independent, so together, memory and links may be lower for a larger fraction of the time. Unknown
+        memory counts as 0, and an unknown link as unlimited.
 
         Args:
-            quantile: the fraction of time, at least 0 and below 1; 0 gives the least of the log.
+            quantile: fraction of the time, at least 0 and below 1; 0 gives the minimum of the log.
 
         Raises:
             ValueError: the quantile is out of range.
@@ -56,7 +56,7 @@ class ReplayedLog:
         )
 
     def _low(self, value: Callable[[Reading], float], quantile: float) -> float:
-        """Compute the largest value below which the log is for at most a fraction of its time."""
+        """Compute the largest value that the log is below for at most a fraction of its time."""
         ends_s = (*self._times_s[1:], self.period_s)
         held = [
             (value(row.reading), end_s - time_s)
@@ -68,7 +68,7 @@ class ReplayedLog:
             left_s -= seconds
             if left_s < 0:
                 return lowest
-        return max(held)[0] if held else 0.0  # a log of one row takes no time
+        return max(held)[0] if held else 0.0  # a log with one row has no duration
 
 
 def _to_rate(rate_bps: float | None) -> float:
@@ -80,11 +80,11 @@ def _from_rate(rate_bps: float) -> float | None:
 
 
 def rotate_log(log: ResourceLog, start: int) -> ResourceLog:
-    """Rotate a log: it begins with another row, counted from 0, and continues at its beginning."""
+    """Rotate a log, so that it begins with the row `start`, counted from 0."""
     if not start:
         return log
     rows = log.rows
     # The gap between the last row and the first is that between the last two.
     length_s = rows[-1].t_s - rows[0].t_s + (rows[-1].t_s - rows[-2].t_s)
-    begun = [*rows[start:], *(LogRow(t_s=row.t_s + length_s, reading=row.reading) for row in rows[:start])]
-    return replace(log, rows=tuple(LogRow(t_s=row.t_s - rows[start].t_s, reading=row.reading) for row in begun))
+    rotated = [*rows[start:], *(LogRow(t_s=row.t_s + length_s, reading=row.reading) for row in rows[:start])]
+    return replace(log, rows=tuple(LogRow(t_s=row.t_s - rows[start].t_s, reading=row.reading) for row in rotated))

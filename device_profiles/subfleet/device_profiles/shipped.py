@@ -15,7 +15,7 @@ LOGS: Mapping[str, str] = MappingProxyType(
         for name in ("android_phone", "jetson_orin_nano", "laptop", "raspberry_pi_4", "raspberry_pi_zero_2_w")
     }
 )
-"""Name to file in the package's `data/logs` folder; each is named after the profile that it suits."""
+"""Name to file in the package's `data/logs` folder; each has the name of its profile."""
 
 
 def find_demo_log(name: str) -> Path:

@@ -40,7 +40,7 @@ class ReceivedLog:
     def _log_announcement(self, info: RoundInfo) -> None:
         known, self._round = self._round, info
         if known is None or info.message_id != known.message_id:
-            again = f", tried again ({info.attempt})" if info.attempt else ""
+            again = f", attempted again ({info.attempt})" if info.attempt else ""
             _LOG.info("run %s round %d of %d: %s%s", info.run_id, info.round, info.round_count, info.phase, again)
 
     def _log_declaration(self, answer: Ack) -> None:

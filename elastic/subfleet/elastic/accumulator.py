@@ -205,13 +205,15 @@ class Accumulator:
         _check_placements(self.network, shapes, contribution.placements)
         return shapes, self._places(contribution.placements)
 
-    def _places(self, found: Sequence[Placement]) -> list[_TensorPlacement]:
+    def _places(self, among: Sequence[Placement]) -> list[_TensorPlacement]:
         return [
             _TensorPlacement(
-                local=one.local, name=one.name, region=make_region(one.map, tuple(self.state[one.name].shape))
+                local=placement.local,
+                name=placement.name,
+                region=make_region(placement.map, tuple(self.state[placement.name].shape)),
             )
-            for one in found
-            if one.name in self.state
+            for placement in among
+            if placement.name in self.state
         ]
 
     def _multiply_units(self, name: str, weight: float, factor: float | Tensor, shape: tuple[int, ...]) -> int | Tensor:

@@ -17,8 +17,8 @@ __all__ = ["Exchange", "Narrowing", "embed_submodel"]
 class Exchange(Protocol):
     """A pair of linear maps between a model and a client's own network.
 
-    A zero change stays a zero change. Where down after up is the identity, a client that trains alone gets back what it
-    had. `subfleet.elastic.replication.Replication` is one.
+    A zero change stays zero. If down after up is the identity, a client that trains alone receives its own weights
+    back. `subfleet.elastic.replication.Replication` is an implementation.
     """
 
     @property
@@ -44,7 +44,7 @@ def embed_submodel(network: Network, architecture: Architecture, local: Mapping[
     """The tensors of a submodel embedded in zeros of the whole network's shapes; extracting them restores every bit.
 
     Args:
-        network: the declaration.
+        network: the network.
         architecture: the submodel.
         local: all of the submodel's tensors.
 

@@ -18,14 +18,14 @@ from subfleet.protocol.errors import ConfigError
 def inherit(
     how: Inheritance, network: Network, parent: Network, weights: Mapping[str, Tensor], *, seed: int
 ) -> dict[str, Tensor]:
-    """The weights that a network begins with, on the device of its parent's.
+    """Compute the first weights of a network that grew from another, on the device of the parent's weights.
 
     Args:
-        how: the map from its parent's weights.
-        network: the declaration of the new one.
-        parent: the declaration of the one that it grew from.
-        weights: the parent's.
-        seed: of the run, for what is drawn.
+        how: the map from the parent's weights.
+        network: the new network.
+        parent: the network that it grew from.
+        weights: weights of the parent.
+        seed: seed of the run, for drawn weights.
 
     Raises:
         ConfigError: the map does not fit the two networks.
@@ -50,67 +50,67 @@ def inherit(
 def embed_weights(
     network: Network, parent: Network, weights: Mapping[str, Tensor], around: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Tensors of a larger network with those of a smaller one in front of every axis.
+    """Put the tensors of a smaller network at the front of every axis of a larger one's.
 
     Args:
-        network: the declaration of the larger one.
-        parent: the declaration of the smaller one.
-        weights: some or all of the smaller one's.
-        around: the larger one's, of which all else is taken.
+        network: the larger network.
+        parent: the smaller network.
+        weights: some or all tensors of the smaller network.
+        around: tensors of the larger network, which provide all other elements.
 
     Returns:
-        Those of the larger one whose names `around` has.
+        The tensors of the larger network with the names of `around`.
 
     Raises:
-        ConfigError: the smaller one is no size of the larger one.
+        ConfigError: the smaller network is not a submodel of the larger.
     """
-    found = dict(around)
-    for name, place in tensor_maps(network, size_in(network, parent)).items():
+    embedded = dict(around)
+    for name, tensor_map in tensor_maps(network, size_in(network, parent)).items():
         if name in weights and name in around:
             inside, held = zeros_like(around[name]), zeros_like(around[name])
-            place.scatter(weights[name], inside)
-            place.scatter(ones_like(weights[name]), held)
-            found[name] = where(held > 0, inside, around[name])
-    return found
+            tensor_map.scatter(weights[name], inside)
+            tensor_map.scatter(ones_like(weights[name]), held)
+            embedded[name] = where(held > 0, inside, around[name])
+    return embedded
 
 
 def _divide_copies(replication: Replication, grown: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With what computes copies divided among them, and what reads them as it was (FedTrans, section 4.1)."""
-    found = dict(grown)
-    for name, place in replication.maps().items():
+    """Divide the weights that compute copies instead of those that read them (FedTrans, section 4.1)."""
+    divided = dict(grown)
+    for name, replicate in replication.maps().items():
         if replication.network.tensors[name].role not in ("weight", "residual"):
             continue
-        tensor = grown[name].reshape(place.unfolded).double()
-        for dim, (share, reads) in enumerate(zip(place.shares, place.reads, strict=True)):
+        tensor = grown[name].reshape(replicate.unfolded).double()
+        for dim, (share, reads) in enumerate(zip(replicate.shares, replicate.reads, strict=True)):
             if share is not None:
-                along = share.to(tensor.device).reshape([-1 if one == dim else 1 for one in range(tensor.dim())])
+                along = share.to(tensor.device).reshape([-1 if other == dim else 1 for other in range(tensor.dim())])
                 tensor = tensor / along if reads else tensor * along
-        found[name] = tensor.reshape(grown[name].shape).to(grown[name].dtype)
-    return found
+        divided[name] = tensor.reshape(grown[name].shape).to(grown[name].dtype)
+    return divided
 
 
 def _add_noise(network: Network, how: Replicated, grown: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """With noise in what computes copies, but for the first of each."""
+    """Add noise to the weights that compute copies, except for the first copy of each index."""
     copies = {
-        axis: [place for place, one in enumerate(source) if one in source[:place]] for axis, source in how.sources
+        axis: [index for index, copied in enumerate(source) if copied in source[:index]] for axis, source in how.sources
     }
-    found = dict(grown)
+    noisy = dict(grown)
     for name, decl in network.tensors.items():
-        again = copies.get(str(decl.axes[0])) if decl.role == "weight" else None
-        if again:
+        rows = copies.get(str(decl.axes[0])) if decl.role == "weight" else None
+        if rows:
             digest = hashlib.sha256(f"{seed}/{network.id}/{name}/noise".encode()).digest()
             generator = Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            drawn = randn(len(again), *decl.shape[1:], generator=generator).to(grown[name])
-            found[name] = grown[name].clone()
-            found[name][tensor(again)] += how.noise * grown[name].std() * drawn
-    return found
+            drawn = randn(len(rows), *decl.shape[1:], generator=generator).to(grown[name])
+            noisy[name] = grown[name].clone()
+            noisy[name][tensor(rows)] += how.noise * grown[name].std() * drawn
+    return noisy
 
 
 def _copy(network: Network, parent: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if network.config != parent.config:
         raise ConfigError(
-            f"network {network.id!r} has other settings than its parent {parent.id!r}, so that its weights cannot be "
-            "copied; name a map"
+            f"network {network.id!r} has other settings than its parent {parent.id!r}, so its weights cannot be "
+            "copied; choose another map"
         )
     return {name: tensor.clone() for name, tensor in weights.items()}
 
@@ -120,7 +120,8 @@ def _choose(network: Network, parent: Network, weights: Mapping[str, Tensor]) ->
     odd = [name for name, decl in network.tensors.items() if declared.get(name) != decl.shape]
     if odd:
         raise ConfigError(
-            f"network {network.id!r} is to have tensor {odd[0]!r} of {parent.id!r}, which has none of that shape"
+            f"network {network.id!r} needs tensor {odd[0]!r} of {parent.id!r}, which has no tensor of that name and "
+            "shape"
         )
     return {name: weights[name].clone() for name in network.tensors}
 

@@ -1,4 +1,4 @@
-"""What submodels' training programs would be planned to take: plain numbers, told of thousands of submodels at once."""
+"""Estimates of the planned memory of submodels' training programs: plain numbers for thousands of submodels at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

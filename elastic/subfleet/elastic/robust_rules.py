@@ -96,7 +96,8 @@ class Stack:
             ProtocolError: a change has another shape than its submodel's tensor, or is not finite.
         """
         network = self.network
-        local = [(tensor_maps(network, one.architecture), network.shapes(one.architecture)) for one in self.members]
+        architectures = [member.architecture for member in self.members]
+        local = [(tensor_maps(network, architecture), network.shapes(architecture)) for architecture in architectures]
         for name in self.state:
             shape = network.tensors[name].shape
             updates = zip(self.members, local, self.read(name), strict=True)

@@ -33,7 +33,7 @@ def uniform_space(network: Network, rates: Sequence[float]) -> tuple[Architectur
     left out, both axes keep the size of the shorter.
 
     Args:
-        network: the declaration.
+        network: the network.
         rates: widths relative to the full network, from 0.001 to 1.
 
     Returns:
@@ -216,7 +216,7 @@ class SearchSpace:
         return tuple(rng.randrange(len(gene.options)) for gene in self.genes)
 
     def spread(self, rng: Random) -> Genes:
-        """Draw a submodel of any size alike; independent draws of many genes would nearly all be of medium size.
+        """Draw a submodel with all sizes about equally likely; independent draws of many genes are mostly medium.
 
         The genes keep about the same fraction of their options, or one that rises or falls along the network.
         """
@@ -227,7 +227,7 @@ class SearchSpace:
         return tuple(round(min(max(own, 0), 1) * last) for own, last in zip(shares, most, strict=True))
 
     def corner(self, rng: Random) -> Genes:
-        """Draw a submodel of any size alike in which each gene is smallest or largest.
+        """Draw a submodel in which each gene is smallest or largest, with all sizes about equally likely.
 
         The submodel with the most parameters within a budget is near one of these: memory goes to the genes that give
         the most parameters for it.
@@ -289,7 +289,7 @@ def search_space(
     ratio of 0 drops its block, any other ratio sizes the axes of the block.
 
     Args:
-        network: the declaration.
+        network: the network.
         rates: widths relative to the full network, from 0.001 to 1; if empty, every whole number of groups.
         width: "axis" sizes each axis by itself, and the axes of one skippable block together, with the block itself if
             `depth` is "block"; "section" sizes all axes of one kind in a section together; "network" sizes all by one

@@ -194,7 +194,7 @@ class Journal:
             if row != _build_run_row(before):
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**row))
             self._write(connection, state, changes)
-            if emptied:  # the round is tried again, without the clients that answered before
+            if emptied:  # the round is attempted again, without the clients that answered before
                 for part in ("traffic", "update"):
                     self._delete(connection, part, f"{_join_key(after.round)}/")
             if record is not None and close is not None:

@@ -63,14 +63,14 @@ class OortMemory:
         exploiting: the clients of the open round that were selected for their utility.
         choices: the same for the last rounds.
         utilities: the sum of these clients' utilities for each of the last rounds, the newest last.
-        tried: by explored client without an update since, the last round that explored it.
+        explorations: by explored client without an update since, the last round that explored it.
     """
 
     percentile: float
     exploiting: tuple[str, ...] = ()
     choices: tuple[PastSelection, ...] = ()
     utilities: tuple[float, ...] = ()
-    tried: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    explorations: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +154,10 @@ class Oort:
         memory: OortMemory = context.memory
         known = [client for client in context.clients if client.past is not None]
         new = {client.client_id: client for client in context.clients if client.past is None}
-        tried = {name: last for name, last in memory.tried.items() if context.round - last <= _WAITING_ROUNDS}
+        waiting = {name: last for name, last in memory.explorations.items() if context.round - last <= _WAITING_ROUNDS}
         count = min(context.count or len(context.clients), len(context.clients))
         fraction = max(self.least_exploration, self.exploration * self.exploration_decay ** (context.round - 1))
-        exploring = max(min(round(fraction * count), len(new.keys() - tried)), count - len(known))
+        exploring = max(min(round(fraction * count), len(new.keys() - waiting)), count - len(known))
         scores = self.score(known, context.round, memory)
         resting = context.find_overselected(memory.choices, count, self.most_often)
         scores = {name: score * (_RESTING if name in resting else 1.0) for name, score in scores.items()}
@@ -167,12 +167,12 @@ class Oort:
         usual_s = math.fsum(durations) / len(durations) if durations else 1.0
         speeds = {name: 1 / (client.expected_s or usual_s) for name, client in new.items()}
         drawn = draw_without_replacement(speeds, len(speeds), context.stream("exploration"))
-        explored = sorted(drawn, key=lambda name: name in tried)[:exploring]
+        explored = sorted(drawn, key=lambda name: name in waiting)[:exploring]
         memory = replace(
             memory,
             exploiting=exploiting,
             choices=add_selection(memory.choices, context.round, exploiting),
-            tried=tried | dict.fromkeys(explored, context.round),
+            explorations=waiting | dict.fromkeys(explored, context.round),
         )
         return Selection(clients=(*exploiting, *explored), memory=memory)
 
@@ -226,8 +226,8 @@ class Oort:
                 percentile = min(100.0, percentile + self.pacer_step)
             elif change >= self.steep * before:
                 percentile = max(self.pacer_step, percentile - self.pacer_step)
-        silent = {name: last for name, last in known.tried.items() if name not in closed.clients}
-        return OortMemory(percentile=percentile, utilities=utilities, choices=known.choices, tried=silent)
+        silent = {name: last for name, last in known.explorations.items() if name not in closed.clients}
+        return OortMemory(percentile=percentile, utilities=utilities, choices=known.choices, explorations=silent)
 
 
 def duration_s(client: AvailableClient, durations: Durations) -> float:

@@ -124,15 +124,15 @@ def give_written(
     return ready or next(filter(allows, reversed(space)), None)
 
 
-def request_program(chosen: Candidate, given: Candidate, target: str) -> RequestedProgram | None:
+def request_program(chosen: Candidate, assigned: Candidate, target: str) -> RequestedProgram | None:
     """Request the program of a chosen size; None if the device loses little without it.
 
     Args:
         chosen: by the device's search.
-        given: what the device gets now.
+        assigned: what the device gets now.
         target: the program target.
     """
-    lost = 1 - given.parameters / chosen.parameters
+    lost = 1 - assigned.parameters / chosen.parameters
     return (
         RequestedProgram(program=SizedProgram(size=chosen.architecture, target=target), lost=lost)
         if lost >= LEAST_GAIN

@@ -21,7 +21,7 @@ def describe_step(context: RunContext, before: RunState, after: RunState) -> Ite
     if after.failed_attempts.lost != before.failed_attempts.lost:
         failed_attempts, pause_s = after.failed_attempts, after.live.attempt_times.pause_s
         pause = f"in {pause_s:g} s" if pause_s else "at once"
-        again = "" if after.phase == "failed" else f"; it is tried again {pause}"
+        again = "" if after.phase == "failed" else f"; it is attempted again {pause}"
         yield f"round {before.round} left nothing to aggregate ({failed_attempts.waits_for}){again}"
     for name, excluded in after.outliers.excluded.items():
         if before.outliers.excluded.get(name) != excluded:

@@ -87,12 +87,14 @@ def test_who_was_explored_waits_for_ten_rounds() -> None:
     chosen, memory = played(OORT, silent={"c07"}, rounds=60)
     rounds = [number for number, names in enumerate(chosen, start=1) if "c07" in names]
     assert [later - earlier for earlier, later in pairwise(rounds)] == [11] * (len(rounds) - 1)
-    assert memory.tried == {"c07": rounds[-1]}
-    assert played(OORT, silent={"c07"}, rounds=rounds[0])[1].tried == {"c07": rounds[0]}, "who answered is not waiting"
+    assert memory.explorations == {"c07": rounds[-1]}
+    assert played(OORT, silent={"c07"}, rounds=rounds[0])[1].explorations == {"c07": rounds[0]}, (
+        "who answered is not waiting"
+    )
 
 
 def test_who_waits_is_explored_where_there_are_no_others() -> None:
-    memory = OortMemory(percentile=30.0, tried={"ada": 4, "bob": 4})
+    memory = OortMemory(percentile=30.0, explorations={"ada": 4, "bob": 4})
     clients = (client("ada"), client("bob"), client("cyd", past(3)))
     for count, expected in ((1, {"cyd"}), (3, {"ada", "bob", "cyd"}), (0, {"ada", "bob", "cyd"})):
         found = OORT.select(SelectionContext(clients=clients, count=count, round=5, memory=memory))
@@ -101,7 +103,7 @@ def test_who_waits_is_explored_where_there_are_no_others() -> None:
     assert set(newcomer.clients) == {"cyd", "dan"}
     later = OORT.select(SelectionContext(clients=clients, count=1, round=15, memory=memory))
     assert set(later.clients) < {"ada", "bob"}
-    assert later.memory.tried == dict.fromkeys(later.clients, 15)
+    assert later.memory.explorations == dict.fromkeys(later.clients, 15)
 
 
 def test_a_round_that_is_tried_again_explores_others() -> None:
@@ -113,5 +115,5 @@ def test_a_round_that_is_tried_again_explores_others() -> None:
 
 def test_a_journal_of_an_earlier_release_is_read() -> None:
     plain = to_plain(OortMemory(percentile=30.0))
-    del plain["tried"]
+    del plain["explorations"]
     assert from_plain(OortMemory, plain) == OortMemory(percentile=30.0)

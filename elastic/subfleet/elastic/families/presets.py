@@ -173,7 +173,7 @@ vgg13 = _vgg((2, 2, 2, 2, 2))
 vgg16 = _vgg((2, 2, 3, 3, 3))
 vgg19 = _vgg((2, 2, 4, 4, 4))
 
-# Stand-ins for the other clients' networks of FedADP (2025, figure 3, which was drawn and not told in words): named by
+# Stand-ins for the other clients' networks of FedADP (2025, figure 3, a drawing without a description): named by
 # their layers as VGG is, one and two of them more than VGG-13 and VGG-16 in the later sections, on the way to VGG-19,
 # and one layer that is twice as wide. All are sizes of the last.
 vgg14 = _vgg((2, 2, 2, 2, 3))
