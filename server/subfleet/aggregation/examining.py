@@ -57,10 +57,6 @@ class _Memory:
         self.now[key] = found
         return found.evaluation
 
-    def begin_round(self) -> None:
-        """Forget evaluations that the last round did not use."""
-        self.before, self.now = self.now, {}
-
 
 class Examiner:
     """Evaluates one aggregated model after the other.
@@ -89,16 +85,16 @@ class Examiner:
             state: of the run, before the round is closed.
             round_number: of the round.
         """
-        self._memory.begin_round()
+        self._memory = _Memory(before=self._memory.now)
         roles, network = self._views.context.roles, self._find_newest(aggregated.aggregated)
         if network.choices:
             return self._evaluate_paths(aggregated.aggregated, network, round_number)
         everyone = self._list_clients(aggregated, state) if roles.aggregator.personal else []
         if everyone:
-            found = [self._evaluate(aggregated.aggregated, client) for client in everyone]
+            evaluations = [self._evaluate(aggregated.aggregated, client) for client in everyone]
             untrained = self._mean(self._measure_untrained(aggregated.aggregated, client) for client in everyone)
             return self._combine(
-                found, EvaluatedModel(kind=roles.aggregator.model, count=len(found), untrained=untrained)
+                evaluations, EvaluatedModel(kind=roles.aggregator.model, count=len(evaluations), untrained=untrained)
             )
         full = network.full_architecture()
         architecture = aggregated.aggregated.of(network.id).model or full
@@ -115,8 +111,8 @@ class Examiner:
     def _find_newest(self, state: ModelState) -> Network:
         """The newest network that devices have trained; the newest of all if there is none."""
         states = [state.of(network_id) for network_id in state.network_ids]
-        trained = [one for one in states if one.model is not None] or states
-        newest = max((one.lineage for one in trained), key=lambda one: 0 if one is None else one.born_round)
+        lineages = [own.lineage for own in states if own.model is not None] or [own.lineage for own in states]
+        newest = max(lineages, key=lambda lineage: 0 if lineage is None else lineage.born_round)
         return self._views.context.declared(newest).network
 
     def _list_clients(self, aggregated: AggregatedModel, state: RunState) -> list[Participant]:
@@ -125,10 +121,9 @@ class Examiner:
         others = (
             find_standing(self._views.context, state, client) for name, client in state.last.items() if name not in done
         )
-        known = [
-            one for one in others if one is not None and one.architecture.network in aggregated.aggregated.network_ids
-        ]
-        return sorted((*done.values(), *known), key=lambda one: one.client_id)
+        in_use = aggregated.aggregated.network_ids
+        known = [client for client in others if client is not None and client.architecture.network in in_use]
+        return sorted((*done.values(), *known), key=lambda client: client.client_id)
 
     def _evaluate_paths(self, state: ModelState, network: Network, round_number: int) -> Examined:
         seed = self._views.context.config.seed
@@ -136,9 +131,10 @@ class Examiner:
             network, min(_PATHS, len(self._labels)), open_stream(f"{seed}/{round_number}/paths")
         )
         clients = [imitate_client(network, architecture) for architecture in architectures]
-        found = [self._evaluate(state, one, slice(place, None, len(clients))) for place, one in enumerate(clients)]
+        parts = (slice(place, None, len(clients)) for place in range(len(clients)))
+        evaluations = [self._evaluate(state, client, part) for client, part in zip(clients, parts, strict=True)]
         untrained = self._mean(self._measure_untrained(state, client) for client in clients)
-        return self._combine(found, EvaluatedModel(kind="paths", count=len(found), untrained=untrained))
+        return self._combine(evaluations, EvaluatedModel(kind="paths", count=len(clients), untrained=untrained))
 
     def _evaluate(self, state: ModelState, client: Participant, samples: slice = _ALL) -> EvaluationResult:
         key = (*self._views.key(state, client), samples.start, samples.step)

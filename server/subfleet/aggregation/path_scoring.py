@@ -39,7 +39,7 @@ def score_generation(
     Raises:
         ConfigError: there are no validation samples, or a path is none of the supernet.
     """
-    search, supernet = context.roles.networks.path_search, _supernet_in_use(context, state)
+    search, supernet = context.roles.networks.path_search, _find_supernet(context, state)
     generation = propose_generation(context, state)
     if generation is None or search is None or supernet is None:
         return ProposedGeneration(generation=None)
@@ -61,7 +61,7 @@ def propose_generation(context: RunContext, state: RunState) -> Generation | Non
 
     In that case the resulting networks are declared here, as each takes half a second, too long for the loop.
     """
-    search, supernet = context.roles.networks.path_search, _supernet_in_use(context, state)
+    search, supernet = context.roles.networks.path_search, _find_supernet(context, state)
     if search is None or supernet is None:
         return None
     memory = get_memory(context, state)
@@ -72,17 +72,17 @@ def propose_generation(context: RunContext, state: RunState) -> Generation | Non
     return generation
 
 
-def _supernet_in_use(context: RunContext, state: RunState) -> Network | None:
+def _find_supernet(context: RunContext, state: RunState) -> Network | None:
     """The network in use with a choice of operators, if there is one."""
-    found = (context.declared(one).network for one in list_living_lineages(context, state))
-    return next((one for one in found if one.choices), None)
+    networks = (context.declared(lineage).network for lineage in list_living_lineages(context, state))
+    return next((network for network in networks if network.choices), None)
 
 
 def draw_random_paths(network: Network, count: int, rng: Random) -> tuple[Architecture, ...]:
     """Random paths of a supernet, all equally likely; of a network without choices, the whole network once."""
     if not network.choices:
         return (network.full_architecture(),)
-    drawn = ([rng.choice(one.operators) for one in network.choices.values()] for _ in range(count))
+    drawn = ([rng.choice(choice.operators) for choice in network.choices.values()] for _ in range(count))
     return tuple(path_architecture(network, path) for path in drawn)
 
 
@@ -109,5 +109,5 @@ def score_path(
     inputs, labels = samples
     if network.config.norm == "batch":
         state = recalibrate(network, state, path, torch.split(inputs, _BATCH_SIZE))
-    found = evaluate(network, path, state, inputs, labels, objective=objective)
-    return found.accuracy if found.kind.by_accuracy else -found.loss
+    evaluation = evaluate(network, path, state, inputs, labels, objective=objective)
+    return evaluation.accuracy if evaluation.kind.by_accuracy else -evaluation.loss

@@ -20,7 +20,7 @@ _UNKNOWN = MethodInfo(title="", paper="", varies=(), runtimes=())
 def describe_methods() -> dict[str, Row]:
     """Every method as plain data, by name; the status of a method that cannot be loaded gives the reason."""
     rows = {name: describe_method(name) for name in METHODS}
-    rows |= {name: _row(_UNKNOWN, f"broken: {reason}", {}) for name, reason in METHODS.broken.items()}
+    rows |= {name: _build_row(_UNKNOWN, f"broken: {reason}", {}) for name, reason in METHODS.broken.items()}
     return dict(sorted(rows.items()))
 
 
@@ -31,7 +31,7 @@ def describe_method(name: str) -> Row:
         ConfigError: there is no such method, or it cannot be loaded.
     """
     kind = METHODS.named(name)
-    return _row(kind.INFO, join_departures(list_departures(kind(), Setting())), _parameters(kind()))
+    return _build_row(kind.INFO, join_departures(list_departures(kind(), Setting())), _describe_parameters(kind()))
 
 
 def show_parameters(console: Console, name: str) -> None:
@@ -62,7 +62,7 @@ def show_methods(console: Console, verdicts: Mapping[str, Mapping[str, str]] | N
     show_table(console, titles, rows, title="Methods", left=titles)
 
 
-def _parameters(method: Method) -> dict[str, dict[str, Any]]:
+def _describe_parameters(method: Method) -> dict[str, dict[str, Any]]:
     """The default of each parameter, and the value of the paper; None if the paper leaves it open."""
     published, paths = method.INFO.published, method.INFO.parameters
     own = [field.name for field in fields(method) if not any(path.startswith(f"{field.name}.") for path in paths)]
@@ -75,7 +75,7 @@ def _parameters(method: Method) -> dict[str, dict[str, Any]]:
     }
 
 
-def _row(info: MethodInfo, status: str, parameters: Mapping[str, Any]) -> Row:
+def _build_row(info: MethodInfo, status: str, parameters: Mapping[str, Any]) -> Row:
     return {
         "title": info.title,
         "paper": info.paper,

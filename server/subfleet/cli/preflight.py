@@ -76,15 +76,15 @@ def export_submodels(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
                     build_train_request(declared.network, candidate.architecture, target, context.training(1))
                 ),
             )
-            for declared in _networks(context)
+            for declared in _list_networks(context)
             for candidate in declared.candidates
             for target in config.targets
         ]
         for candidate, target, future in exports:
-            yield _verdict(candidate, target, future)
+            yield _build_verdict(candidate, target, future)
 
 
-def _networks(context: RunContext) -> Sequence[Declared]:
+def _list_networks(context: RunContext) -> Sequence[Declared]:
     """The networks that the run begins with: the unions of the networks of its devices, or its model."""
     brought = {device.id: device.network for device in context.config.fleet.each() if device.network is not None}
     if not brought or not context.roles.assigner.declarations or context.roles.networks.begin is None:
@@ -102,7 +102,7 @@ def _networks(context: RunContext) -> Sequence[Declared]:
     return [context.declared(union) for union in unions]
 
 
-def _verdict(candidate: Candidate, target: str, future: "Future[Path]") -> Verdict:
+def _build_verdict(candidate: Candidate, target: str, future: "Future[Path]") -> Verdict:
     started_s = time.monotonic()
     architecture = candidate.architecture
     verdict = Verdict(

@@ -23,7 +23,6 @@ __all__ = [
     "describe_status",
     "join_departures",
     "list_departures",
-    "select_true",
 ]
 
 
@@ -114,11 +113,6 @@ def join_departures(departures: Sequence[str]) -> str:
     return "; ".join(departures) or "exact"
 
 
-def select_true(sentences: Mapping[str, bool]) -> tuple[str, ...]:
-    """The sentences that hold, in order."""
-    return tuple(sentence for sentence, holds in sentences.items() if holds)
-
-
 def list_departures(method: Method, setting: Setting) -> tuple[str, ...]:
     """How a method differs from its paper: by design, and by each parameter that does not have the paper's value."""
     own = (text.format(method=method) for text, applies in method.INFO.departures.items() if applies(method, setting))
@@ -145,20 +139,19 @@ def _list_replacements(method: Method, setting: Setting) -> tuple[str, ...]:
     """The techniques that the run replaces, except those that the method itself covers."""
     own, run, judged = method.roles().techniques, setting.techniques, method.INFO.judges
     robust, optimiser, codec = run.robust_aggregation, run.server_optimiser, run.update_codec
-    return select_true(
-        {
-            f"updates are aggregated by {robust.TYPE if robust else ''} in place of the mean (robust_aggregation)": (
-                robust is not None
-            ),
-            f"the server's optimiser is {optimiser.TYPE if optimiser else ''} (server_optimiser)": (
-                optimiser is not None and type(optimiser) is not type(own.server_optimiser)
-            ),
-            f"updates are compressed by {codec.TYPE if codec else ''} (update_codec)": (
-                setting.compressed and "update_codec" not in judged
-            ),
-            "norms are separate for each submodel (norms)": (
-                run.norms == "bank" and setting.norm != "none" and "norms" not in judged
-            ),
-            "the whole model teaches its submodels (distillation)": run.teaches and "distillation" not in judged,
-        }
-    )
+    replacements = {
+        f"updates are aggregated by {robust.TYPE if robust else ''} in place of the mean (robust_aggregation)": (
+            robust is not None
+        ),
+        f"the server's optimiser is {optimiser.TYPE if optimiser else ''} (server_optimiser)": (
+            optimiser is not None and type(optimiser) is not type(own.server_optimiser)
+        ),
+        f"updates are compressed by {codec.TYPE if codec else ''} (update_codec)": (
+            setting.compressed and "update_codec" not in judged
+        ),
+        "norms are separate for each submodel (norms)": (
+            run.norms == "bank" and setting.norm != "none" and "norms" not in judged
+        ),
+        "the whole model teaches its submodels (distillation)": run.teaches and "distillation" not in judged,
+    }
+    return tuple(sentence for sentence, holds in replacements.items() if holds)

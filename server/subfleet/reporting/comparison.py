@@ -222,8 +222,10 @@ def _compare(entrant: Entrant, first: Entrant) -> Comparison:
         worst=min(values.values(), key=lambda value: sign * value),
         participation=statistics.fmean(float(run["participation"]) for run in runs),
         megabytes=statistics.fmean(map(_count_moved_bytes, runs)) / 1e6,
-        figures=_average((name for name in FIGURES if name != entrant.headline), [_figures(run) for run in runs]),
-        costs=_average(COSTS, [_costs(run) for run in runs]),
+        figures=_average(
+            (name for name in FIGURES if name != entrant.headline), [_select_figures(run) for run in runs]
+        ),
+        costs=_average(COSTS, [_select_costs(run) for run in runs]),
         outliers=_describe_outliers(runs),
         gain=measure_difference(ours, theirs) if len(seeds) > 1 else None,
     )
@@ -238,7 +240,7 @@ def _average(names: Iterable[str], runs: Sequence[Mapping[str, Any]]) -> dict[st
     }
 
 
-def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+def _select_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """All metrics, figures of clients' submodels, and what devices measured on held-out samples of their own."""
     spread = (summary["evaluation"] or {}).get(summary["headline"])
     names = (("own_mean", "mean"), ("own_range", "interquartile_range"), ("own_worst", "worst"))
@@ -246,7 +248,7 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
     return {**summary["metrics"], **own, **summary["figures"]}
 
 
-def _costs(summary: Mapping[str, Any]) -> dict[str, float]:
+def _select_costs(summary: Mapping[str, Any]) -> dict[str, float]:
     """Costs of all rounds; times only if they are known."""
     costs = summary["costs"]
     times = {"round": costs["rounds"], "expected_round": costs["expected_rounds"]}

@@ -50,14 +50,14 @@ def render_report(name: str, result: RunResult, record: dict[str, Any]) -> str:
         reached,
         method,
         spoiled,
-        _plots(rounds),
-        _evaluation(result.evaluations),
-        _costs(result),
-        _networks(result.networks, len(rounds)),
-        _models(record.get("models", []), result.headline),
-        *(_round(finished) for finished in rounds),
+        _render_plots(rounds),
+        _render_evaluation(result.evaluations),
+        _render_costs(result),
+        _render_networks(result.networks, len(rounds)),
+        _render_models(record.get("models", []), result.headline),
+        *(_render_round(finished) for finished in rounds),
     ]
-    return _page(name, parts)
+    return _render_page(name, parts)
 
 
 def render_failure(name: str, why: str) -> str:
@@ -67,7 +67,7 @@ def render_failure(name: str, why: str) -> str:
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         f"<p>The report cannot be made ({escape(why)}). {hint}</p>",
     ]
-    return _page(name, parts)
+    return _render_page(name, parts)
 
 
 def render_status(
@@ -84,25 +84,25 @@ def render_status(
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         f'<p role="status">{escape(state)}</p>',
-        *([f"<h2>Away</h2>{_table(['device', 'reason', 'last seen'], away)}"] if away else []),
-        *(_round(record) for record in reversed(rounds)),
+        *([f"<h2>Away</h2>{_render_table(['device', 'reason', 'last seen'], away)}"] if away else []),
+        *(_render_round(record) for record in reversed(rounds)),
         '<p><a href="/docs">HTTP API</a></p>',
     ]
-    return _page(name, parts, '<meta http-equiv="refresh" content="3">')
+    return _render_page(name, parts, '<meta http-equiv="refresh" content="3">')
 
 
-def _page(name: str, parts: Sequence[str], more_head: str = "") -> str:
+def _render_page(name: str, parts: Sequence[str], more_head: str = "") -> str:
     head = f'<meta charset="utf-8">{more_head}<title>Subfleet: {escape(name)}</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
 
 
-def _plots(rounds: Sequence[RoundRecord]) -> str:
+def _render_plots(rounds: Sequence[RoundRecord]) -> str:
     from subfleet.reporting import plots  # matplotlib takes a second to load, and only reports need it
 
     model = f" of {rounds[-1].model_description}" if rounds else ""
     measured = any(row.measured_peak_bytes is not None for record in rounds for row in record.clients)
     figures = (
-        (plots.plot_metric(rounds), f"{_title(rounds)}{model} on the evaluation samples."),
+        (plots.plot_metric(rounds), f"{_format_title(rounds)}{model} on the evaluation samples."),
         (
             plots.plot_budgets(rounds),
             "Size of each submodel against the memory budget; a small submodel with a large budget means a slow link.",
@@ -114,13 +114,13 @@ def _plots(rounds: Sequence[RoundRecord]) -> str:
     return f'<div class="plots">{cells}</div>'
 
 
-def _title(rounds: Sequence[RoundRecord]) -> str:
+def _format_title(rounds: Sequence[RoundRecord]) -> str:
     """The headline metric with a capital letter."""
     title = METRICS[rounds[-1].headline if rounds else "accuracy"].title
     return title[0].upper() + title[1:]
 
 
-def _evaluation(records: Sequence[EvaluationRecord]) -> str:
+def _render_evaluation(records: Sequence[EvaluationRecord]) -> str:
     """The last evaluation of devices on held-out samples of their own."""
     if not records:
         return ""
@@ -133,7 +133,7 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
             row.device,
             row.architecture,
             *(
-                (_cell(row.value(headline)), _cell(row.loss), str(row.sample_count))
+                (_format_cell(row.value(headline)), _format_cell(row.loss), str(row.sample_count))
                 if row.label_count
                 else ("-", "-", "-")
             ),
@@ -144,17 +144,19 @@ def _evaluation(records: Sequence[EvaluationRecord]) -> str:
         for row in records[-1].clients
     ]
     spread = describe_spread(records[-1])
-    return f"<h2>Evaluation by devices</h2><p>{escape(spread[0].upper() + spread[1:])}.</p>{_table(titles, rows)}"
+    return (
+        f"<h2>Evaluation by devices</h2><p>{escape(spread[0].upper() + spread[1:])}.</p>{_render_table(titles, rows)}"
+    )
 
 
-def _costs(result: RunResult) -> str:
+def _render_costs(result: RunResult) -> str:
     """The costs of all rounds."""
     costs = sum_costs(result)
     sentences = " ".join(f"{escape(text)}." for text in (describe_costs(costs), *describe_times(costs)))
     return f"<h2>Cost</h2><p>{sentences}</p>"
 
 
-def _networks(networks: Sequence[NetworkRecord], round_count: int) -> str:
+def _render_networks(networks: Sequence[NetworkRecord], round_count: int) -> str:
     """The family tree of the networks, if there is more than one."""
     if len(networks) < 2:
         return ""
@@ -163,17 +165,17 @@ def _networks(networks: Sequence[NetworkRecord], round_count: int) -> str:
     titles = ["network", "grown from", "by", "changed", "after round", "ready in round", "until round", "MACs"]
     judged = METRICS[networks[0].metric].title
     titles += ["parameters", "rounds", "devices", "training MACs", judged, "of devices", "why"]
-    rows = [_network(record) for record in networks]
+    rows = [_build_network_row(record) for record in networks]
     caption = (
         "Networks over the rounds. A dot is a round in which devices trained the network, larger for more devices; "
         "a network is dotted until it can be trained."
     )
     tree = plot_family_tree(networks, round_count)
     figure = f'<figure class="tree">{tree}<figcaption>{caption}</figcaption></figure>'
-    return f"<h2>Networks</h2>{figure}{_table(titles, rows)}"
+    return f"<h2>Networks</h2>{figure}{_render_table(titles, rows)}"
 
 
-def _network(network: NetworkRecord) -> tuple[str, ...]:
+def _build_network_row(network: NetworkRecord) -> tuple[str, ...]:
     lineage = network.lineage
     grown = lineage.parent is not None
     return (
@@ -181,21 +183,21 @@ def _network(network: NetworkRecord) -> tuple[str, ...]:
         (lineage.parent or "the first") if grown else "-",
         lineage.map.TYPE if grown else "-",
         network.changed or "-",
-        _cell(lineage.born_round),
-        _cell(network.ready_round),
-        _cell(lineage.retired_round),
+        _format_cell(lineage.born_round),
+        _format_cell(network.ready_round),
+        _format_cell(lineage.retired_round),
         format_amount(network.forward_macs),
         format_amount(network.parameters),
         str(len(network.trained)),
         str(len(network.clients)),
         format_amount(network.training_macs),
-        _cell(network.own_mean),
+        _format_cell(network.own_mean),
         str(len(network.owners)) if network.owners else "-",
         lineage.reason or "-",
     )
 
 
-def _models(models: Sequence[dict[str, Any]], headline: str) -> str:
+def _render_models(models: Sequence[dict[str, Any]], headline: str) -> str:
     if not models:
         return ""
     columns = ["client_id", "file", "architecture", "bytes", "max_abs_diff"]
@@ -206,11 +208,11 @@ def _models(models: Sequence[dict[str, Any]], headline: str) -> str:
     if any(model.get("quantised_accuracy") is not None for model in models):
         columns += ["quantised_accuracy", "float_accuracy"]
         titles += ["accuracy in 8 bits, evaluation samples", "the same in float32"]
-    rows = [tuple(_cell(model.get(column)) for column in columns) for model in models]
-    return f"<h2>Each device's own model</h2>{_table(titles, rows)}"
+    rows = [tuple(_format_cell(model.get(column)) for column in columns) for model in models]
+    return f"<h2>Each device's own model</h2>{_render_table(titles, rows)}"
 
 
-def _round(record: RoundRecord) -> str:
+def _render_round(record: RoundRecord) -> str:
     title = f"Round {record.round}: {record.quality}"
     title += "" if record.seconds is None else f", {record.seconds:.1f} s"
     if record.log_time_s is not None:
@@ -218,16 +220,16 @@ def _round(record: RoundRecord) -> str:
     title += f"; {describe_participation(record)}"
     titles = [column.title for column in CLIENT_COLUMNS]
     rows = [[column.cell(row) for column in CLIENT_COLUMNS] for row in record.clients]
-    return f"<h2>{escape(title)}</h2>{_table(titles, rows)}"
+    return f"<h2>{escape(title)}</h2>{_render_table(titles, rows)}"
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _render_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
     return "-" if value is None else str(value)

@@ -90,7 +90,7 @@ def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str
         "accuracy": rounds[-1].accuracy,
         "metrics": rounds[-1].all_metrics,
         "loss": rounds[-1].loss,
-        **_accuracies(gallery, result, tiers, aggregated),
+        **_compute_accuracies(gallery, result, tiers, aggregated),
         "participation": compute_participation(rounds),
         "least_participation": min(record.participation for record in rounds),
         "never_aggregated": len(tiers) - len(aggregated),
@@ -98,9 +98,9 @@ def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str
         "bytes_up": sum(row.bytes_up for row in rows),
         "macs": sum(row.training_macs for row in rows),
         "violations": sum(violates(row) for row in rows),
-        "over_link": sum(_over_link(row) for row in rows),
-        "utilisation": _mean([used for row in rows if (used := row.utilisation) is not None]),
-        "parameters_lost": _mean([row.parameters_lost for row in rows if row.utilisation is not None]),
+        "over_link": sum(_exceeds_links(row, row.bytes_down, row.bytes_up) for row in rows if row.planned_peak_bytes),
+        "utilisation": _average([used for row in rows if (used := row.utilisation) is not None]),
+        "parameters_lost": _average([row.parameters_lost for row in rows if row.utilisation is not None]),
         "programs_written": sum(record.programs_written for record in rounds),
     }
 
@@ -111,10 +111,12 @@ def violates(row: ClientRow) -> bool:
         return False
     if row.disk_budget_bytes is not None and row.disk_bytes > row.disk_budget_bytes:
         return True
-    return row.planned_peak_bytes > row.budget_bytes or _beyond_links(row, row.weight_bytes, row.update_bytes)
+    return row.planned_peak_bytes > row.budget_bytes or _exceeds_links(row, row.weight_bytes, row.update_bytes)
 
 
-def _accuracies(gallery: Gallery, result: RunResult, tiers: Mapping[str, str], aggregated: set[str]) -> dict[str, Any]:
+def _compute_accuracies(
+    gallery: Gallery, result: RunResult, tiers: Mapping[str, str], aggregated: set[str]
+) -> dict[str, Any]:
     headline = gallery.views.context.config.training.objective.kind.headline
     of_tiers: dict[str, list[float]] = {tier: [] for tier in tiers.values()}
     accuracies = []
@@ -126,28 +128,24 @@ def _accuracies(gallery: Gallery, result: RunResult, tiers: Mapping[str, str], a
     evaluated = result.evaluations[-1].evaluated if result.evaluations else ()
     known = {row.client_id: row.value(headline) for row in evaluated if row.client_id in aggregated}
     own = {name: value for name, value in known.items() if value is not None}
-    means = {tier: _mean(values) if values else None for tier, values in of_tiers.items()}
+    means = {tier: _average(values) if values else None for tier, values in of_tiers.items()}
     each = [mean for tier in tiers.values() if (mean := means[tier]) is not None]
     whole = len(each) == len(tiers)
     worst = min if better(headline) > 0 else max
     return {
         "tiers": means,
         "worst_tier": worst(each) if whole else None,
-        "submodels": _mean(each) if whole else None,
-        **({"submodels_accuracy": _mean(accuracies)} if any(accuracies) and headline != "accuracy" else {}),
+        "submodels": _average(each) if whole else None,
+        **({"submodels_accuracy": _average(accuracies)} if any(accuracies) and headline != "accuracy" else {}),
         "own": own,
-        **({"own_mean": _mean(list(own.values())), "own_worst": worst(own.values())} if own else {}),
+        **({"own_mean": _average(list(own.values())), "own_worst": worst(own.values())} if own else {}),
     }
 
 
-def _over_link(row: ClientRow) -> bool:
-    return bool(row.planned_peak_bytes) and _beyond_links(row, row.bytes_down, row.bytes_up)
-
-
-def _beyond_links(row: ClientRow, bytes_down: int, bytes_up: int) -> bool:
+def _exceeds_links(row: ClientRow, bytes_down: int, bytes_up: int) -> bool:
     moved = ((bytes_down, row.downlink_budget_bytes), (bytes_up, row.uplink_budget_bytes))
     return any(link_bytes is not None and moved_bytes > link_bytes for moved_bytes, link_bytes in moved)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _average(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0

@@ -89,11 +89,11 @@ def describe_costs(costs: RunCosts) -> str:
 def describe_times(costs: RunCosts) -> Iterator[str]:
     """Sentences on measured and expected times of rounds."""
     if costs.rounds is not None and costs.clients is not None:
-        yield f"A round took {_timing(costs.rounds)}, a device's part of it {_timing(costs.clients)}"
+        yield f"A round took {_format_timing(costs.rounds)}, a device's part of it {_format_timing(costs.clients)}"
     if costs.training_macs and not costs.paced:
         yield "No device profile has a speed (macs_per_s), so the time of a round is not estimated"
     elif costs.expected_rounds is not None and costs.expected_clients is not None:
-        rounds, clients = _timing(costs.expected_rounds), _timing(costs.expected_clients)
+        rounds, clients = _format_timing(costs.expected_rounds), _format_timing(costs.expected_clients)
         grounds = (
             "by links and paces"
             if costs.paced == 1
@@ -110,7 +110,7 @@ def format_amount(number: float) -> str:
     return f"{number:.0f} "
 
 
-def _timing(timing: Timing) -> str:
+def _format_timing(timing: Timing) -> str:
     return f"{timing.mean_s:.2f} s on average (deviation {timing.deviation_s:.2f} s)"
 
 

@@ -132,9 +132,9 @@ def read_summary(folder: Path) -> Mapping[str, Any] | None:
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}; make it readable, or run that again") from error
     except (ValueError, RecursionError) as error:
-        raise _damage(folder, f"it is no JSON: {error}") from error
+        raise _describe_damage(folder, f"it is no JSON: {error}") from error
     if not isinstance(summary, dict):
-        raise _damage(folder, f"it is {type(summary).__name__}, but must be an object")
+        raise _describe_damage(folder, f"it is {type(summary).__name__}, but must be an object")
     return summary
 
 
@@ -150,10 +150,10 @@ def interpret_summary(folder: Path) -> Iterator[None]:
     except SubfleetError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _damage(folder, f"{type(error).__name__}: {error}") from error
+        raise _describe_damage(folder, f"{type(error).__name__}: {error}") from error
 
 
-def _damage(folder: Path, reason: str) -> FileError:
+def _describe_damage(folder: Path, reason: str) -> FileError:
     return FileError(
         f"{folder / SUMMARY} is damaged, or was written by another release ({' '.join(reason.split()):.200}); run that "
         "again, or restore the file"
