@@ -328,7 +328,7 @@ def test_impossible_settings_are_refused(values: dict[str, object], reason: str)
 
 def test_distillation_without_a_student_is_refused() -> None:
     network = network_of(MLP)
-    with pytest.raises(ConfigError, match="one or more students"):
+    with pytest.raises(ConfigError, match="at least one student"):
         distil(network, working_state(network), [], settings("shared"), seed=0)
     with pytest.raises(ConfigError, match="0 students are to be drawn"):
         draw_students(network, [network.full_architecture()], 0, seed=0)

@@ -114,7 +114,7 @@ def test_a_ratio_of_zero_drops_the_block_of_a_layer() -> None:
 
 
 def test_a_space_too_large_is_not_listed() -> None:
-    with pytest.raises(ConfigError, match="combinations, but at most 100 are listed"):
+    with pytest.raises(ConfigError, match="combinations, but at most 100 can be listed"):
         search_space(network_of(RESNET)).enumerate(100)
 
 

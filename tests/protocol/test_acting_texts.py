@@ -75,6 +75,7 @@ def seen(message: Message) -> str:
     return json.dumps(plain, ensure_ascii=False)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(MESSAGES))
 def test_every_text_of_every_message_is_refused_or_shown_without_what_acts(kind: str) -> None:

@@ -51,6 +51,7 @@ def _decodes_or_refuses(payload: bytes) -> None:
     assert decode(encode(message)) == message
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", sorted(MESSAGES))
 def test_every_message_comes_back_as_it_was(kind: str) -> None:
     @_QUICK

@@ -91,8 +91,7 @@ class Fleet(RuleBasedStateMachine):
             if isinstance(action, work.SearchRequest | work.NetworksRequest | work.GenerationRequest):
                 self.seen[action] = self.state
         elif isinstance(action, SendTask):
-            known = self.tasks.setdefault(action.task.task_id, action.task)
-            assert known == action.task, "a task is sent again unchanged"
+            assert self.tasks.setdefault(action.task.task_id, action.task) == action.task, "it is sent again unchanged"
             if action.task.work.TYPE != "deploy":
                 assert action.task.planned_peak_bytes <= action.task.budget.memory_bytes
         elif isinstance(action, Close):
@@ -392,6 +391,7 @@ class Fleet(RuleBasedStateMachine):
         raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", VARIANTS)
 def test_random_events_keep_the_invariants(name: str) -> None:
     class FleetOfMethod(Fleet):

@@ -107,6 +107,14 @@ def test_sizes_without_a_program_correct_nothing() -> None:
     assert whole(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), broken))
 
 
+def test_plans_of_a_target_that_has_no_estimates_correct_nothing() -> None:
+    unknown = {
+        key: replace(size, estimate=replace(PLAN.estimate(size.size), training_memory_bytes={}))
+        for key, size in planned(3.0, *PLAN.candidates[:2]).items()
+    }
+    assert whole(asked(int(1.04 * LARGEST.training_memory_bytes["onnx"]), unknown))
+
+
 def test_the_answer_does_not_depend_on_the_order_in_which_plans_came() -> None:
     written = {**planned(1.2, *PLAN.candidates[:2]), **planned(0.9, *PLAN.candidates[2:4])}
     turned = dict(reversed(written.items()))

@@ -40,7 +40,7 @@ from subfleet.rounds.work import AggregatedRound, CheckRequest
 from subfleet.settings.sections import Deadlines, LogClock
 
 LIVE = context_of(clock=None, deadlines=Deadlines(lease_s=1e4))
-LOGS = context_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(retry_s=35.0))
+LOGS = context_of(clock=LogClock(start_s=5.0, step_s=10.0), deadlines=Deadlines(attempts_s=35.0))
 LITTLE = 10
 
 
@@ -126,7 +126,7 @@ def test_nobody_with_room_for_anything_is_no_round_either() -> None:
 
 
 def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_a_sentence() -> None:
-    context = context_of(clock=None, deadlines=Deadlines(retry_s=40.0, pause_s=2.0, longest_pause_s=9.0))
+    context = context_of(clock=None, deadlines=Deadlines(attempts_s=40.0, pause_s=2.0, longest_pause_s=9.0))
     state, pauses = measuring(context), []
     while state.phase != "failed":
         state = starved(context, state, state.live.entered_s)
@@ -145,7 +145,7 @@ def test_pauses_double_up_to_the_longest_and_the_run_fails_at_its_deadline_with_
 
 
 def test_the_deadline_of_the_next_round_begins_anew() -> None:
-    context = context_of(clock=None, deadlines=Deadlines(retry_s=40.0, lease_s=1e4))
+    context = context_of(clock=None, deadlines=Deadlines(attempts_s=40.0, lease_s=1e4))
     state = starved(context, measuring(context), 2.0)
     state, _ = step(context, state, Tick(), 3.0)
     state = aggregated(context, measuring_again(context, state, 20.0), 20.0)
@@ -370,7 +370,7 @@ def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path
 
 @pytest.mark.slow
 def test_a_run_that_gave_up_is_tried_again_by_the_next_server(tmp_path: Path) -> None:
-    settings = config(rounds=1, deploy_targets=(), deadlines=Deadlines(retry_s=50.0, linger_s=0.0, lease_s=1e4))
+    settings = config(rounds=1, deploy_targets=(), deadlines=Deadlines(attempts_s=50.0, linger_s=0.0, lease_s=1e4))
     world = finished(World(tmp_path, settings, short_until(80.0)))
     assert world.server.state.phase == "failed"
     assert world.server.state.failure.startswith(

@@ -261,6 +261,15 @@ def test_an_entry_takes_the_model_of_another_with_all_else_alike_and_comes_behin
     ]
 
 
+def test_only_entries_name_the_run_of_a_model_and_values_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "game.toml"
+    path.write_text('base = "quickstart"\n[[sweep]]\n[sweep.values]\n"model_of.run" = ["a", "b"]\n', encoding="utf-8")
+    assert {run.name: run.model_of and run.model_of.run for run in read_runs(path)} == {
+        "quickstart-a": "a",
+        "quickstart-b": "b",
+    }
+
+
 @pytest.mark.parametrize(("entry", "other"), [("a", "a"), ("a", "b")])
 def test_runs_that_wait_for_each_other_are_refused(tmp_path: Path, entry: str, other: str) -> None:
     path = tmp_path / "game.toml"

@@ -276,6 +276,7 @@ def _machine(context: RunContext) -> WithEve:
     return OfContext()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", mostly_long(VARIANTS, *FEW))
 def test_nothing_that_one_member_says_ends_a_run(name: str) -> None:
     class FleetOfMethod(WithEve):

@@ -62,5 +62,5 @@ def test_what_python_makes_is_held_to_the_same(value: float) -> None:
             config(**changes)
     with pytest.raises(ValueError, match="learning_rate is"):
         TrainingSettings(learning_rate=value)
-    with pytest.raises(ValueError, match="retry_s is"):
-        dataclasses.replace(config().deadlines, retry_s=value)
+    with pytest.raises(ValueError, match="attempts_s is"):
+        dataclasses.replace(config().deadlines, attempts_s=value)

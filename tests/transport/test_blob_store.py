@@ -125,7 +125,7 @@ def test_a_partial_file_of_another_length_is_started_anew(tmp_path: Path, left: 
 @pytest.mark.parametrize(("offset", "length"), [(-CHUNK_BYTES, CHUNK_BYTES), (1, 1), (0, 1), (CHUNK_BYTES, 2)])
 def test_what_is_no_chunk_of_the_blob_is_not_written(tmp_path: Path, offset: int, length: int) -> None:
     partial = BlobStore(tmp_path).partial(BlobRef(sha256="0" * 64, size_bytes=CHUNK_BYTES + 1))
-    with pytest.raises(ValueError, match="is none of blob"):
+    with pytest.raises(ValueError, match="does not belong to blob"):
         partial.write(offset, bytes(length))
 
 

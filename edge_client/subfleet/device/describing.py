@@ -44,7 +44,7 @@ def declare_architecture(profile: DeviceProfile, text_or_path: str) -> DevicePro
         return replace(profile, architecture=parse_architecture(text), network="")
     except ProtocolError as error:
         raise ConfigError(
-            f"the architecture cannot be used: {error}; `subfleet preflight --json` tells some"
+            f"the architecture cannot be used: {error}; `subfleet preflight --json` lists some"
         ) from error
 
 

@@ -31,7 +31,7 @@ class ReceivedLog:
         elif isinstance(message, Task):
             self._skipped = ""
             name = make_printable(message.architecture.name or message.architecture.architecture_id)
-            _LOG.info("task %s: %s %s", message.task_id, message.work, name)
+            _LOG.info("task %s: %s %s", message.task_id, message.work.TYPE, name)
         elif isinstance(message, Ack) and message.of == self._settings.profile.message_id:
             self._log_declaration(message)
         elif isinstance(message, Ack) and message.reason and message.status != "refused":

@@ -220,7 +220,7 @@ COMMANDS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], int
     {
         "join": ("take part in a fleet: train what fits, until stopped", _add_join, logging.INFO),
         "capture": ("record what this device has to give, as a resource log", _add_capture, logging.WARNING),
-        "doctor": ("say what is missing, how to mend it, and what fits", _add_doctor, logging.WARNING),
+        "doctor": ("show what is missing, how to fix it, and what fits", _add_doctor, logging.WARNING),
         "predict": ("run a fetched model over a data set", _add_predict, logging.WARNING),
     }
 )

@@ -369,7 +369,7 @@ class EdgeSession:
         try:
             return self._store.disk_budget_bytes(pinned)
         except FileError as error:
-            _LOG.warning("what may be written cannot be told: %s", error)
+            _LOG.warning("the free disk space cannot be determined: %s", error)
             return None
 
     def _place(self, action: PlaceModels) -> None:
@@ -386,7 +386,7 @@ class EdgeSession:
             self._store.blobs.prune(set(action.keep))
         except OSError as error:
             # What is left over costs room, and goes with the next ones; it is no reason to end.
-            _LOG.warning("blobs that nobody needs cannot be removed: %s", error)
+            _LOG.warning("unused blobs cannot be removed: %s", error)
 
     def _send_due(self) -> None:
         if not self._connected:

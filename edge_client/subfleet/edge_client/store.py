@@ -186,7 +186,7 @@ class AgentStore:
             write_atomically(self._path, [canonical_json({"schema": SCHEMA_VERSION, **to_plain(saved)})])
         except OSError as error:
             raise FileError(
-                f"the state file {str(self._path)!r} cannot be written ({error.strerror}); free some space or mend it"
+                f"the state file {str(self._path)!r} cannot be written ({error.strerror}); free some space or repair it"
             ) from error
 
     def place_models(self, task: Task) -> tuple[str, ...]:
@@ -216,7 +216,7 @@ class AgentStore:
                 write_atomically(path, [source.read_bytes()])
             except OSError as error:
                 raise FileError(
-                    f"the model {str(path)!r} cannot be written ({error.strerror}); free some space or mend it"
+                    f"the model {str(path)!r} cannot be written ({error.strerror}); free some space or repair it"
                 ) from error
             files.append(path.relative_to(self.folder).as_posix())
         return tuple(files)
@@ -291,5 +291,5 @@ def _open_lock(folder: Path) -> TextIO:
 
 def _make_error(folder: Path, error: OSError) -> FileError:
     return FileError(
-        f"the state folder {str(folder)!r} cannot be used ({error.strerror}); mend it, or choose another with --state"
+        f"the state folder {str(folder)!r} cannot be used ({error.strerror}); repair it, or choose another with --state"
     )

@@ -165,7 +165,7 @@ class LabelSums:
         layout = self._layout
         loss, correct, count = (float(read[name]) for name in (layout.loss, layout.correct, layout.count))
         if not math.isfinite(loss):
-            raise DivergedError(f"the loss of a batch is {loss}, so that nothing can be said of the model")
+            raise DivergedError(f"the loss of a batch is {loss}, so the model cannot be evaluated")
         real = labels >= 0 if labels.dtype == np.int64 else np.ones(labels.shape, np.bool_)
         if count != np.count_nonzero(real):
             raise TrainingError(
@@ -187,8 +187,8 @@ class LabelSums:
         totals = self._tally.totals(self._loss)
         if loss < -_ROUNDING or not 0 <= self._correct <= self._labels:
             raise TrainingError(
-                f"the program told a loss of {loss:g} and {self._correct:g} right labels of {self._labels}, which "
-                "cannot be; use targets from 0 to 1, or export it again"
+                f"the program reported a loss of {loss:g} and {self._correct:g} correct labels of {self._labels}, "
+                "which is impossible; use targets from 0 to 1, or export it again"
             )
         return EvaluationResult(
             loss=max(loss, 0.0),

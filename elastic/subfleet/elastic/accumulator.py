@@ -180,16 +180,16 @@ class Accumulator:
         }
 
     def _parts(self, contribution: Contribution) -> list[_TensorContribution]:
-        shapes, places = self._shapes_and_places(contribution)
+        shapes, placements = self._shapes_and_places(contribution)
         _check_names(contribution.change, contribution.sent or shapes)
         factors = contribution.factors or {}
         parts = []
-        for place in places:
-            shape = place.region.local_shape
-            values = _check_values(place, contribution.change[place.local], shape)
-            units = self._multiply_units(place.name, contribution.weight, factors.get(place.name, 1.0), shape)
-            moved = values.detach().to(self.state[place.name].device)
-            parts.append(_TensorContribution(name=place.name, region=place.region, values=moved, units=units))
+        for placement in placements:
+            shape = placement.region.local_shape
+            values = _check_values(placement, contribution.change[placement.local], shape)
+            units = self._multiply_units(placement.name, contribution.weight, factors.get(placement.name, 1.0), shape)
+            moved = values.detach().to(self.state[placement.name].device)
+            parts.append(_TensorContribution(name=placement.name, region=placement.region, values=moved, units=units))
         return parts
 
     def _shapes_and_places(
@@ -197,11 +197,11 @@ class Accumulator:
     ) -> tuple[Mapping[str, tuple[int, ...]], Sequence[_TensorPlacement]]:
         architecture = contribution.architecture
         if architecture.architecture_id not in self._own_places:
-            own = self._places(placements(self.network, architecture))
-            self._own_places[architecture.architecture_id] = self.network.shapes(architecture), own
-        shapes, places = self._own_places[architecture.architecture_id]
+            whole = self._places(placements(self.network, architecture))
+            self._own_places[architecture.architecture_id] = self.network.shapes(architecture), whole
+        shapes, own = self._own_places[architecture.architecture_id]
         if contribution.placements is None:
-            return shapes, places
+            return shapes, own
         _check_placements(self.network, shapes, contribution.placements)
         return shapes, self._places(contribution.placements)
 
@@ -294,9 +294,11 @@ def _check_names(change: Mapping[str, Tensor], expected: Collection[str]) -> Non
         raise ProtocolError(f"an update lacks the tensors {missing} and has the unknown tensors {unknown}")
 
 
-def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], places: Sequence[Placement]) -> None:
-    names = [place.name for place in places]
-    unknown = [place for place in places if place.local not in shapes or place.name not in network.tensors]
+def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], placements: Sequence[Placement]) -> None:
+    names = [placement.name for placement in placements]
+    unknown = [
+        placement for placement in placements if placement.local not in shapes or placement.name not in network.tensors
+    ]
     if unknown:
         raise ConfigError(
             f"a placement adds the submodel's tensor {unknown[0].local!r} to {unknown[0].name!r}, but one of them does "
@@ -307,9 +309,10 @@ def _check_placements(network: Network, shapes: Mapping[str, tuple[int, ...]], p
         raise ConfigError(f"two placements of one update add to the tensor {twice!r}, but each must have its own")
 
 
-def _check_values(place: _TensorPlacement, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _check_values(placement: _TensorPlacement, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point:
         raise ProtocolError(
-            f"tensor {place.local!r} of an update is {tensor.dtype} {tuple(tensor.shape)}, but must be float {shape}"
+            f"tensor {placement.local!r} of an update is {tensor.dtype} {tuple(tensor.shape)}, but must be float "
+            f"{shape}"
         )
     return tensor

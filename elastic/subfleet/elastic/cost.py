@@ -158,20 +158,20 @@ class Costs:
     def of_parts(self, architecture: Architecture) -> dict[str, tuple[int, int]]:
         """The same costs for each kept part of a submodel, by name; the empty name is all that is always kept."""
         costs = np.rint(self._columns.of(self._network, [architecture]))[0][:, None] * self._counts
-        places = {"": -1} | {name: place for place, name in enumerate(self._network.parts)}
+        columns = {"": -1} | {name: column for column, name in enumerate(self._network.parts)}
         kept = {"", *self._network.parts_of(architecture)}
         sums = {
-            name: costs[self._columns.blocks == place].sum(axis=0) for name, place in places.items() if name in kept
+            name: costs[self._columns.blocks == column].sum(axis=0) for name, column in columns.items() if name in kept
         }
         return {name: (round(parameters), round(macs)) for name, (parameters, macs) in sums.items()}
 
     def _unused_macs(self, macs: Floats, architectures: Sequence[Architecture]) -> Floats:
         """Multiply-accumulates of the operators that are not on the cheapest path: (submodels,)."""
-        places = {name: place for place, name in enumerate(self._network.parts)}
+        columns = {name: column for column, name in enumerate(self._network.parts)}
         unused = np.zeros(len(architectures))
         for row, architecture in enumerate(architectures):
             for name, kept in self._network.operators_of(architecture).items():
-                own = [macs[row, self._columns.blocks == places[f"{name}.{operator}"]].sum() for operator in kept]
+                own = [macs[row, self._columns.blocks == columns[f"{name}.{operator}"]].sum() for operator in kept]
                 unused[row] += sum(own) - min(own)
         return unused
 

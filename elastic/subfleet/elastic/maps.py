@@ -107,24 +107,24 @@ def nested_maps(network: Network, outer: Architecture, inner: Architecture) -> d
     lacking = sorted(network.shapes(inner).keys() - network.shapes(outer).keys())
     if lacking:
         raise ConfigError(f"a nested submodel has the tensor {lacking[0]!r}, which the outer submodel lacks")
-    places = {name: _places(network, outer, inner, name) for name in network.axes}
+    positions = {name: _places(network, outer, inner, name) for name in network.axes}
     sizes = network.sizes(outer)
-    return {name: _gather_of(network.tensors[name], sizes, places) for name in network.shapes(inner)}
+    return {name: _gather_of(network.tensors[name], sizes, positions) for name in network.shapes(inner)}
 
 
 def _places(network: Network, outer: Architecture, inner: Architecture, axis: str) -> Sequence[int]:
     """The positions of the inner submodel's indices of an axis among those of the outer."""
     size = network.axes[axis].size
-    place_of = {index: place for place, index in enumerate(kept_indices(outer.make_index_set(axis), size))}
+    positions = {index: position for position, index in enumerate(kept_indices(outer.make_index_set(axis), size))}
     kept = kept_indices(inner.make_index_set(axis), size)
-    missing = [index for index in kept if index not in place_of]
+    missing = [index for index in kept if index not in positions]
     if missing:
         raise ConfigError(
             f"a nested submodel keeps index {missing[0]} of axis {axis!r}, which the outer submodel lacks; keep less"
         )
-    places = [place_of[index] for index in kept]
-    whole = range(places[0], places[0] + len(places))
-    return whole if places == list(whole) else places
+    inside = [positions[index] for index in kept]
+    whole = range(inside[0], inside[0] + len(inside))
+    return whole if inside == list(whole) else inside
 
 
 def extract(network: Network, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -177,6 +177,6 @@ def _index(indices: Sequence[Sequence[int]]) -> tuple[slice, ...] | tuple[Tensor
         return slices
     rank = len(indices)
     return tuple(
-        torch.tensor(list(own)).reshape([-1 if place == dimension else 1 for place in range(rank)])
+        torch.tensor(list(own)).reshape([-1 if position == dimension else 1 for position in range(rank)])
         for dimension, own in enumerate(indices)
     )

@@ -69,9 +69,9 @@ def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tup
         factors = [factor for dim, size in dims for factor in factors_of(dim, size)]
         shape = [factor if isinstance(factor, int) else network.axes[factor].size for factor in factors]
         energy = state[decl.name].double().square().reshape(shape)
-        for place, factor in enumerate(factors):
+        for dim, factor in enumerate(factors):
             if factor in squares:
-                squares[str(factor)] += energy.movedim(place, 0).reshape(shape[place], -1).sum(1).cpu()
+                squares[str(factor)] += energy.movedim(dim, 0).reshape(shape[dim], -1).sum(1).cpu()
     return {name: _order(network.axes[name], own) for name, own in squares.items()}
 
 

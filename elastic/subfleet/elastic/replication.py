@@ -150,7 +150,7 @@ class Replication:
         """
         sizes = network.sizes(size)
         axes = {name: axis for name, axis in network.axes.items() if sizes[name] < axis.size}
-        sources = {name: tuple(place % sizes[name] for place in range(axis.size)) for name, axis in axes.items()}
+        sources = {name: tuple(index % sizes[name] for index in range(axis.size)) for name, axis in axes.items()}
         return cls(network=network, size=size, sources=MappingProxyType(sources))
 
     @classmethod
@@ -239,7 +239,7 @@ class Replication:
 
     def _map(self, decl: TensorDecl, local: tuple[int, ...], sizes: Mapping[str, int]) -> Replicate:
         dims = [factors_of(dim, size) for size, dim in zip(decl.shape, decl.axes, strict=True)]
-        factors = [(factor, place) for place, dim in enumerate(dims) for factor in dim]
+        factors = [(factor, index) for index, dim in enumerate(dims) for factor in dim]
         named = [factor if isinstance(factor, str) and factor in self.sources else None for factor, _ in factors]
         axes = self.network.axes
         return Replicate(
@@ -247,7 +247,7 @@ class Replication:
             shares=tuple(
                 None if axis is None else torch.tensor(self.share_of(axis), dtype=torch.float64) for axis in named
             ),
-            reads=tuple(place > 0 and decl.role in _READING for _, place in factors),
+            reads=tuple(index > 0 and decl.role in _READING for _, index in factors),
             unfolded=tuple(factor if isinstance(factor, int) else axes[factor].size for factor, _ in factors),
             kept=tuple(factor if isinstance(factor, int) else sizes[factor] for factor, _ in factors),
             local=local,
@@ -363,7 +363,7 @@ def _check_shares(axis: str, source: Sequence[int], share: Sequence[float]) -> N
 
 def _along(values: Tensor, dim: int, rank: int) -> Tensor:
     """A value for each index of a dimension, shaped to broadcast."""
-    return values.reshape([-1 if place == dim else 1 for place in range(rank)])
+    return values.reshape([-1 if other == dim else 1 for other in range(rank)])
 
 
 def _check_norm(network: Network, axis: str, source: Sequence[int]) -> None:

@@ -81,7 +81,7 @@ def resize(network: Network, sizes: Mapping[str, int]) -> Any:
         if has_setting(config, name):
             settings[name] = _resize_blocks(network, name, sizes, explicitly=streams)
     if has_setting(config, "last_widths") and (streams or config.last_widths):
-        last = [f"last{place}" for place in range(len(network.axes)) if f"last{place}" in network.axes]
+        last = [f"last{index}" for index in range(len(network.axes)) if f"last{index}" in network.axes]
         settings["last_widths"] = tuple(sizes[name] for name in last)
     if has_setting(config, "head_width") and (streams or settings["heads"] != config.heads):
         widths = {sizes[name] for name, axis in network.axes.items() if axis.kind == "head_dim"}
@@ -99,7 +99,7 @@ def _stream(network: Network, section: int) -> str:
     last = layer_axis(section, block_numbers(network.config)[section][-1])
     if last in network.axes:
         return last
-    own = (f"section{place}.{end}" for place in range(section, -1, -1) for end in ("stream", "state"))
+    own = (f"section{index}.{end}" for index in range(section, -1, -1) for end in ("stream", "state"))
     return next((name for name in own if name in network.axes), "stream")
 
 

@@ -112,8 +112,8 @@ class SizeTable:
 
     def columns(self) -> SizeColumns:
         """The columns so far, as arrays."""
-        axes = {name: place for place, name in enumerate(self._network.axes)}
-        places: dict[str | None, int] = {name: place for place, name in enumerate(self._network.parts)}
+        axes = {name: index for index, name in enumerate(self._network.axes)}
+        parts: dict[str | None, int] = {name: index for index, name in enumerate(self._network.parts)}
         powers = np.zeros((len(axes), len(self)))
         for (_, _, of_axes, _, _), column in self._columns.items():
             for name, power in of_axes:
@@ -122,6 +122,6 @@ class SizeTable:
         return SizeColumns(
             numbers=np.array([key[1] for key in self._columns], dtype=np.float64),
             powers=powers,
-            blocks=np.array([places.get(key[0], -1) for key in self._columns], dtype=np.int64),
+            blocks=np.array([parts.get(key[0], -1) for key in self._columns], dtype=np.int64),
             least=np.array(least, dtype=np.int64).reshape(-1, 3),
         )

@@ -222,7 +222,7 @@ class SearchSpace:
         """
         share, slope, noise = rng.random(), rng.uniform(-1, 1), rng.uniform(0, 0.6)
         span = max(len(self.genes) - 1, 1)
-        shares = (share + slope * (place / span - 0.5) + rng.uniform(-noise, noise) for place in range(len(self.genes)))
+        shares = (share + slope * (index / span - 0.5) + rng.uniform(-noise, noise) for index in range(len(self.genes)))
         most = self.largest
         return tuple(round(min(max(own, 0), 1) * last) for own, last in zip(shares, most, strict=True))
 
@@ -250,7 +250,7 @@ class SearchSpace:
 
     def _kept_blocks(self, genes: Genes) -> frozenset[str]:
         return frozenset(
-            name for gene, place in zip(self.genes, genes, strict=True) for name in gene.options[place].blocks
+            name for gene, index in zip(self.genes, genes, strict=True) for name in gene.options[index].blocks
         )
 
     def _unused(self, axis: str, kept: frozenset[str]) -> bool:
@@ -259,7 +259,7 @@ class SearchSpace:
 
     def _sets(self, genes: Genes, kept: frozenset[str]) -> tuple[tuple[str, IndexSet], ...]:
         """The index sets of a submodel of these genes."""
-        chosen = (pair for gene, place in zip(self.genes, genes, strict=True) for pair in gene.options[place].axes)
+        chosen = (pair for gene, index in zip(self.genes, genes, strict=True) for pair in gene.options[index].axes)
         return tied_sets(self.network, {axis: own for axis, own in chosen if not self._unused(axis, kept)}, kept)
 
     def _find_option(self, gene: Gene, sets: Mapping[str, IndexSet], kept: frozenset[str]) -> int:

@@ -3,14 +3,15 @@
 import contextlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
@@ -18,6 +19,7 @@ from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob
 from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
+from subfleet.protocol.scratch import make_locked_folder
 
 Waiting = tuple[ExportJob, "Future[Path]"]
 
@@ -66,7 +68,7 @@ class _Process:
     """One worker process with its pipes."""
 
     def __init__(self, log_path: Path) -> None:
-        self._scratch = TemporaryDirectory(prefix="subfleet-export-", ignore_cleanup_errors=True)
+        self._folder, self._held = make_locked_folder(Path(tempfile.gettempdir()))
         with log_path.open("wb") as log:  # the log of this process only: it does not grow forever
             # Its own session: Ctrl-C in the terminal must only reach the process that started the pool.
             self._popen = subprocess.Popen(
@@ -74,7 +76,7 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "TMPDIR": self._scratch.name},
+                env={**os.environ, "TMPDIR": str(self._folder)},
                 start_new_session=True,
             )
 
@@ -106,7 +108,8 @@ class _Process:
         """End the process and close its pipes."""
         self._popen.kill()
         self._popen.wait()
-        self._scratch.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._held)
         for pipe in (self._popen.stdin, self._popen.stdout):
             with contextlib.suppress(OSError):  # nobody reads what was not flushed
                 if pipe is not None:

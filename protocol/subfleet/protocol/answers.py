@@ -53,7 +53,7 @@ class Update:
 
     Attributes:
         blob: container of the change of every tensor of the submodel (new minus old), float32 or as the task's codec
-            writes it; for a calibrate task of what `subfleet.protocol.calibration.sum_names` names.
+            writes it; for a calibrate task of what `subfleet.protocol.calibration.name_sums` names.
         sample_count: samples that it was trained on: its weight in the mean.
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.

@@ -69,7 +69,7 @@ class PieceProgram:
     """One program of a chain's piece.
 
     Attributes:
-        name: in the chain's body; see `subfleet.protocol.chains.program_name`.
+        name: in the chain's body; see `subfleet.protocol.chains.name_program`.
         inputs: in the order in which it takes them; `tensor` is the name after the operator's prefix.
         outputs: in the order in which it gives them.
     """

@@ -53,7 +53,7 @@ def to_plain(value: Any) -> Any:
         plain = {
             field.name: to_plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if _describe_value(field, value)
+            if _is_written(field, value)
         }
         tag = getattr(type(value), "TYPE", None)
         return plain if tag is None else {get_tag(type(value)): tag, **plain}
@@ -77,7 +77,7 @@ def find_registry(kind: Any) -> Registry[Any] | None:
     return next((marker for marker in kind.__metadata__ if isinstance(marker, Registry)), None)
 
 
-def _describe_value(field: "dataclasses.Field[Any]", value: Any) -> bool:
+def _is_written(field: "dataclasses.Field[Any]", value: Any) -> bool:
     return "added_later" not in field.metadata or getattr(value, field.name) != field.default
 
 

@@ -289,4 +289,4 @@ def _copy(source: Path, target: Path) -> BlobRef:
 
 
 def _make_error(folder: Path, error: OSError) -> FileError:
-    return FileError(f"the folder {str(folder)!r} cannot be written ({error.strerror}); free some space or mend it")
+    return FileError(f"the folder {str(folder)!r} cannot be written ({error.strerror}); free some space or repair it")

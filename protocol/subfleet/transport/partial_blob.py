@@ -58,7 +58,9 @@ class PartialBlob:
         end = offset + len(data)
         whole = end == self._ref.size_bytes or (end < self._ref.size_bytes and len(data) % LEAST_CHUNK_BYTES == 0)
         if offset < 0 or offset % LEAST_CHUNK_BYTES or not whole or not 0 < len(data) <= CHUNK_BYTES:
-            raise ValueError(f"a chunk of {len(data)} bytes at {offset} is none of blob {self._ref.sha256[:12]}")
+            raise ValueError(
+                f"a chunk of {len(data)} bytes at {offset} does not belong to blob {self._ref.sha256[:12]}"
+            )
         place, marks = offset // LEAST_CHUNK_BYTES, _WRITTEN * _count_pieces(len(data))
         try:
             with self._path.open("r+b", buffering=0) as file:

@@ -138,7 +138,7 @@ class Journal:
 
     def update_digests(self, *, since_round: int) -> set[str]:
         """Digests of the accepted updates of a round and those after it."""
-        return {text for key, text in self._read(records, "update", str).items() if key >= _join_key(since_round)}
+        return set(self._read(records, "update", str, since=_join_key(since_round)).values())
 
     def load_bytes(self, at: RunState) -> dict[str, Bytes]:
         """Bytes counted so far for each client state of the open round."""
@@ -203,11 +203,18 @@ class Journal:
             self._write(connection, records, [*_list_clients(changed, after.round, work, counted)])
 
     def _read(
-        self, table: sql.Table, part: str, kind: type[Any], *, prefix: str = "", newest: int | None = None
+        self,
+        table: sql.Table,
+        part: str,
+        kind: type[Any],
+        *,
+        prefix: str = "",
+        since: str = "",
+        newest: int | None = None,
     ) -> dict[str, Any]:
-        """The values of a part by their keys, in the order of these."""
+        """The values of a part by their keys, in the order of these; all, or from a key on."""
         query = sql.select(table.c.key, table.c.value).where(
-            table.c.run_id == self._run_id, table.c.part == part, table.c.key.startswith(prefix, autoescape=True)
+            table.c.run_id == self._run_id, table.c.part == part, *_begin_with(table, prefix), table.c.key >= since
         )
         with connect(self._engine) as connection:
             rows = [*read_rows(connection, query.order_by(table.c.key.desc()).limit(newest))]
@@ -229,7 +236,12 @@ class Journal:
 
     def _delete(self, connection: sql.Connection, part: str, prefix: str) -> None:
         same = (records.c.run_id == self._run_id, records.c.part == part)
-        connection.execute(records.delete().where(*same, records.c.key.startswith(prefix, autoescape=True)))
+        connection.execute(records.delete().where(*same, *_begin_with(records, prefix)))
+
+
+def _begin_with(table: sql.Table, prefix: str) -> tuple[sql.ColumnElement[bool], sql.ColumnElement[bool]]:
+    """Conditions that the index answers, as it does not LIKE."""
+    return table.c.key >= prefix, table.c.key < prefix + chr(0x10FFFF)
 
 
 def _join_key(*numbers: int) -> str:

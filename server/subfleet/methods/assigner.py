@@ -146,14 +146,16 @@ class AssignmentContext:
         yield from find_obstacles(candidate, self.target, self.budget)
 
     def _find_known_obstacles(self, candidate: Candidate) -> Iterator[Obstacle]:
+        yield from self._find_refusals(candidate)
+        if (written := self.written.get(candidate.architecture.architecture_id)) is not None:
+            yield from find_program_obstacles(written.facts, candidate, self.target, self.budget, self.operators)
+
+    def _find_refusals(self, candidate: Candidate) -> Iterator[Obstacle]:
         if self.below is not None and not candidate.order < self.below.order:
             why = f"is no smaller than {self.below.architecture.name!r}, which {self.too_much}"
             yield Obstacle(limit=self.below_limit, why=why)
-        architecture_id = candidate.architecture.architecture_id
-        if (refused := self.refused.get(architecture_id)) is not None:
+        if (refused := self.refused.get(candidate.architecture.architecture_id)) is not None:
             yield Obstacle(limit=refused.limit, why=f"was refused by the device: {refused.why}")
-        if (written := self.written.get(architecture_id)) is not None:
-            yield from find_program_obstacles(written.facts, candidate, self.target, self.budget, self.operators)
 
     @property
     def too_much(self) -> str:
@@ -173,8 +175,9 @@ class AssignmentContext:
         limits = frozenset(obstacle.limit for obstacle in self.find_obstacles(candidate))
         written = self.written.get(candidate.architecture.architecture_id)
         planned = written is None or written.facts.planned_peak_bytes is not None
-        # No amount of memory is enough for a size that the target cannot train.
-        return limits if planned and self.target in candidate.training_memory_bytes else limits - {"memory"}
+        if not planned or self.target not in candidate.training_memory_bytes:
+            limits -= {"memory"}  # no amount is enough for a size that the target cannot train
+        return limits | {obstacle.limit for obstacle in self._find_refusals(candidate)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,11 +163,12 @@ class DynamicSelection:
         if self.estimates == "estimated":
             return 1.0
         plans = (
-            (size.facts.planned_peak_bytes, _estimate(context, size).training_memory_bytes[context.target])
+            (size.facts.planned_peak_bytes, _estimate(context, size).training_memory_bytes.get(context.target))
             for size in context.written.values()
-            if size.facts.planned_peak_bytes is not None
         )
-        ratios = sorted(planned_bytes / estimate_bytes for planned_bytes, estimate_bytes in plans)
+        ratios = sorted(
+            plan_bytes / estimate_bytes for plan_bytes, estimate_bytes in plans if plan_bytes and estimate_bytes
+        )
         return ratios[math.ceil(_QUANTILE * (len(ratios) - 1))] if ratios else _INITIAL_CORRECTION
 
 

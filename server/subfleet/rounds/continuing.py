@@ -70,12 +70,12 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
             f"have the same outcome: {waits_for}; repair these devices, and start the run again"
         )
         return state.fail(failure, now_s)
-    attempts, limit_s = state.run_attempt - times.since_attempt, context.config.deadlines.retry_s
+    attempts, limit_s = state.run_attempt - times.since_attempt, context.config.deadlines.attempts_s
     if max(now_s - (times.since_s or 0.0), _get_log_s(context, attempts)) < limit_s:
         return state
     failure = (
         f"round {state.round} left nothing to aggregate for {limit_s:g} s, in {attempts} attempts "
-        f"({waits_for}); repair the devices and start the server again, or raise deadlines.retry_s"
+        f"({waits_for}); repair the devices and start the server again, or raise deadlines.attempts_s"
     )
     return state.fail(failure, now_s)
 

@@ -41,7 +41,7 @@ class Deadlines:
             long for a client that has disconnected.
         forget_s: a client that never took part is forgotten after this time without a message.
         linger_s: after the end of the run, for clients to learn of it.
-        retry_s: for repeated attempts of a round in which nothing was aggregated, from the end of the first attempt;
+        attempts_s: for repeated attempts of a round in which nothing was aggregated, from the end of the first attempt;
             with a logical clock, in seconds of the logs.
         pause_s: before the first repetition; each further pause is twice as long.
         longest_pause_s: limit of the pauses.
@@ -55,7 +55,7 @@ class Deadlines:
     lease_s: PositiveAmount = 30.0
     forget_s: PositiveAmount = 3600.0
     linger_s: Amount = 5.0
-    retry_s: PositiveAmount = 3600.0
+    attempts_s: PositiveAmount = 3600.0
     pause_s: PositiveAmount = 1.0
     longest_pause_s: PositiveAmount = 60.0
 

@@ -33,17 +33,20 @@ class _Sweep:
     values: dict[str, Annotated[tuple[Any, ...], Length(least=1)]] = field(default_factory=dict)
     entries: tuple[_Entry, ...] = ()
 
-    def axes(self) -> list[list["_Choice"]]:
-        """The axes of entries in order of their first entry, then those of values."""
+    def entry_axes(self) -> list[list["_Choice"]]:
+        """The axes of entries, in order of their first entry."""
         axes: dict[str, list[_Choice]] = {}
         for entry in self.entries:
             choice = _Choice(label=_clean(entry.name), values=tuple(flatten_settings(entry.set)))
             axes.setdefault(entry.axis, []).append(choice)
-        values = (
+        return [*axes.values()]
+
+    def value_axes(self) -> list[list["_Choice"]]:
+        """The axes of values, in order."""
+        return [
             [_Choice(label=_label(value, index), values=((key, value),)) for index, value in enumerate(alternatives)]
             for key, alternatives in self.values.items()
-        )
-        return [*axes.values(), *values]
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +99,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def _expand(base: Mapping[str, Any], sweep: _Sweep, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    axes = sweep.axes()
-    for choices in product(*axes):
+    axes = sweep.entry_axes()
+    for choices in product(*axes, *sweep.value_axes()):
         run = dict(base)
         for key, value in (pair for choice in choices for pair in choice.values):
             run = apply_override(run, key.split("."), value)

@@ -205,15 +205,15 @@ def _check_shapes(described: TorchModel, given: Mapping[str, tuple[int, ...]]) -
     # Declaring builds the network without its memory, where even a shape may be too large for a number.
     largest = max(_sizes_of(described.model), default=0)
     if largest > _MAX_SIZE:
-        raise ProtocolError(f"the network is said to have a size of {largest}, but may have {_MAX_SIZE} at most")
+        raise ProtocolError(f"the request's network has a size of {largest}, but may have {_MAX_SIZE} at most")
     try:
         shapes = network_of(described.model).shapes(described.architecture)
     except (RuntimeError, ValueError, ArithmeticError) as error:
-        raise ProtocolError(f"the network that it is said to be of cannot be declared: {error!s:.200}") from error
+        raise ProtocolError(f"the request's network cannot be built: {error!s:.200}") from error
     if shapes != given:
         odd = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
         raise ProtocolError(
-            f"tensor {odd[0]!r:.80} has the shape {given.get(odd[0])}, but the network it is said to be of has "
+            f"tensor {odd[0]!r:.80} has the shape {given.get(odd[0])}, but the request's network has "
             f"{shapes.get(odd[0])}"
         )
 

@@ -113,11 +113,11 @@ class ChoiceCnn:
 
     @property
     def open_choices(self) -> int:
-        """See `OfOperators`."""
+        """See `Supernet`."""
         return sum(len(own) > 1 for _, own in self.of_blocks)
 
     def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> "ChoiceCnn":
-        """See `OfOperators`."""
+        """See `Supernet`."""
         return replace(self, operators=tuple(kept.get(name, own) for name, own in self.of_blocks))
 
     def blueprint(self) -> "Blueprint":
@@ -176,11 +176,11 @@ class ChoiceRnn:
 
     @property
     def open_choices(self) -> int:
-        """See `OfOperators`."""
+        """See `Supernet`."""
         return sum(len(own) > 1 for _, own in self.of_blocks)
 
     def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> "ChoiceRnn":
-        """See `OfOperators`."""
+        """See `Supernet`."""
         return replace(self, operators=tuple(kept.get(name, own) for name, own in self.of_blocks))
 
     def blueprint(self) -> "Blueprint":
