@@ -18,6 +18,7 @@ from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
 from subfleet.methods.aggregator import ClientUpdate, Participant
+from subfleet.methods.assigner import AssignmentContext
 from subfleet.methods.roles import ClosedRound, RoundUpdates
 from subfleet.methods.run_networks import StandingContext
 from subfleet.methods.sattler import Clustering, Linkage, Sattler, SattlerMemory, Split, compute_cosines, split_in_two
@@ -230,16 +231,20 @@ def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
     assert newcomers(memory) == "c2"
 
 
-def newcomers(memory: SattlerMemory) -> str:
-    """The cluster of a client that was never there, out of c1 and c2."""
-    lineages = [Lineage(id=name, config=CONTEXT.config.model, born_round=1) for name in ("c1", "c2")]
+def make_two_cluster_assignee(name: str) -> AssignmentContext:
+    lineages = [Lineage(id=key, config=CONTEXT.config.model, born_round=1) for key in ("c1", "c2")]
     declared = [CONTEXT.declared(one) for one in lineages]
-    question = replace(
-        make_assignee(CONTEXT, "new"),
+    return replace(
+        make_assignee(CONTEXT, name),
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
     )
+
+
+def newcomers(memory: SattlerMemory) -> str:
+    """The cluster of a client that was never there, out of c1 and c2."""
+    question = make_two_cluster_assignee("new")
     candidate = CONTEXT.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
     assert candidate is not None
     return candidate.architecture.network
@@ -343,14 +348,7 @@ def test_whose_cluster_was_split_has_the_same_submodel_of_its_half() -> None:
 
 
 def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_largest() -> None:
-    lineages = [Lineage(id=name, config=CONTEXT.config.model, born_round=1) for name in ("c1", "c2")]
-    declared = [CONTEXT.declared(one) for one in lineages]
-    question = replace(
-        make_assignee(CONTEXT, "ada"),
-        networks={one.network.id: one.network for one in declared},
-        candidates=tuple(candidate for one in declared for candidate in one.candidates),
-        estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
-    )
+    question = make_two_cluster_assignee("ada")
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"}, sizes={"c1": 1, "c2": 2})
     for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
         draw = replace(question.draw, client_id=name, memory=memory)
