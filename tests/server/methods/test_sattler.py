@@ -354,7 +354,8 @@ def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_larg
         draw = replace(question.draw, client_id=name, memory=memory)
         candidate = CONTEXT.roles.assigner.assign(replace(question, draw=draw)).candidate
         assert candidate is not None
-        assert candidate.architecture == declared[expected == "c2"].space[-1]
+        cluster = Lineage(id=expected, config=CONTEXT.config.model, born_round=1)
+        assert candidate.architecture == CONTEXT.declared(cluster).space[-1]
 
 
 @pytest.mark.slow
