@@ -18,7 +18,6 @@ from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
 from subfleet.methods.aggregator import ClientUpdate, Participant
-from subfleet.methods.assigner import AssignmentContext
 from subfleet.methods.roles import ClosedRound, RoundUpdates
 from subfleet.methods.run_networks import StandingContext
 from subfleet.methods.sattler import Clustering, Linkage, Sattler, SattlerMemory, Split, compute_cosines, split_in_two
@@ -231,23 +230,26 @@ def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
     assert newcomers(memory) == "c2"
 
 
-def make_two_cluster_assignee(name: str) -> AssignmentContext:
+def assign(name: str, memory: SattlerMemory) -> Architecture:
+    """The submodel that a client gets in a run with the clusters c1 and c2."""
     lineages = [Lineage(id=key, config=CONTEXT.config.model, born_round=1) for key in ("c1", "c2")]
     declared = [CONTEXT.declared(one) for one in lineages]
-    return replace(
-        make_assignee(CONTEXT, name),
+    question = make_assignee(CONTEXT, name)
+    question = replace(
+        question,
+        draw=replace(question.draw, memory=memory),
         networks={one.network.id: one.network for one in declared},
         candidates=tuple(candidate for one in declared for candidate in one.candidates),
         estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
     )
+    candidate = CONTEXT.roles.assigner.assign(question).candidate
+    assert candidate is not None
+    return candidate.architecture
 
 
 def newcomers(memory: SattlerMemory) -> str:
     """The cluster of a client that was never there, out of c1 and c2."""
-    question = make_two_cluster_assignee("new")
-    candidate = CONTEXT.roles.assigner.assign(replace(question, draw=replace(question.draw, memory=memory))).candidate
-    assert candidate is not None
-    return candidate.architecture.network
+    return assign("new", memory).network
 
 
 def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> None:
@@ -348,14 +350,10 @@ def test_whose_cluster_was_split_has_the_same_submodel_of_its_half() -> None:
 
 
 def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_largest() -> None:
-    question = make_two_cluster_assignee("ada")
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"}, sizes={"c1": 1, "c2": 2})
     for name, expected in (("ada", "c1"), ("bob", "c2"), ("new", "c2")):
-        draw = replace(question.draw, client_id=name, memory=memory)
-        candidate = CONTEXT.roles.assigner.assign(replace(question, draw=draw)).candidate
-        assert candidate is not None
         cluster = Lineage(id=expected, config=CONTEXT.config.model, born_round=1)
-        assert candidate.architecture == CONTEXT.declared(cluster).space[-1]
+        assert assign(name, memory) == CONTEXT.declared(cluster).space[-1]
 
 
 @pytest.mark.slow
