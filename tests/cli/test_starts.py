@@ -148,12 +148,12 @@ def test_nobody_is_warned_of_an_address_of_this_machine_alone(host: str) -> None
 @pytest.mark.parametrize(
     ("host", "who"),
     [
-        ("0.0.0.0", "reaches this one can"),  # noqa: S104 - it is what is warned of
-        ("::", "reaches this one can"),
-        ("", "reaches this one can"),
-        ("192.0.2.7", "reaches 192.0.2.7 can"),
-        ("fe80::1%eth0", "reaches fe80::1%eth0 can"),
-        ("127.0.0.1.example", "reaches 127.0.0.1.example can"),
+        ("0.0.0.0", "reach this one can"),  # noqa: S104 - it is what is warned of
+        ("::", "reach this one can"),
+        ("", "reach this one can"),
+        ("192.0.2.7", "reach 192.0.2.7 can"),
+        ("fe80::1%eth0", "reach fe80::1%eth0 can"),
+        ("127.0.0.1.example", "reach 127.0.0.1.example can"),
     ],
 )
 def test_whoever_opens_the_api_to_other_machines_is_warned_in_one_sentence(host: str, who: str) -> None:

@@ -152,7 +152,7 @@ def spoiled(program: Program, **changes: object) -> Program:
         ({"widths": [2**10]}, "has the shape"),
         ({"widths": [2**40]}, "may have 16777216 at most"),
         ({"stem_width": 2**40}, "may have 16777216 at most"),
-        ({"family": "preact_resnet", "input_shape": [1, 8, 8], "kernels": [2**24 - 1]}, "cannot be declared|shape|may"),
+        ({"family": "preact_resnet", "input_shape": [1, 8, 8], "kernels": [2**24 - 1]}, "cannot be built|shape|may"),
         ({"depths": [2**40]}, "blocks, but may have"),
         ({"depths": [1]}, "blocks|axis|keeps"),
         ({"family": "os.system"}, "family 'os.system', but must be one of"),

@@ -176,7 +176,7 @@ def _settings(**changes: object) -> Callable[[Job[Train]], Job[Train]]:
     [
         (_data([[0] * TOKENS], [[CLASSES] * TOKENS]), DataError, "a label .* is 5, but must be below 5"),
         (_data([[VOCABULARY] * TOKENS], [[0] * TOKENS]), DataError, "samples .* go up to 7, .* indices below 7"),
-        (_data([[0] * TOKENS], [0]), DataError, r"labels .* of the shape \(\) .* takes \(3,\)"),
+        (_data([[0] * TOKENS], [0]), DataError, r"labels .* the shape \(\) .* takes \(3,\)"),
         (
             _data(np.zeros((1, TOKENS), np.int64), np.zeros((1, TOKENS), np.float32)),
             DataError,
