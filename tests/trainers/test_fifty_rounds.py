@@ -28,7 +28,8 @@ from subfleet.tasks import Dataset, write_npz
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 BATCH, SAMPLES = 16, 56
 ROUNDS = 50
-LARGEST_EXCESS = 1.05
+LARGEST_EXCESS = 1.1
+"""Times the plan. Python's own arenas of 1 MiB come on top, in some rounds by up to 0.55 MB of this plan of 9 MB."""
 MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16)
 PATTERNS = ((0,), (0, 1, 0, 0, 1, 1, 1, 0))
 """Which submodel is trained in each round, again and again: the same one, and one or the other."""
