@@ -28,8 +28,7 @@ from subfleet.tasks import Dataset, write_npz
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 BATCH, SAMPLES = 16, 56
 ROUNDS = 50
-LARGEST_EXCESS = 1.1
-"""Times the plan. Python's own arenas of 1 MiB come on top, in some rounds by up to 0.55 MB of this plan of 9 MB."""
+LARGEST_EXCESS = 1.05
 MODEL = Mlp(input_shape=(1, 8, 8), class_count=10, widths=(256,), depths=(2,), group_size=16)
 PATTERNS = ((0,), (0, 1, 0, 0, 1, 1, 1, 0))
 """Which submodel is trained in each round, again and again: the same one, and one or the other."""
@@ -131,6 +130,9 @@ def write_files(folder: Path, written: tuple[Program, ...]) -> None:
 def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, _, hidden = runtime.partition(" ")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # glibc gives each task's thread one of several heaps. Their holes hide a part of a round, or arenas of Python
+    # add to it, depending on the order of threads; with one heap every round is measured alike.
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     if hidden:
         hide_binding(tmp_path, monkeypatch)
     elif target == "executorch":

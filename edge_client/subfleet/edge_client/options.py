@@ -133,7 +133,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--architecture",
         metavar="FILE|JSON",
-        help="declare the submodel that this device has, or the settings of a network of its own, such as "
+        help="declare this device's submodel or the settings of its network, such as "
         '{"preset": "vgg16"}, for methods that go by declarations (the profile\'s)',
     )
     parser.add_argument(

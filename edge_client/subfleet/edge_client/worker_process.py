@@ -1,7 +1,7 @@
-"""A worker in a process of its own, which a crashing or hanging program cannot leave.
+"""A worker process: a program that crashes or hangs takes this process with it, and not the agent.
 
-The process lasts from task to task, so that a runtime is loaded once. One that has died or hung is ended and another
-one is started; the task in hand has failed, and the agent goes on.
+The process is reused for further tasks, so a runtime is loaded once. If it dies or hangs, its task fails and another
+process is started.
 """
 
 import logging

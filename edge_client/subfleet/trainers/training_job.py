@@ -25,9 +25,9 @@ class DrawnPaths:
     """Draws paths that have room, and counts the examples that go through each operator.
 
     Args:
-        subspace: its links, with all operators: what is told of.
-        drawable: the same with those alone that may be drawn.
-        settings: how paths are drawn; None where there is one path, that of a plain program.
+        subspace: its links with all operators; examples are counted for these.
+        drawable: the same links with only the operators that may be drawn.
+        settings: how paths are drawn; None for a plain program, which has one path.
         left_bytes: what the operators of a path may keep together.
 
     Raises:

@@ -45,8 +45,8 @@ def check_grafting(network: Network) -> None:
     own = next((block for block in network.blocks if block.gives), None)
     if own is not None:
         raise ConfigError(
-            f"block {own.name!r} has input and output channels of its own, so no other block can replace it; leave "
-            "layer_widths empty, or set grafting = false or depth = false"
+            f"block {own.name!r} has its own numbers of input and output channels, so no other block can replace it; "
+            "leave layer_widths empty, or set grafting = false or depth = false"
         )
 
 

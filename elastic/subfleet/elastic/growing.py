@@ -79,8 +79,8 @@ def insert_block(config: _FamilyT, *, section: int, after: int, sizes: Mapping[s
     """The settings of a network with one more block, numbered one above the largest number of its section.
 
     A section's first block stays first, because it reads the output of the previous section, which may be wider or
-    halved, and no submodel leaves it out. The new block can be left out. It has the width of its section or, where
-    layers have widths of their own, of the layer before it. Appended to a section with counted blocks, it gives the
+    halved, and no submodel leaves it out. The new block can be left out. It has the width of its section, or of the
+    preceding layer if each layer has its own width. Appended to a section with counted blocks, it gives the
     settings of a network that was as deep from the start.
 
     With its own first weights, the deeper network computes the same as before if blocks start as the identity, as in

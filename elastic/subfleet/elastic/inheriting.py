@@ -75,7 +75,7 @@ def embed_weights(
 
 
 def _divide_copies(replication: Replication, grown: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Divide the weights that compute copies instead of those that read them (FedTrans, section 4.1)."""
+    """Divide the weights that produce copied units, not those that read them (FedTrans, section 4.1)."""
     divided = dict(grown)
     for name, replicate in replication.maps().items():
         if replication.network.tensors[name].role not in ("weight", "residual"):
@@ -90,7 +90,7 @@ def _divide_copies(replication: Replication, grown: dict[str, Tensor]) -> dict[s
 
 
 def _add_noise(network: Network, how: Replicated, grown: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Add noise to the weights that compute copies, except for the first copy of each index."""
+    """Add noise to the weights that produce copied units, except for the first copy of each index."""
     copies = {
         axis: [index for index, copied in enumerate(source) if copied in source[:index]] for axis, source in how.sources
     }
