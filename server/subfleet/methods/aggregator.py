@@ -20,21 +20,7 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is; tensors are passed th
     from subfleet.elastic.exchanges import Exchange
     from subfleet.elastic.model_state import ModelState
 
-__all__ = [
-    "BY_SAMPLES",
-    "UNIFORM",
-    "AggregationContext",
-    "Aggregator",
-    "ClientUpdate",
-    "EvaluatedModel",
-    "Participant",
-    "Replacement",
-    "Weighting",
-    "count_samples",
-    "keep_aggregate",
-    "share_everything",
-    "weigh_by",
-]
+__all__ = ["AggregationContext", "Aggregator", "ClientUpdate", "Participant", "Replacement", "Weighting", "weigh_by"]
 
 Weighting = Literal["samples", "uniform"]
 """The weight of an update in the mean: its number of samples, or 1."""

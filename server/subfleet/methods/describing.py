@@ -14,16 +14,7 @@ from subfleet.protocol.update_codecs import Uncompressed
 if TYPE_CHECKING:
     from subfleet.methods.roles import Method
 
-__all__ = [
-    "Condition",
-    "MethodInfo",
-    "Published",
-    "Setting",
-    "always",
-    "describe_status",
-    "join_departures",
-    "list_departures",
-]
+__all__ = ["MethodInfo", "Published", "Setting", "always"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
