@@ -15,6 +15,8 @@ from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 
+__all__ = ["ClientRow", "RoundRecord", "RunObserver"]
+
 _FLOAT_BYTES = 4
 _BESIDE = ("accuracy", "r2")
 """Metrics that are shown beside another headline."""
