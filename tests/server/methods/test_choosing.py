@@ -164,7 +164,6 @@ def test_one_liar_moves_a_trimmed_mean_no_further_than_the_honest_are(
     assert min(honest) - 1e-6 <= found <= max(honest) + 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 5, 10])
 @pytest.mark.parametrize("kind", [Oort(model="smallest"), PowerOfChoice(), PyramidFL(oort=Oort(model="smallest"))])
 @pytest.mark.parametrize("claim", ["loss", "samples", "both"])
