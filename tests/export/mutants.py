@@ -105,7 +105,7 @@ class Trained:
     @property
     def clips(self) -> bool:
         """Whether a gradient changes what is made of the others."""
-        return bool(self._run.shapes.optimiser.max_gradient_norm)
+        return bool(self._run.optimiser.max_gradient_norm)
 
     def _of(self, example: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Gradients]:
         key = id(example)

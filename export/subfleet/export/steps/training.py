@@ -185,7 +185,7 @@ class _TrainingRun:
             result = self._call_with_state(
                 leaves | frozen | buffers, partial(self._run, given, trained, leaves, buffers, context)
             )
-        parameters, *rest = self._update(given, result.gradients)
+        parameters, *rest = self.update(given, result.gradients)
         return (*result.metrics, *parameters, *result.buffers, *chain.from_iterable(rest))
 
     def _call_with_state(self, state: Mapping[str, Tensor], body: Callable[[], _PassResult]) -> _PassResult:
@@ -244,7 +244,7 @@ class _TrainingRun:
             return list(exits)
         return [logits * given.single("class_mask") for logits in exits]
 
-    def _update(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
+    def update(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """Return new parameters, each kind of states, scalar states, and summed gradients."""
         old, summed = given.by_tensor("parameter"), given.by_tensor("gradient")
         apply = next(iter(given.all("apply")), None)
