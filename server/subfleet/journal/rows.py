@@ -128,8 +128,8 @@ def _build_client_row(
         parameters=candidate.parameters if candidate is not None else 0,
         memory_free_bytes=client.offer.memory_free_bytes,
         budget_bytes=client.offer.memory_budget_bytes,
-        downlink_budget_bytes=client.offer.budget.downlink_bytes if client.offer.budget is not None else None,
-        uplink_budget_bytes=client.offer.budget.uplink_bytes if client.offer.budget is not None else None,
+        downlink_budget_bytes=client.offer.budget.downlink_bytes,
+        uplink_budget_bytes=client.offer.budget.uplink_bytes,
         update_bytes=_compute_update_bytes(context, close, client),
         planned_peak_bytes=client.task.planned_peak_bytes if client.task is not None else 0,
         measured_peak_bytes=client.update.measured_peak_bytes if client.update is not None else None,
@@ -147,7 +147,7 @@ def _build_client_row(
         scale=client.scale,
         limit=client.limit,
         data_warning=client.offer.data_warning,
-        disk_budget_bytes=client.offer.budget.disk_bytes if client.offer.budget is not None else None,
+        disk_budget_bytes=client.offer.budget.disk_bytes,
         disk_bytes=needed_bytes(client.task) if client.task is not None else 0,
     )
     if candidate is not None:
