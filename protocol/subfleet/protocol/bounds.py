@@ -258,14 +258,14 @@ def _collect_checks(kind: Any) -> _Checks:
 def _find_problems(checks: _Checks, values: Mapping[str, Any]) -> list[Problem]:
     """Find the problems of fields, and of rules whose fields are all right."""
     problems: list[Problem] = []
-    right = dict(values)
+    wrong = []
     for name, test in checks.tests:
         value = values.get(name)
         if value is not None and (found := test(value)):
             problems += _prefix(name, found)
-            del right[name]
+            wrong.append(name)
     for rule, names in checks.rules:
-        if right.keys() >= set(names):
+        if (values.keys() - wrong).issuperset(names):
             problems += _apply_rule(rule, [values[name] for name in names])
     return problems
 

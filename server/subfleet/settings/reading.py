@@ -105,9 +105,9 @@ def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
     try:
         return {**plain, "model": expand_preset(model)}
     except ConfigError as error:
-        known = {field.name for kind in (PresetSettings, *FAMILIES.values()) for field in fields(kind)}
-        unknown = sorted(model.keys() - known)
-        problems = [Problem(text=explain_unknown_key(key, known), keys=(key,)) for key in unknown]
+        kinds: list[type] = [PresetSettings, *FAMILIES.values()]
+        known = {field.name for kind in kinds for field in fields(kind)}
+        problems = [Problem(text=explain_unknown_key(key, known), keys=(key,)) for key in sorted(model.keys() - known)]
         return {**plain, "model": InvalidError([*InvalidError.of(error).problems, *problems])}
 
 
