@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from coordinator_benchmark.fleet import presence, profile
-from subfleet.export.requests import EstimateRequest, InferRequest, TrainRequest
+from subfleet.export.requests import AnyRequest
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.messages import encode
 from subfleet.protocol.topics import Topics
@@ -72,15 +72,9 @@ def bytes_per_member(context: RunContext, count: int) -> float:
 class _Nothing:
     """Neither an exporter that is asked for anything nor an observer that listens."""
 
-    def submit_training(self, request: TrainRequest) -> "Future[Path]":
-        """See `Exports`."""
-        return Future()
-
-    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
-        """See `Exports`."""
-        return Future()
-
-    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
+    def submit(
+        self, request: AnyRequest, *, weights_path: Path | None = None, samples_from: str = ""
+    ) -> "Future[Path]":
         """See `Exports`."""
         return Future()
 

@@ -16,7 +16,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
 from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.method_checks import check_method, check_methods, find_accepted_norms
-from subfleet.export.requests import TrainRequest
+from subfleet.export.requests import AnyRequest, TrainRequest
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import AggregationContext, keep_aggregate
@@ -79,13 +79,14 @@ def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports:
 def test_a_check_runs_on_every_runtime_that_the_method_tells(
     monkeypatch: pytest.MonkeyPatch, exports: LazyExports
 ) -> None:
-    used, submit = set[str](), LazyExports.submit_training
+    used, submit = set[str](), LazyExports.submit
 
-    def record(self: LazyExports, request: TrainRequest) -> "Future[Path]":
-        used.add(request.target)
-        return submit(self, request)
+    def record(self: LazyExports, request: AnyRequest, **named: Any) -> "Future[Path]":
+        if isinstance(request, TrainRequest):
+            used.add(request.target)
+        return submit(self, request, **named)
 
-    monkeypatch.setattr(LazyExports, "submit_training", record)
+    monkeypatch.setattr(LazyExports, "submit", record)
     assert check_method(METHOD, exports) == "ok"
     assert used == set(METHOD.INFO.runtimes)
 

@@ -18,7 +18,7 @@ from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import GatheredRun, gather_run
 from subfleet.export.programs import export_inference_model
-from subfleet.export.requests import InferRequest
+from subfleet.export.requests import AnyRequest, InferRequest
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.jobs import Trainer
 from subfleet.protocol.readings import Reading
@@ -65,9 +65,10 @@ class RecordingExports:
         self.asked = list[InferRequest]()
         self._inner = inner
 
-    def submit_inference(self, request: InferRequest, *given: Any, **named: Any) -> "Future[Path]":
-        self.asked.append(request)
-        return self._inner.submit_inference(request, *given, **named)
+    def submit(self, request: AnyRequest, **named: Any) -> "Future[Path]":
+        if isinstance(request, InferRequest):
+            self.asked.append(request)
+        return self._inner.submit(request, **named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -42,7 +42,7 @@ def pool(folder: Path) -> Iterator[ExportPool]:
 
 def test_identical_requests_at_the_same_time_run_once(pool: ExportPool, folder: Path) -> None:
     request = train_request("onnx")
-    first, second = pool.submit_training(request), pool.submit_training(request)
+    first, second = pool.submit(request), pool.submit(request)
     assert first is second
     path = first.result(PATIENCE_S)
     assert path == folder / request.file_name
@@ -50,10 +50,10 @@ def test_identical_requests_at_the_same_time_run_once(pool: ExportPool, folder: 
 
 
 def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Path) -> None:
-    path = pool.submit_training(train_request("onnx")).result(PATIENCE_S)
+    path = pool.submit(train_request("onnx")).result(PATIENCE_S)
     before = path.stat().st_mtime_ns
     with ExportPool(CacheFolder(path=folder), workers=1) as another:
-        future = another.submit_training(train_request("onnx"))
+        future = another.submit(train_request("onnx"))
         assert future.done()
         assert future.result() == path
     assert path.stat().st_mtime_ns == before
@@ -61,16 +61,16 @@ def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Pa
 
 def test_estimates_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path) -> None:
     request = EstimateRequest(training=train_request("onnx"))
-    path = pool.submit_estimates(request).result(PATIENCE_S)
+    path = pool.submit(request).result(PATIENCE_S)
     assert path == folder / request.file_name
     network = network_of(request.training.model)
     here = EstimateModel(network, request.training).estimates
     full = [network.full_architecture()]
     assert MemoryEstimates.unpack(path.read_bytes()).memory_bytes(network, full) == here.memory_bytes(network, full)
     with ExportPool(CacheFolder(path=folder), workers=1) as another:
-        assert another.submit_estimates(request).done()
+        assert another.submit(request).done()
     path.write_bytes(b"estimates")
-    assert MemoryEstimates.unpack(pool.submit_estimates(request).result(PATIENCE_S).read_bytes()).pack()
+    assert MemoryEstimates.unpack(pool.submit(request).result(PATIENCE_S).read_bytes()).pack()
 
 
 def test_an_evaluation_is_written_once_and_stays(pool: ExportPool, folder: Path) -> None:
@@ -78,19 +78,19 @@ def test_an_evaluation_is_written_once_and_stays(pool: ExportPool, folder: Path)
     request = EvaluateRequest(
         model=train.model, architecture=train.architecture, target="onnx", batch_size=4, objective=train.objective.plain
     )
-    path = pool.submit_evaluation(request).result(PATIENCE_S)
+    path = pool.submit(request).result(PATIENCE_S)
     assert path == folder / request.file_name
     manifest = decode_program(path.read_bytes()).manifest
     assert (manifest.purpose, manifest.program_id) == ("evaluate", request.program_id)
     with ExportPool(CacheFolder(path=folder), workers=1) as another:
-        assert another.submit_evaluation(request).done()
+        assert another.submit(request).done()
 
 
 def test_a_damaged_result_is_exported_anew(pool: ExportPool) -> None:
-    path = pool.submit_training(train_request("onnx")).result(PATIENCE_S)
+    path = pool.submit(train_request("onnx")).result(PATIENCE_S)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    again = decode_program(pool.submit_training(train_request("onnx")).result(PATIENCE_S).read_bytes())
+    again = decode_program(pool.submit(train_request("onnx")).result(PATIENCE_S).read_bytes())
     # The plan in the manifest holds counted memory, which moves by some kilobytes; the program is the same.
     assert bytes(again.body) == bytes(decode_program(whole).body)
 
@@ -111,7 +111,7 @@ def test_models_with_their_weights(pool: ExportPool, tmp_path: Path, target: str
     (tmp_path / "weights").write_bytes(weights)
     sha256 = BlobRef.of(weights).sha256
     request = InferRequest(model=MLP, architecture=largest(MLP), target=target, weights_sha256=sha256)
-    path = pool.submit_inference(request, tmp_path / "weights").result(PATIENCE_S)
+    path = pool.submit(request, weights_path=tmp_path / "weights").result(PATIENCE_S)
     assert path.name == request.file_name
     assert path.stat().st_size > 0
 
@@ -120,43 +120,43 @@ def test_weights_of_another_request_are_refused(pool: ExportPool, tmp_path: Path
     (tmp_path / "weights").write_bytes(save({"x": torch.zeros(1)}))
     request = InferRequest(model=MLP, architecture=largest(MLP), target="onnx", weights_sha256="0" * 64)
     with pytest.raises(ExportError, match="are not those of the request"):
-        pool.submit_inference(request, tmp_path / "weights").result(PATIENCE_S)
+        pool.submit(request, weights_path=tmp_path / "weights").result(PATIENCE_S)
     with pytest.raises(ExportError, match=r"FileNotFoundError|No such file"):
-        pool.submit_inference(request, tmp_path / "absent").result(PATIENCE_S)
+        pool.submit(request, weights_path=tmp_path / "absent").result(PATIENCE_S)
 
 
 def test_a_killed_worker_costs_its_request_alone(pool: ExportPool) -> None:
     request = train_request("executorch", RESNET, batch_size=9)
-    pool.submit_training(train_request("onnx", batch_size=8)).result(PATIENCE_S)
-    failed = pool.submit_training(request)
+    pool.submit(train_request("onnx", batch_size=8)).result(PATIENCE_S)
+    failed = pool.submit(request)
     time.sleep(0.2)  # until the worker has taken it
     os.kill(pool.process_ids[0], signal.SIGKILL)
     with pytest.raises(ExportError, match=r"ended before it answered; see .*worker-0\.log"):
         failed.result(PATIENCE_S)
-    assert pool.submit_training(request).result(PATIENCE_S).is_file()
+    assert pool.submit(request).result(PATIENCE_S).is_file()
 
 
 def test_a_worker_killed_while_it_waits_costs_nothing(pool: ExportPool) -> None:
-    pool.submit_training(train_request("onnx", batch_size=8)).result(PATIENCE_S)
+    pool.submit(train_request("onnx", batch_size=8)).result(PATIENCE_S)
     os.kill(pool.process_ids[0], signal.SIGKILL)
-    assert pool.submit_training(train_request("onnx", batch_size=10)).result(PATIENCE_S).is_file()
+    assert pool.submit(train_request("onnx", batch_size=10)).result(PATIENCE_S).is_file()
 
 
 def test_an_impossible_request_is_its_own_error(pool: ExportPool) -> None:
     impossible = train_request("onnx", architecture=smallest(RESNET))  # axes of another network
     with pytest.raises(ExportError, match="axis"):
-        pool.submit_training(impossible).result(PATIENCE_S)
+        pool.submit(impossible).result(PATIENCE_S)
 
 
 def test_time_limit_and_closing(tmp_path: Path) -> None:
     with ExportPool(CacheFolder(path=tmp_path), workers=1, timeout_s=0.2) as hurried:
         with pytest.raises(ExportError, match=r"longer than 0\.2 s"):
-            hurried.submit_training(train_request("onnx", RESNET)).result(PATIENCE_S)
-        waiting = [hurried.submit_training(train_request("onnx", batch_size=size)) for size in (2, 3)]
+            hurried.submit(train_request("onnx", RESNET)).result(PATIENCE_S)
+        waiting = [hurried.submit(train_request("onnx", batch_size=size)) for size in (2, 3)]
     for future in waiting:
         assert isinstance(future.exception(PATIENCE_S), ExportError)
     with pytest.raises(ExportError, match="closed"):
-        hurried.submit_training(train_request("onnx"))
+        hurried.submit(train_request("onnx"))
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0.log"]
 
 
@@ -165,13 +165,13 @@ def test_another_worker_starts_where_a_job_waits_and_not_before(
 ) -> None:
     monkeypatch.setattr(pool_module, "START_S", 0.5)
     with ExportPool(CacheFolder(path=tmp_path)) as opened:
-        opened.submit_training(train_request("onnx")).result(PATIENCE_S)
+        opened.submit(train_request("onnx")).result(PATIENCE_S)
         first, second = opened.process_ids
         assert first
         assert not second
         os.kill(first, signal.SIGSTOP)
-        hanging = opened.submit_training(train_request("onnx", batch_size=11))
-        assert opened.submit_training(train_request("onnx", batch_size=12)).result(PATIENCE_S).exists()
+        hanging = opened.submit(train_request("onnx", batch_size=11))
+        assert opened.submit(train_request("onnx", batch_size=12)).result(PATIENCE_S).exists()
         assert opened.process_ids[1]
         os.kill(first, signal.SIGCONT)
         assert hanging.result(PATIENCE_S).exists()

@@ -21,7 +21,7 @@ from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.network import Network
 from subfleet.elastic.size_table import SizeTable
-from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EstimateRequest, InferRequest, TrainRequest
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal
 from subfleet.journal.records import RoundRecord
@@ -128,12 +128,19 @@ class FakeExports:
         self.requests: list[AnyRequest] = []
         folder.mkdir(parents=True, exist_ok=True)
 
-    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
-        return self.submit_training(request)
-
-    def submit_training(self, request: TrainRequest | EvaluateRequest) -> "Future[Path]":
+    def submit(
+        self, request: AnyRequest, *, weights_path: Path | None = None, samples_from: str = ""
+    ) -> "Future[Path]":
         self.requests.append(request)
         future: Future[Path] = Future()
+        if isinstance(request, EstimateRequest):
+            future.set_result(self._write_estimates(request))
+            return future
+        if isinstance(request, InferRequest):
+            assert weights_path is not None
+            assert bool(samples_from) == bool(request.samples_sha256)
+            future.set_result(self._write_model(request, weights_path))
+            return future
         try:
             planned_bytes = self.planned(request)
         except ExportError as error:
@@ -155,17 +162,12 @@ class FakeExports:
         future.set_result(path)
         return future
 
-    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        self.requests.append(request)
+    def _write_estimates(self, request: EstimateRequest) -> Path:
         path = self.folder / request.file_name
         path.write_bytes(estimates_of(network_of(request.training.model)).pack())
-        future: Future[Path] = Future()
-        future.set_result(path)
-        return future
+        return path
 
-    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
-        assert bool(samples_from) == bool(request.samples_sha256)
-        self.requests.append(request)
+    def _write_model(self, request: InferRequest, weights_path: Path) -> Path:
         path = self.folder / f"{request.program_id}.{request.target}"
         plain = {"max_abs_diff": 1e-6}
         found = (
@@ -173,9 +175,7 @@ class FakeExports:
         )
         Path(f"{path}.json").write_text(json.dumps(found), encoding="utf-8")
         path.write_bytes(b"model " + request.architecture.architecture_id.encode() + weights_path.read_bytes())
-        future: Future[Path] = Future()
-        future.set_result(path)
-        return future
+        return path
 
 
 class World:

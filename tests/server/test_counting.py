@@ -11,7 +11,7 @@ from server.coordinator_cases import measuring, written_ahead
 from server.server_rig import World, config, fleet
 from server.test_export_queue import RequestedPrograms, aggregated, asked, is_aggregating, trained, wishing, written
 
-from subfleet.export.requests import EvaluateRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EvaluateRequest, TrainRequest
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.protocol.errors import ConfigError
 from subfleet.rounds.coordinator import step
@@ -81,12 +81,12 @@ class Slow:
         self.first = world.settings.model
         self.due: dict[str, int] = {}  # a killed server asks again
         self.pending: list[tuple[int, TrainRequest | EvaluateRequest, Future[Path]]] = []
-        self.write = world.exports.submit_training
-        world.exports.submit_training = self.submit  # type: ignore[method-assign]
+        self.write = world.exports.submit
+        world.exports.submit = self.submit  # type: ignore[method-assign]
 
-    def submit(self, request: TrainRequest | EvaluateRequest) -> "Future[Path]":
-        if request.model == self.first:
-            return self.write(request)
+    def submit(self, request: AnyRequest, **named: Any) -> "Future[Path]":
+        if not isinstance(request, TrainRequest | EvaluateRequest) or request.model == self.first:
+            return self.write(request, **named)
         future: Future[Path] = Future()
         due = self.due.setdefault(request.program_id, self.world.server.state.aggregated_round + self.rounds)
         self.pending.append((due, request, future))

@@ -22,7 +22,7 @@ from server.server_rig import MODEL, World, config, estimates_of, fleet
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.memory_estimates import MemoryEstimates
-from subfleet.export.requests import EstimateRequest
+from subfleet.export.requests import AnyRequest, EstimateRequest
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.methods.dynamic_selection import DynamicSelection
@@ -225,10 +225,12 @@ class Slow:
     def __init__(self, world: World) -> None:
         self.files: list[tuple[EstimateRequest, Future[Path]]] = []
         self.exports = world.exports
-        self._submit = world.exports.submit_estimates
-        world.exports.submit_estimates = self.submit  # type: ignore[method-assign]
+        self._submit = world.exports.submit
+        world.exports.submit = self.submit  # type: ignore[method-assign]
 
-    def submit(self, request: EstimateRequest) -> "Future[Path]":
+    def submit(self, request: AnyRequest, **named: Any) -> "Future[Path]":
+        if not isinstance(request, EstimateRequest):
+            return self._submit(request, **named)
         file: Future[Path] = Future()
         self.files.append((request, file))
         return file

@@ -48,6 +48,6 @@ def test_a_score_is_planned_with_the_gradients_that_it_keeps(exports: LazyExport
     training = derive_score_training(context.training(1))
     for scorable in done.result:
         export = build_train_request(network, scorable.size, "onnx", training)
-        manifest = decode_program(exports.submit_training(export).result().read_bytes()).manifest
+        manifest = decode_program(exports.submit(export).result().read_bytes()).manifest
         gradient_bytes = sum(4 * tensor.numel() for tensor in extract(network, scorable.size, model.shared).values())
         assert scorable.planned_peak_bytes >= manifest.planned_peak_bytes + BATCHES * gradient_bytes

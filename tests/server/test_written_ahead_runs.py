@@ -4,13 +4,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server.server_rig import FakeExports, World, config, fleet
 from server.test_export_queue import BUDGETS, SEARCH
 
 from subfleet.elastic.technique_settings import DistillationSettings
-from subfleet.export.requests import TrainRequest
+from subfleet.export.requests import AnyRequest, TrainRequest
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.task import Train
 from subfleet.rounds.context import RunContext
@@ -30,12 +31,14 @@ def _unwritable(context: RunContext, names: set[str]) -> Callable[[TrainRequest]
 
 def _held_back(exports: FakeExports, sizes: set[str]) -> None:
     """From now on only these sizes are written; the others never become ready."""
-    write = exports.submit_training
+    write = exports.submit
 
-    def submit(request: TrainRequest) -> "Future[Path]":
-        return write(request) if request.architecture.architecture_id in sizes else Future()
+    def submit(request: AnyRequest, **named: Any) -> "Future[Path]":
+        if isinstance(request, TrainRequest) and request.architecture.architecture_id not in sizes:
+            return Future()
+        return write(request, **named)
 
-    exports.submit_training = submit  # type: ignore[method-assign, assignment]
+    exports.submit = submit  # type: ignore[method-assign]
 
 
 def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:
@@ -49,7 +52,7 @@ def _run(folder: Path, names: set[str], *, kill: bool = False) -> World:
         world.run(
             lambda: world.server.state.aggregated_round == 0 and world.server.state.queue != () and _all_done(world)
         )
-        del world.exports.submit_training
+        del world.exports.submit
         world.kill_server()
     world.run()
     return world

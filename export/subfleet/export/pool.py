@@ -16,7 +16,7 @@ from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob
-from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
+from subfleet.export.requests import AnyRequest
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.scratch import make_locked_folder
@@ -238,47 +238,20 @@ class ExportPool:
         """The workers' process ids; 0 for a worker that is not running."""
         return tuple(worker.process_id for worker in self._workers)
 
-    def submit_training(self, request: TrainRequest) -> "Future[Path]":
-        """Request a packed training program, which `subfleet.protocol.programs.decode_program` reads.
+    def submit(
+        self, request: AnyRequest, *, weights_path: Path | None = None, samples_from: str = ""
+    ) -> "Future[Path]":
+        """Request a packed training or evaluation program, an inference model, or cost estimates of all submodels.
 
-        The future raises ExportError if it cannot be exported.
-        """
-        return self._submit(request)
-
-    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
-        """Request a packed evaluation program; see `submit_training`."""
-        return self._submit(request)
-
-    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
-        """Request an inference model.
+        `subfleet.protocol.programs.decode_program` reads programs, `MemoryEstimates.unpack` estimates. The future
+        raises ExportError if the request cannot be exported.
 
         Args:
-            request: it names the weights by their content id.
-            weights_path: a safetensors file with the submodel's own tensors; it must exist until the future is done.
+            request: what to export.
+            weights_path: for an inference model, a safetensors file with the submodel's own tensors, which the request
+                names by their content id; it must exist until the future is done.
             samples_from: for an 8-bit model, the data set that the request names by its content id.
         """
-        return self._submit(request, str(weights_path.resolve()), samples_from)
-
-    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        """Request the cost estimates of all submodels, which `MemoryEstimates.unpack` reads.
-
-        The future raises ExportError if no submodel can be trained on the target.
-        """
-        return self._submit(request)
-
-    def close(self) -> None:
-        """End the workers. Running and waiting exports fail with ExportError."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        for worker in self._workers:
-            worker.close()
-        self._jobs.close()
-        for thread in self._threads:
-            thread.join()
-
-    def _submit(self, request: AnyRequest, weights_path: str = "", samples_from: str = "") -> "Future[Path]":
         path = self._cache.path(request)
         with self._lock:
             if self._closed:
@@ -295,11 +268,23 @@ class ExportPool:
             job = ExportJob(
                 request=request,
                 result_path=str(path.resolve()),
-                weights_path=weights_path,
+                weights_path="" if weights_path is None else str(weights_path.resolve()),
                 samples_from=samples_from,
             )
             self._jobs.put(job, future)
             return future
+
+    def close(self) -> None:
+        """End the workers. Running and waiting exports fail with ExportError."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for worker in self._workers:
+            worker.close()
+        self._jobs.close()
+        for thread in self._threads:
+            thread.join()
 
     def _serve(self, worker: _Worker, number: int) -> None:
         if number == 0:

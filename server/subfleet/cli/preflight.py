@@ -72,9 +72,7 @@ def export_submodels(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
             (
                 candidate,
                 target,
-                pool.submit_training(
-                    build_train_request(declared.network, candidate.architecture, target, context.training(1))
-                ),
+                pool.submit(build_train_request(declared.network, candidate.architecture, target, context.training(1))),
             )
             for declared in _list_networks(context)
             for candidate in declared.candidates

@@ -213,7 +213,7 @@ def write_path(
                 objective=run.training.objective.name,
                 transform=run.data.transform,
             )
-            exported = pool.submit_inference(request, weights_file).result()
+            exported = pool.submit(request, weights_path=weights_file).result()
             files[target] = str(_write(out / f"model{exported.suffix}", exported.read_bytes()))
             differences[target] = read_figures(exported)["max_abs_diff"]
     return {

@@ -17,7 +17,7 @@ from subfleet.elastic.building import build_module
 from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
+from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.methods.aggregator import Participant
 from subfleet.programs.worker import Handler, Snapshot, Steps, Threads, wait_for
 from subfleet.protocol.blobs import BlobRef
@@ -82,20 +82,10 @@ _LANE = "weights"
 class Exports(Protocol):
     """The seam to the exporter; `subfleet.export.pool.ExportPool` is the real one."""
 
-    def submit_training(self, request: TrainRequest) -> "Future[Path]":
-        """A file with the packed training program."""
-        ...
-
-    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
-        """A file with the packed evaluation program."""
-        ...
-
-    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
-        """A plain inference model file; the weights are a container of the submodel's own tensors."""
-        ...
-
-    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        """A file with memory estimates of the programs of all submodels."""
+    def submit(
+        self, request: AnyRequest, *, weights_path: Path | None = None, samples_from: str = ""
+    ) -> "Future[Path]":
+        """The file of a packed program, of an inference model, or of the cost estimates of all submodels."""
         ...
 
 
@@ -187,11 +177,11 @@ class Supply:
         program, training = request.program, self._context.training(request.round)
         network = self._network_of(run.model, program.size)
         export = build_train_request(network, program.size, program.target, training)
-        files = [self._exports.submit_training(export)]
+        files = [self._exports.submit(export)]
         if self._context.config.evaluation.every and not self._context.roles.assigner.awaits_programs:
             # Clients of this size evaluate it between rounds, which the exporter must not hold up either.
             evaluation = build_evaluate_request(network, program.size, program.target, training)
-            files.append(self._exports.submit_evaluation(evaluation))
+            files.append(self._exports.submit(evaluation))
         written = await self._program(program.size.network, export, files[0])
         for file in files[1:]:
             with contextlib.suppress(SubfleetError, CancelledError):  # the training program is still usable
@@ -202,7 +192,7 @@ class Supply:
         del run
         network = self._context.declared(request.lineage).network
         export = build_train_request(network, network.full_architecture(), request.target, self._context.training(1))
-        file = await wait_for(self._exports.submit_estimates(EstimateRequest(training=export)))
+        file = await wait_for(self._exports.submit(EstimateRequest(training=export)))
         return MemoryEstimates.unpack(file.read_bytes())
 
     async def _scoring(self, request: work.ScoringRequest, run: Snapshot) -> tuple[work.Scorable, ...]:
@@ -220,7 +210,7 @@ class Supply:
     def _training_file(self, export: TrainRequest) -> "Future[Path]":
         """The file of a candidate's program; a failure leaves out the candidate."""
         try:
-            return self._exports.submit_training(export)
+            return self._exports.submit(export)
         except SubfleetError as error:
             failed: Future[Path] = Future()
             failed.set_exception(error)
@@ -254,7 +244,7 @@ class Supply:
         self._deployed.add(weights.sha256)
         network = self._network_of(run.model, client.architecture)
         files = {
-            target: self._exports.submit_inference(
+            target: self._exports.submit(
                 InferRequest(
                     model=network.config,
                     architecture=without_network(client.size),
@@ -266,7 +256,7 @@ class Supply:
                     objective=config.training.objective.name,
                     transform=config.data.transform,
                 ),
-                self._blobs.path(weights),
+                weights_path=self._blobs.path(weights),
                 samples_from=config.data.evaluated_on if self._samples_sha256 else "",
             )
             for target in config.deploy_targets
@@ -287,12 +277,7 @@ class Supply:
         key = (network_id, export.program_id)
         if key in self._programs:
             return self._programs[key]
-        if file is None:
-            if isinstance(export, TrainRequest):
-                file = self._exports.submit_training(export)
-            else:
-                file = self._exports.submit_evaluation(export)
-        path = await wait_for(file)
+        path = await wait_for(file or self._exports.submit(export))
         if key not in self._programs:
             content = path.read_bytes()
             manifest = decode_program(content).manifest

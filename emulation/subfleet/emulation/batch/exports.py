@@ -6,7 +6,7 @@ from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
 from subfleet.export.pool import ExportPool
-from subfleet.export.requests import AnyRequest, EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
+from subfleet.export.requests import AnyRequest
 
 
 class LazyExports:
@@ -38,37 +38,20 @@ class LazyExports:
     ) -> None:
         self.close()
 
-    def submit_training(self, request: TrainRequest) -> "Future[Path]":
-        """See `Exports.submit_training`."""
-        return self._find(request) or self._open_pool().submit_training(request)
-
-    def submit_evaluation(self, request: EvaluateRequest) -> "Future[Path]":
-        """See `ExportPool.submit_evaluation`."""
-        return self._find(request) or self._open_pool().submit_evaluation(request)
-
-    def submit_inference(self, request: InferRequest, weights_path: Path, *, samples_from: str = "") -> "Future[Path]":
-        """See `Exports.submit_inference`."""
-        cached = self._find(request)
-        return cached or self._open_pool().submit_inference(request, weights_path, samples_from=samples_from)
-
-    def submit_estimates(self, request: EstimateRequest) -> "Future[Path]":
-        """See `Exports.submit_estimates`."""
-        return self._find(request) or self._open_pool().submit_estimates(request)
+    def submit(
+        self, request: AnyRequest, *, weights_path: Path | None = None, samples_from: str = ""
+    ) -> "Future[Path]":
+        """See `ExportPool.submit`."""
+        path = self._cache.find(request)
+        if path is not None:
+            future: Future[Path] = Future()
+            future.set_result(path)
+            return future
+        if self._pool is None:
+            self._pool = ExportPool(self._folder, workers=self._workers, timeout_s=self._timeout_s)
+        return self._pool.submit(request, weights_path=weights_path, samples_from=samples_from)
 
     def close(self) -> None:
         """End the worker processes, if there are any."""
         if self._pool is not None:
             self._pool.close()
-
-    def _find(self, request: AnyRequest) -> "Future[Path] | None":
-        path = self._cache.find(request)
-        if path is None:
-            return None
-        future: Future[Path] = Future()
-        future.set_result(path)
-        return future
-
-    def _open_pool(self) -> ExportPool:
-        if self._pool is None:
-            self._pool = ExportPool(self._folder, workers=self._workers, timeout_s=self._timeout_s)
-        return self._pool
