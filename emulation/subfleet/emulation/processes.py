@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
@@ -66,18 +67,10 @@ def run_processes(
             fleet.wait(LEAVE_S)  # clients leave while their models are evaluated
 
     data = replace(run.data, test=str(files.test), test_samples=0)
-    served = serve_run(
-        replace(run, data=data, outliers=run.outliers.emulated(attacked=False)),
-        folder,
-        observer,
-        stop,
-        exports=exports,
-        clients=clients,
-        broker=broker,
-        samples=gathered.evaluation,
-    )
+    emulated = replace(run, data=data, outliers=run.outliers.emulated(attacked=False))
+    served = partial(serve_run, exports=exports, clients=clients, broker=broker, samples=gathered.evaluation)
     tiers = {device.client_id: device.tier for device in gathered.devices}
-    with served as (server, result):
+    with served(emulated, folder, observer, stop) as (server, result):
         return write_outcome(
             folder,
             result,

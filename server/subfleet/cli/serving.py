@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from subfleet.aggregation.devices import compute_device
@@ -72,18 +73,8 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
                 yield []
 
         outcome = None
-        served = serve_run(
-            run,
-            folder,
-            observer,
-            stop,
-            exports=exports,
-            clients=clients,
-            broker=broker,
-            embedded_port=_PORT,
-            wait=wait,
-        )
-        with suppress(StoppedError), served as (server, result):
+        served = partial(serve_run, exports=exports, clients=clients, broker=broker, embedded_port=_PORT, wait=wait)
+        with suppress(StoppedError), served(run, folder, observer, stop) as (server, result):
             outcome = write_outcome(
                 folder, result, observer, figures=lambda: compute_figures(collect_gallery(server), result)
             )
