@@ -10,8 +10,8 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.generations import GenerationRecord, build_generation_record
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
 from subfleet.link.traffic import Traffic
+from subfleet.protocol.answers import sum_totals
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, compute_metrics
