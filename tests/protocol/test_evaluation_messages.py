@@ -66,7 +66,7 @@ CLAIMS = [
     ({"class_correct": [2, 3]}, "each class_correct must be from 0 to its class_counts"),
     ({"class_correct": [-1, 3]}, "each class_correct must be from 0 to its class_counts"),
     ({"class_counts": [-1, 5], "class_correct": [-1, 3]}, "each class_correct"),
-    ({"class_counts": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_counts has 4097 items, but may have 4096"),
+    ({"class_counts": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_counts has 4097 items, but must have at most 4096"),
 ]
 
 

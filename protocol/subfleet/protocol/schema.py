@@ -1,12 +1,11 @@
-"""Frozen dataclasses to plain data and back, with nothing but the standard library.
+"""Converts frozen dataclasses to plain data and back, using only the standard library.
 
-One reader checks plain data against annotations: JSON that was received (`from_plain`, which raises `ProtocolError` and
-nothing else, whatever it is given) and files that people write (`validate`, which names everything that is wrong).
-It refuses values of a wrong type and unknown and missing fields; bounds and rules are checked by the records
-themselves, see `subfleet.protocol.bounds`.
+One reader checks plain data against annotations: received JSON (`from_plain`, which raises only `ProtocolError`) and
+files that people write (`validate`, which lists every problem). It refuses wrong types and unknown or missing fields;
+bounds and rules are checked by the records themselves, see `subfleet.protocol.bounds`.
 
-A union of records is told apart by a tag, the key `type` unless the records' `TAG` says another. It is closed,
-`This | That`, or open, `Annotated[Seam, REGISTRY]`: then it has whatever is installed.
+Members of a union are told apart by a tag, the key `type` or the records' `TAG`. A union is closed, `This | That`, or
+open, `Annotated[Seam, REGISTRY]`, with all installed members.
 """
 
 import dataclasses
@@ -35,20 +34,20 @@ from subfleet.protocol.suggestion import explain_unknown_key, suggest
 T = TypeVar("T")
 
 ADDED_LATER: Mapping[str, bool] = MappingProxyType({"added_later": True})
-"""Metadata of a field with a default that readers of an earlier release do not know: it is left out where it has its
-default, so that they understand the rest, and what is hashed stays as it was."""
+"""Metadata of a field that is omitted if it has its default, so that earlier releases can read the rest and hashes stay
+as they were."""
 
-# JSON can spell half a surrogate pair and NUL, but UTF-8 has no bytes for the one, and databases refuse the other.
+# JSON can contain lone surrogates, which UTF-8 cannot encode, and NUL, which databases refuse.
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
 MAX_INTEGER = 2**63 - 1
-"""Larger integers are refused: no count, size or time of ours needs them, and other languages cannot hold them."""
+"""Larger integers are refused: no count, size or time needs them, and other languages cannot represent them."""
 MAX_TEXT_CHARACTERS = 4096
-"""Longer strings are refused: names, paths and reasons are shorter, and an ack repeats the id that it answers."""
+"""Longer strings are refused: names, paths and reasons are shorter."""
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a dataclass into dicts, lists, strings and numbers. Members of a union carry their name under their tag."""
+    """Convert a dataclass to dicts, lists, strings and numbers. Union members have their name under their tag."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = {
             field.name: to_plain(getattr(value, field.name))
@@ -65,7 +64,7 @@ def to_plain(value: Any) -> Any:
 
 
 def get_tag(kind: type) -> str:
-    """Return the key with the name of a union's member in plain data."""
+    """Return the key under which plain data has the name of a union member."""
     tag: str = getattr(kind, "TAG", "type")
     return tag
 
@@ -82,7 +81,7 @@ def _is_written(field: "dataclasses.Field[Any]", value: Any) -> bool:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Encode as JSON with sorted keys and no spaces: equal values have equal bytes, so they can be hashed.
+    """Encode as JSON with sorted keys and no spaces, so that equal values have equal bytes and hashes.
 
     Raises:
         ProtocolError: a number is not finite.
@@ -102,7 +101,7 @@ def parse_json(payload: bytes | memoryview, *, max_bytes: int) -> Any:
         ProtocolError: the payload is not JSON.
     """
     if len(payload) > max_bytes:
-        raise TooLargeError(f"a control message is {len(payload)} bytes, but may be {max_bytes} bytes at most")
+        raise TooLargeError(f"a control message is {len(payload)} bytes, but must be at most {max_bytes}")
     try:
         return json.loads(bytes(payload))
     except (ValueError, RecursionError) as error:
@@ -113,7 +112,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     """Build a value of `kind` from parsed JSON.
 
     Raises:
-        ProtocolError: a field is missing, unknown, of the wrong type or out of its bounds; it names the first.
+        ProtocolError: a field is missing, unknown, of the wrong type or out of bounds; the message names the first.
     """
     value, problems = _read(kind, plain)
     if problems:
@@ -122,11 +121,11 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 
 
 def validate(kind: type[T], plain: Any, what: str) -> T:
-    """Build a record from parsed TOML or JSON that a person wrote; `what` names it in errors, such as a file.
+    """Build a record from parsed TOML or JSON that a person wrote; `what` names the source in errors, such as a file.
 
     Raises:
-        ConfigError: names every unknown and missing key, every value of a wrong type or out of its bounds, and
-            whatever does not go together.
+        ConfigError: lists every unknown or missing key, every value of a wrong type or out of bounds, and every broken
+            rule.
     """
     value, problems = _read(kind, plain)
     if len(problems) == 1:
@@ -143,7 +142,7 @@ def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
 
 
 _Read = Callable[[Any, list[Problem]], Any]
-"""Builds a value from plain data; where it cannot, it adds problems and returns `_NOTHING`."""
+"""Builds a value from plain data; if it cannot, it appends problems and returns `_NOTHING`."""
 _NOTHING: Any = object()
 
 
@@ -165,7 +164,7 @@ def _join_path(key: str | int, problems: list[Problem], start: int) -> None:
     problems[start:] = [problem.under(key) for problem in problems[start:]]
 
 
-@cache  # what an annotation means is found out once: a manifest has thousands of values of a few kinds
+@cache  # a manifest has thousands of values of a few kinds
 def _make_reader(kind: Any) -> _Read:
     """Make the reader of a kind."""
     origin, members = typing.get_origin(kind), typing.get_args(kind)
@@ -178,7 +177,7 @@ def _make_reader(kind: Any) -> _Read:
     elif origin is typing.Literal:
         read = partial(_read_choice, members)
     elif origin is tuple:
-        read = partial(_read_items, _make_reader(members[0])) if ... in members else partial(_read_places, members)
+        read = partial(_read_items, _make_reader(members[0])) if ... in members else partial(_read_tuple, members)
     elif origin in (dict, Mapping):
         key, item = map(_make_reader, members)
         read = partial(_read_mapping, key, item)
@@ -222,8 +221,8 @@ def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
 def _list_defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
     """Compute the values of omitted fields."""
     fields = [field for field in dataclasses.fields(kind) if field.name not in plain]
-    made = {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
-    return made | {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
+    made = {field.name: field.default_factory() for field in fields if field.default_factory is not dataclasses.MISSING}
+    return made | {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
 def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
@@ -247,7 +246,7 @@ def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) 
             problems.append(explain_unknown_key(str(name), fields))
     if not plain.keys() >= required:
         missing = (name for name in fields if name in required and name not in plain)
-        problems += [Problem(text="is missing, but must be there", keys=(name,)) for name in missing]
+        problems += [Problem(text="is missing", keys=(name,)) for name in missing]
     return values
 
 
@@ -282,16 +281,16 @@ def _read_open(registry: Registry[Any], plain: Any, problems: list[Problem]) -> 
 
 
 def _name_member(tag: str, names: Sequence[str], plain: Any, problems: list[Problem]) -> str | None:
-    """Find the union member by the name under its tag; None with a problem if there is none."""
+    """Read the name of a union member; None with a problem if it is missing or unknown."""
     if not isinstance(plain, dict):
         _refuse(plain, "a table", problems)
         return None
     name = plain.get(tag)
     if isinstance(name, str) and name in names:
         return name
-    found = f"has the {tag} {name!r:.80}" if tag in plain else f"has no {tag}"
-    meant = suggest(name, names) if isinstance(name, str) else ""
-    problems.append(Problem(text=f"{found}, but must be one of {list(names)}{meant}"))
+    text = f"has the {tag} {name!r:.80}" if tag in plain else f"has no {tag}"
+    suggestion = suggest(name, names) if isinstance(name, str) else ""
+    problems.append(Problem(text=f"{text}, but must be one of {list(names)}{suggestion}"))
     return None
 
 
@@ -300,10 +299,10 @@ def _read_items(read: _Read, plain: Any, problems: list[Problem]) -> Any:
         return _refuse(plain, "a list", problems)
     before = count = len(problems)
     values = []
-    for place, item in enumerate(plain):
+    for index, item in enumerate(plain):
         value = read(item, problems)
         if value is _NOTHING:
-            _join_path(place, problems, count)
+            _join_path(index, problems, count)
             count = len(problems)
             if count >= MOST_PROBLEMS:
                 break
@@ -311,14 +310,14 @@ def _read_items(read: _Read, plain: Any, problems: list[Problem]) -> Any:
     return tuple(values) if count == before else _NOTHING
 
 
-def _read_places(members: tuple[Any, ...], plain: Any, problems: list[Problem]) -> Any:
+def _read_tuple(members: tuple[Any, ...], plain: Any, problems: list[Problem]) -> Any:
     if not isinstance(plain, (list, tuple)) or len(plain) != len(members):
         return _refuse(plain, f"a list of {len(members)}", problems)
     before, values = len(problems), []
-    for place, (kind, item) in enumerate(zip(members, plain, strict=True)):
+    for index, (kind, item) in enumerate(zip(members, plain, strict=True)):
         count = len(problems)
         values.append(_make_reader(kind)(item, problems))
-        _join_path(place, problems, count)
+        _join_path(index, problems, count)
     return tuple(values) if len(problems) == before else _NOTHING
 
 
@@ -367,11 +366,11 @@ def _read_str(plain: Any, problems: list[Problem]) -> Any:
     if not isinstance(plain, str):
         return _refuse(plain, "text", problems)
     if len(plain) > MAX_TEXT_CHARACTERS:
-        text = f"has {len(plain)} characters, but may have {MAX_TEXT_CHARACTERS} at most"
+        text = f"has {len(plain)} characters, but must have at most {MAX_TEXT_CHARACTERS}"
         problems.append(Problem(text=text))
         return _NOTHING
     if _NO_TEXT.search(plain) is not None:
-        return _refuse(plain, "text without NUL and without half characters", problems)
+        return _refuse(plain, "text without NUL and lone surrogates", problems)
     return plain
 
 
