@@ -246,7 +246,7 @@ def test_a_message_of_another_kind_than_its_topic_is_refused() -> None:
 
 
 def test_a_message_above_the_limit_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(TooLargeError, match=f"may be {MAX_CONTROL_BYTES} bytes"):
+    with pytest.raises(TooLargeError, match=f"must be at most {MAX_CONTROL_BYTES}"):
         decode(b"[" * (MAX_CONTROL_BYTES + 1))
 
 

@@ -350,7 +350,7 @@ _TESTS: Mapping[Any, Callable[[Any], _Test | None]] = types.MappingProxyType(
 
 
 def _test_all(tests: tuple[_Test, ...], value: Any) -> _Verdict:
-    return next(filter(None, (test(value) for test in tests)), "")
+    return next((verdict for test in tests if (verdict := test(value))), "")
 
 
 def _test_optional(test: _Test, value: Any) -> _Verdict:
