@@ -182,13 +182,13 @@ class XnnpackGraph:
 
     def slice(self, x: int, offsets: Sequence[int], sizes: Sequence[int]) -> int:
         """Cut out a part."""
-        box = {"num_dims": len(sizes), "offsets": list(offsets), "sizes": list(sizes)}
+        box: dict[str, Any] = {"num_dims": len(sizes), "offsets": list(offsets), "sizes": list(sizes)}
         return self._add("StaticSlice", sizes, **box, input_id=x)
 
     def pad(self, x: int, before: Sequence[int], after: Sequence[int], fill: float) -> int:
         """Pad with a constant."""
         sizes = [low + size + high for low, size, high in zip(before, self._shapes[x], after, strict=True)]
-        padding = {"pre_paddings": list(before), "post_paddings": list(after), "padding_value": fill}
+        padding: dict[str, Any] = {"pre_paddings": list(before), "post_paddings": list(after), "padding_value": fill}
         return self._add("StaticConstantPad", sizes, **padding, input_id=x)
 
     def concatenate(self, parts: Sequence[int], axis: int) -> int:
@@ -201,7 +201,7 @@ class XnnpackGraph:
         sizes = list(self._shapes[parts[0]])
         sizes[axis] = sum(self._shapes[part][axis] for part in parts)
         given = [*parts, *[_NO_VALUE] * (_MOST_PARTS - len(parts))]
-        inputs = {f"input{number}_id": part for number, part in enumerate(given, start=1)}
+        inputs: dict[str, Any] = {f"input{number}_id": part for number, part in enumerate(given, start=1)}
         return self._add(f"Concatenate{len(parts)}", sizes, axis=axis, **inputs)
 
     def mean_over_middle(self, x_nhwc: int) -> int:
