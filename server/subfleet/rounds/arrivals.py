@@ -77,7 +77,7 @@ def apply_failure(  # noqa: C901, PLR0912 - a case for each request
         case work.ScoringRequest():
             outcome = _receive_candidates(context, state, request, (), now_s)
         case work.ProgramRequest():
-            outcome = _receive_program(context, state, request, ProgramFacts.untrainable(reason)), ()
+            outcome = _receive_program(context, state, request, ProgramFacts(problem=reason)), ()
         case work.CostRequest():
             outcome = _receive_estimates(context, state, request, None, reason)
         case work.SearchRequest():
@@ -140,7 +140,7 @@ def _skip_client(context: RunContext, state: RunState, client: ClientState | Non
     """Skip a client with a task or models that cannot be made."""
     if client is None:
         return state
-    state = _remember_program(context, state, client, ProgramFacts.untrainable(reason))
+    state = _remember_program(context, state, client, ProgramFacts(problem=reason))
     lasts: Lasts = find_lasting(context, state, client) if state.phase == "train" else "passing"
     return state.with_clients(replace(client, stage="skipped", reason=reason, lasts=lasts))
 
