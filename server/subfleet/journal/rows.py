@@ -20,7 +20,6 @@ from subfleet.link.traffic import Traffic
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.metric_sums import Totals
-from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, compute_metrics
@@ -166,7 +165,6 @@ def _build_client_row(
     context: RunContext, close: Close, client: ClientState, traffic: Traffic, weight: Weight | None
 ) -> ClientRow:
     offer, task = client.offer, client.task
-    budget = offer.budget or Budget(memory_bytes=0)
     row = ClientRow(
         **_describe_client(client, "aggregated", traffic),
         **select_fields(client, "outlier", "scale", "limit"),
@@ -175,9 +173,9 @@ def _build_client_row(
         **select_fields(weight, "share", "lowered"),
         weight=weight.counted if weight is not None else 0.0,
         budget_bytes=offer.memory_budget_bytes,
-        downlink_budget_bytes=budget.downlink_bytes,
-        uplink_budget_bytes=budget.uplink_bytes,
-        disk_budget_bytes=budget.disk_bytes,
+        downlink_budget_bytes=offer.budget.downlink_bytes,
+        uplink_budget_bytes=offer.budget.uplink_bytes,
+        disk_budget_bytes=offer.budget.disk_bytes,
         refusals="; ".join(client.refusals),
     )
     if task is not None:

@@ -10,7 +10,6 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import (
     AvailableClient,
-    ClientEvaluation,
     LastUpdate,
     SelectionContext,
     draw_at_random,
@@ -22,7 +21,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import estimate_size, list_networks
-from subfleet.rounds.state import ClientState, LastEvaluation, RunState, get_memory
+from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
@@ -116,12 +115,11 @@ def _build_available(
     context: RunContext, state: RunState, client: ClientState, training: TrainingSettings, estimate: Estimate
 ) -> AvailableClient:
     """A client that has answered, as methods see it."""
-    if client.offer.budget is None:
-        raise ValueError(f"client {client.client_id} has answered, but reported no budget")
     last = state.last.get(client.client_id)
     past = None if last is None else _build_last_update(last, estimate)
     size = estimate(list_networks(context, state)[0].space[0] if past is None else past.size)
     expected = estimate_time(context, client, size, training)
+    evaluation = state.evaluated.get(client.client_id)
     return AvailableClient(
         client_id=client.client_id,
         sample_count=client.offer.sample_count,
@@ -131,15 +129,8 @@ def _build_available(
         expected_downlink_s=expected.downlink_s,
         expected_uplink_s=expected.uplink_s,
         past=past,
-        evaluation=_build_evaluation(state.evaluated.get(client.client_id)),
+        evaluation=None if evaluation is None else evaluation.evaluated,
     )
-
-
-def _build_evaluation(last: LastEvaluation | None) -> ClientEvaluation | None:
-    if last is None:
-        return None
-    found = last.evaluated
-    return ClientEvaluation(round=last.round, loss=found.loss, accuracy=found.accuracy, label_count=found.label_count)
 
 
 def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | None:
@@ -196,11 +187,10 @@ def estimate_time(
     if client.offer.macs_per_s is not None:
         passes = training.sample_passes(client.offer.sample_count)
         training_s = min(TRAINING_MACS_PER_FORWARD * size.forward_macs * passes / client.offer.macs_per_s, _MOST_S)
-    budget = client.offer.budget
     return ExpectedTime(
         training_s=training_s,
-        downlink_s=_estimate_link_s(context, size.weight_bytes, None if budget is None else budget.downlink_bytes),
-        uplink_s=_estimate_link_s(context, size.update_bytes, None if budget is None else budget.uplink_bytes),
+        downlink_s=_estimate_link_s(context, size.weight_bytes, client.offer.budget.downlink_bytes),
+        uplink_s=_estimate_link_s(context, size.update_bytes, client.offer.budget.uplink_bytes),
     )
 
 
