@@ -16,9 +16,9 @@ from matrices import examples
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Range, Texts, checked
-from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError, Refused
+from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError
 from subfleet.protocol.registry import Registry
-from subfleet.protocol.schema import from_plain, problems_with, to_plain, validate
+from subfleet.protocol.schema import from_plain, read_plain, to_plain, validate
 from subfleet.settings.reading import list_included_runs, read_run, read_runs
 from subfleet.settings.run import Run
 
@@ -140,7 +140,7 @@ def test_a_record_is_built_of_what_was_written() -> None:
         ({"names": [1]}, "names is [1], but must be a table"),
         ({"title": 3}, "title is 3, but must be text"),
         ({"title": "a\0b"}, "title is 'a\\x00b', but must be text without NUL"),
-        ({"title": "x" * 4097}, "title has 4097 characters, but may have 4096 at most"),
+        ({"title": "x" * 4097}, "title has 4097 characters, but must have at most 4096"),
         ({"filled": 1}, "filled is 1, but must be true or false"),
         ({"least": True}, "least is True, but must be a whole number"),
         (
@@ -161,10 +161,10 @@ def test_a_record_is_built_of_what_was_written() -> None:
         ({"sizes": {"a": -1}}, "sizes.a is -1.0, but must be 0 or more"),
         ({"sizes": {"": 1}}, "sizes has the key '', which is empty, but must have 1 or more"),
         ({"opacity": 1}, "opacity is 1.0, but must be at least 0 and below 1"),
-        ({"tags": ["a", "b", "c", "d"]}, "tags has 4 items, but may have 3 at most"),
-        ({"tags": ["abcdef"]}, "tags has a text of 6 characters, but may have 5 at most"),
+        ({"tags": ["a", "b", "c", "d"]}, "tags has 4 items, but must have at most 3"),
+        ({"tags": ["abcdef"]}, "tags has a text of 6 characters, but must have at most 5"),
         ({"tags": ["a\n"]}, "but must be made of printable characters"),
-        ({"tags": ["a", "a"]}, "tags names 'a' more than once, but must name each once"),
+        ({"tags": ["a", "a"]}, "tags names 'a' more than once, but must name each only once"),
         ({"levels": [1, 10, 2]}, "levels[1] is 10, but must be from 1 to 9"),
         ({"levels": [5, 0]}, "levels[1] is 0, but must be from 1 to 9"),
         ({"layers": [["a", 1], ["a", 2]]}, "layers names 'a' more than once"),
@@ -177,6 +177,14 @@ def test_one_problem_is_one_sentence_with_its_keys(change: dict[str, Any], said:
     assert str(caught.value).startswith("a file: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
+    try:
+        read_plain(kind, plain)
+    except InvalidError as error:
+        return error.problems
+    return ()
 
 
 def test_everything_that_is_wrong_is_told_at_once_of_values_and_of_records() -> None:
@@ -194,7 +202,7 @@ def test_everything_that_is_wrong_is_told_at_once_of_values_and_of_records() -> 
         "drawing.points[0][1] is '2', but must be a finite number",
         "drawing.points[1][0] is '3', but must be a whole number",
         "drawing.shape.sid is an unknown key; did you mean 'side'?",
-        "drawing.shape.side is missing, but must be there",
+        "drawing.shape.side is missing",
         "drawing.shares[0] is 2.0, but must be above 0 and at most 1",
         "drawing.title is 3, but must be text",
         "drawing: filled is False, but circles are filled",
@@ -242,7 +250,7 @@ def test_a_record_that_is_made_in_python_is_held_to_the_same() -> None:
 
 
 def test_what_was_refused_before_is_told_with_the_rest() -> None:
-    refused = Refused(problems=(Problem(text="is no shape"), Problem(text="is late", keys=("at", 0))))
+    refused = InvalidError([Problem(text="is no shape"), Problem(text="is late", keys=("at", 0))])
     assert [one.sentence() for one in problems_with(Drawing, {"frame": refused, "most": "1"})] == [
         "frame is no shape",
         "frame.at[0] is late",

@@ -70,13 +70,12 @@ def test_quartiles_are_those_of_numpy(values: list[float]) -> None:
 # --- who is chosen by it ------------------------------------------------------------------------------------------
 
 
-def evaluated(name: str, loss: float) -> Evaluated:
-    """What a client found on its held-out data after round 1."""
+def evaluated(client_id: str, loss: float) -> Evaluated:
     return Evaluated(
-        task_id=f"run/r1/{name}/evaluate",
+        task_id="task",
         run_id="run",
         round=1,
-        client_id=name,
+        client_id=client_id,
         loss=loss,
         accuracy=0.0,
         sample_count=10,

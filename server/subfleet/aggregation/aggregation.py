@@ -156,7 +156,6 @@ class _Attempt:
             clients=clients,
             losses={client.client_id: client.update.loss for client in self.clients if client.update is not None},
             carried_by=partial(list_carriers, self.context, self.clients),
-            trained=self._read_updates,
             aggregated_with=self._aggregate,
             brought=self.brought,
             observation=observation,

@@ -58,7 +58,7 @@ class Views:
         seen, network = self.for_training(state, client), self.find_network(state, client)
         # The statistics of a supernet are means over all paths, so they are those of no path.
         of_no_path = network.config.norm == "batch" and not network.is_path(network.full_architecture())
-        if not (self.context.roles.techniques.recalibrates or of_no_path):
+        if not (self.context.roles.techniques.norms == "recalibrated" or of_no_path):
             return seen
         return recalibrate(network, seen, client.architecture, torch.split(self.samples, _BATCH_SIZE))
 

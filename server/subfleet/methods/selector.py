@@ -81,7 +81,7 @@ class AvailableClient:
         expected_downlink_s: estimated seconds to receive the weights; 0 if its link is unknown.
         expected_uplink_s: estimated seconds to send the update; 0 if its link is unknown.
         past: None before its first aggregated update.
-        evaluation: the last one, on its held-out data; None before the first.
+        evaluation: its last evaluation of the model on its held-out data; None before the first.
     """
 
     client_id: str

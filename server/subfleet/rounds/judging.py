@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
-from subfleet.protocol.evaluating import sum_totals
+from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update, sum_totals
 from subfleet.protocol.messages import Ack, ArchitectureProblem
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 from subfleet.protocol.task_kinds import find_contradiction

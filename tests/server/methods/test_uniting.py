@@ -90,7 +90,6 @@ def evolving(
         clients=(),
         losses={},
         carried_by=lambda lineage: (),
-        trained=lambda: (),
         aggregated_with=lambda network_id, names: state,
         brought=brought,
     )
