@@ -10,7 +10,7 @@ from pathlib import Path
 
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
-from subfleet.link.watch import Watch
+from subfleet.link.watch import watch
 from subfleet.programs.supply import Exports
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.topics import Topics
@@ -105,11 +105,11 @@ def serve_run(
             samples=deployment.samples,
         )
         checks = stack.enter_context(deployment.clients(address))
-        watch = stack.enter_context(Watch([*checks, *repairs], stop))
+        raise_failure = stack.enter_context(watch([*checks, *repairs], stop))
         if deployment.broker is not None:
             adapt_to_broker(address, run, mqtt, sizes, observer, stop if deployment.wait else None)
         result = server.run(stop)
-        watch.raise_failure()
+        raise_failure()
         if not result.finished:
             raise StoppedError(
                 f"the run was stopped before its end; start it again with --name {deployment.folder.name} to go on"
