@@ -19,7 +19,7 @@ from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.robust_rules import Stack, StackMember, aggregate_robustly, find_held_elements
 from subfleet.elastic.server_optimisers import Moments
 from subfleet.elastic.update_form import UpdateForm
-from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant, Replacement
+from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant
 from subfleet.methods.assigner import Draw
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.submodel import Architecture
@@ -61,15 +61,17 @@ class _Member:
         view: what the client received.
         weight: of the update in the mean.
         open: opens the stored changes of the client's own tensors.
-        sent: names of the tensors in it; empty for all.
-        replacement: what is aggregated in its place, if anything.
+        architecture: the submodel that moves.
+        sent: names of its tensors that move; empty for all.
+        replacement: the changes that are aggregated in place of the stored ones, if any.
     """
 
     view: View
     weight: float
     open: Callable[[], Tensors]
+    architecture: Architecture
     sent: frozenset[str]
-    replacement: Replacement | None = None
+    replacement: Tensors | None = None
 
     @property
     def client(self) -> Participant:
@@ -81,22 +83,10 @@ class _Member:
         """Of the client."""
         return self.client.client_id
 
-    @property
-    def architecture(self) -> Architecture:
-        """The submodel that moves."""
-        if self.replacement is not None:
-            return self.replacement.architecture
-        return self.client.architecture if self.view.exchange is None else self.view.exchange.moved
-
-    @property
-    def partial(self) -> frozenset[str]:
-        """Names of the tensors that move; empty for all."""
-        return frozenset() if self.replacement is not None else self.sent
-
     def open_change(self) -> Tensors:
         """The changes of the submodel that moves. Raises RefusedError if the update cannot be read."""
         if self.replacement is not None:
-            return self.replacement.change
+            return self.replacement
         with _refusing(self.id):
             sent = self.open()
             return sent if self.view.exchange is None else self.view.exchange.up(sent)
@@ -164,21 +154,20 @@ class NetworkAggregation:
         return tuple(member.read() for member in self._collect())
 
     def _collect(self) -> list[_Member]:
-        weights = weigh_round(
-            self.context.roles.aggregator.weigh, self.clients, self.context.config.max_client_fraction
-        )
-        members = []
+        roles, members = self.context.roles, []
+        weights = weigh_round(roles.aggregator.weigh, self.clients, self.context.config.max_client_fraction)
         for client in self.clients:
             participant, update, work = client.participant, client.update, client.task and client.task.work
             if participant is None or update is None or not isinstance(work, Train):
                 raise ValueError(f"client {client.client_id} has no update to aggregate")
-            view, sent = View.of(self.context.roles, self.network, self.state, participant), frozenset(work.sends)
+            view, sent = View.of(roles, self.network, self.state, participant), frozenset(work.sends)
             form = UpdateForm.of(self.network, participant.architecture, work.update_codec, sent)
             members.append(
                 _Member(
                     view=view,
                     weight=weights[client.client_id].counted,
                     open=partial(open_update, form, self.blobs, update.blob, scale=client.scale, own=view.own),
+                    architecture=participant.architecture if view.exchange is None else view.exchange.moved,
                     sent=sent,
                 )
             )
@@ -214,7 +203,7 @@ class NetworkAggregation:
                 member.id: tuple(
                     placement
                     for placement in placed[member.architecture.architecture_id]
-                    if (not member.partial or placement.local in member.partial)
+                    if (not member.sent or placement.local in member.sent)
                     and groups[member.id].get(placement.name, _SHARED) == key
                 )
                 for member in members
@@ -265,7 +254,7 @@ class NetworkAggregation:
                     weight=member.weight,
                     placements=places.get(member.id),
                     factors=self.context.roles.aggregator.factors(self.network, member.client),
-                    sent=member.partial,
+                    sent=member.sent,
                 )
                 for member in batch
             ]
@@ -315,7 +304,10 @@ class NetworkAggregation:
         if transform is None:
             return members
         replacements = transform(self.network, self.state.shared, [member.read() for member in members])
-        return [replace(member, replacement=new) for member, new in zip(members, replacements, strict=True)]
+        return [
+            replace(member, architecture=new.architecture, sent=frozenset(), replacement=new.change)
+            for member, new in zip(members, replacements, strict=True)
+        ]
 
 
 def _select_tensor(changes: Sequence[Tensors], start: Tensors, name: str) -> list[Tensor | None]:

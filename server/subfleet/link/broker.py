@@ -81,6 +81,7 @@ class EmbeddedBroker:
         """
         if self._process is not None and self._process.poll() is None:
             return
+        self.stop()  # closes the pipe to a broker that has crashed
         for attempt in range(_START_ATTEMPTS):
             self._port = _find_port(self._port if self._fixed else 0)
             self._launch()
