@@ -40,28 +40,7 @@ from subfleet.settings.samples import DataSettings
 from subfleet.testing.submodels import find_held_elements
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = [
-    "CLASSES",
-    "MODEL",
-    "RATES",
-    "SEED",
-    "DrawnClient",
-    "changes_whole_model",
-    "compute_logits",
-    "draw_change",
-    "draw_state",
-    "find_held",
-    "keep_architecture",
-    "list_clients",
-    "make_assignee",
-    "make_config",
-    "make_context",
-    "place_client",
-    "play",
-    "store_update",
-    "view_model",
-    "with_steps",
-]
+__all__ = ["DrawnClient", "draw_state", "make_assignee", "make_context", "play"]
 
 MODEL = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
 SUPERNET = ChoiceCnn(

@@ -84,7 +84,7 @@ class _Attempt:
             self.before.of(find_network_id(client))  # raises if the network has retired
         state = self.before
         for network_id in self.before.network_ids:
-            state = state.with_network(network_id, self._aggregate(network_id))
+            state = state.with_network(network_id, self._part(network_id).aggregate())
         aggregated, lineages, observation = state, request.lineages, None
         clients = tuple(client.participant for client in request.clients if client.participant is not None)
         if roles.memory.observe is not None and clients:
@@ -102,11 +102,8 @@ class _Attempt:
             state=state, aggregated=aggregated, clients=clients, observation=observation, lineages=lineages
         )
 
-    def _aggregate(self, network_id: str, names: Collection[str] | None = None) -> ModelState:
-        """Aggregate the updates of a network; with names, those of these clients alone."""
-        return self._part(network_id, names).aggregate()
-
     def _part(self, network_id: str, names: Collection[str] | None = None) -> NetworkAggregation:
+        """The updates of a network; with names, those of these clients alone."""
         return NetworkAggregation(
             context=self.context,
             blobs=self.blobs,
@@ -133,7 +130,7 @@ class _Attempt:
             losses={client.client_id: client.update.loss for client in request.clients if client.update is not None},
             carried_by=partial(list_carriers, self.context, request.clients),
             trained=self._read_updates,
-            aggregated_with=self._aggregate,
+            aggregated_with=lambda network_id, names: self._part(network_id, names).aggregate(),
             brought=request.brought,
             observation=observation,
             memory=request.memory,
@@ -174,7 +171,10 @@ def apply_evolution(
     for lineage in answer.born:
         state = state.with_network(lineage.id, _first_state(context, evolution, answer, lineage))
     lineages = (
-        *(replace(one, retired_round=evolution.round) if one.id in retired else one for one in evolution.lineages),
+        *(
+            replace(lineage, retired_round=evolution.round) if lineage.id in retired else lineage
+            for lineage in evolution.lineages
+        ),
         *answer.born,
     )
     for lineage in lineages:

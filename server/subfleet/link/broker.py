@@ -193,11 +193,7 @@ async def _serve_amqtt(port: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a broker in this process until its parent ends or it is told to stop."""
-    parser = argparse.ArgumentParser(
-        prog="python -m subfleet.link.broker",
-        description="Runs an MQTT broker on loopback until its standard input closes.",
-        epilog="example: python -m subfleet.link.broker --port 1883",
-    )
+    parser = argparse.ArgumentParser(description="Runs an MQTT broker on loopback until its standard input closes.")
     parser.add_argument("--port", type=int, required=True, help="TCP port on 127.0.0.1")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.CRITICAL)

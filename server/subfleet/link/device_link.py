@@ -23,10 +23,10 @@ _LOG = logging.getLogger(__name__)
 _MESSAGES_PER_STEP = 256
 _REPEAT_S = 2.0
 """An announcement is repeated, since a transport may lose it and no ack answers it."""
-Incoming = FromDevice | Ack | ChunkRequest | BlobMissing | Chunk
-
-_KINDS = frozenset(message.KIND for message in get_args(FromDevice | Ack | ChunkRequest | BlobMissing))
-"""Kinds of the control messages that a device may send."""
+Control = FromDevice | Ack | ChunkRequest | BlobMissing
+"""The control messages that a device may send."""
+Incoming = Control | Chunk
+_KINDS = frozenset(message.KIND for message in get_args(Control))
 _NOBODY = "a sender without an id"
 
 
@@ -59,7 +59,7 @@ def _read(address: Address, delivery: Delivery) -> tuple[str, Incoming] | None:
         return address.client_id, decode_chunk(delivery.payload)
     if address.kind not in _KINDS:
         raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
-    message = cast("FromDevice | Ack | ChunkRequest | BlobMissing", decode(delivery.payload, expected=address.kind))
+    message = cast("Control", decode(delivery.payload, expected=address.kind))
     speaker = getattr(message, "client_id", address.client_id)
     if speaker != address.client_id:
         raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")
