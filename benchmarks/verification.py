@@ -21,7 +21,7 @@ from torch import Tensor
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.targets import TARGETS, find_target
 from subfleet.export.tracing import trace
-from subfleet.export.verification import seeded_generator, verify_training
+from subfleet.export.verification.verifying import seeded_generator, verify_training
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from subfleet.methods import METHODS, Method
-from subfleet.methods.describing import Setting, list_departures
+from subfleet.methods.describing import Setting, list_departures, list_parameters
 
 EXACT = "With the default parameters it is **exact**: it does what the paper says."
 
@@ -45,7 +45,7 @@ def section(kind: type[Method]) -> str:
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n {8,}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE))
     rows = [
         f"| `{path}` | {cell(attrgetter(path)(method))} | {' '.join(meanings.get(path, '...').split())} |"
-        for path in info.parameters
+        for path in list_parameters(kind)
     ]
     listed = "\n".join(f"- {one}" for one in list_departures(method, Setting()))
     fidelity = f"**By default it differs from the paper:**\n\n{listed}" if listed else EXACT

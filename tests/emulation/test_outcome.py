@@ -29,7 +29,6 @@ def test_a_device_without_its_model_does_not_lose_the_run(tmp_path: Path) -> Non
         target="onnx",
         path=tmp_path / "phone.onnx",
         architecture="w1",
-        architecture_id="w1",
         max_abs_diff=None,
         status="missing: gone",
     )

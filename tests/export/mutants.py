@@ -11,8 +11,7 @@ from torch import Tensor
 
 from subfleet.export.steps import Step
 from subfleet.export.steps.step import StepInputs
-from subfleet.export.verification.distances import Distance
-from subfleet.export.verification.verifying import Run, Trial, TrialResult
+from subfleet.export.verification.distances import Distance, Run, Trial, list_failures
 
 Gradients = dict[str, Tensor]
 Mutation = Callable[[Gradients], Gradients]
@@ -106,7 +105,7 @@ class Trained:
     @property
     def clips(self) -> bool:
         """Whether a gradient changes what is made of the others."""
-        return bool(self._run.shapes.optimiser.max_gradient_norm)
+        return bool(self._run.optimiser.max_gradient_norm)
 
     def _of(self, example: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Gradients]:
         key = id(example)
@@ -133,22 +132,22 @@ class Again:
 
     def __init__(self, trial: Trial, results: Sequence[Tensor]) -> None:
         self.example, self.is_whole = trial.example, trial.is_whole
-        self._exact = trial.exact
+        self._trial = trial
         self._results = tuple(results)
-        self._found = trial.exact.distances(results)
+        self._found = trial.distances(results)
 
-    def run(self, run: Run) -> TrialResult:
+    def measure(self, run: Run) -> list[Distance]:
         """As a trial does."""
         results = run(self.example)
-        tried = TrialResult(distances=self._of(results))
-        if not tried.passes and self._exact.add_references():
-            self._found = self._exact.distances(self._results)
-            tried = TrialResult(distances=self._of(results))
-        return tried
+        distances = self._of(results)
+        if list_failures(distances) and self._trial.add_references():
+            self._found = self._trial.distances(self._results)
+            distances = self._of(results)
+        return distances
 
     def _of(self, results: Sequence[Tensor]) -> list[Distance]:
         known = zip(results, self._results, self._found, strict=True)
         return [
-            found if result is before else self._exact.distance(place, result)
+            found if result is before else self._trial.distance(place, result)
             for place, (result, before, found) in enumerate(known)
         ]

@@ -17,7 +17,7 @@ from subfleet.export.programs import export_program
 from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import Step
-from subfleet.export.verification import seeded_generator
+from subfleet.export.verification.verifying import seeded_generator
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import decode_program, encode_program
 from subfleet.protocol.submodel import Architecture

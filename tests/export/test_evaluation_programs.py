@@ -19,7 +19,7 @@ from subfleet.export.requests import EvaluateRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
 from subfleet.export.targets import TARGETS
 from subfleet.export.targets.torch import read_torch_step
-from subfleet.export.verification import seeded_generator, verify_evaluation
+from subfleet.export.verification.verifying import seeded_generator, verify_evaluation
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import Program

@@ -42,7 +42,7 @@ def eager_distance(step: Step) -> float:
     found = []
     for trial in trials_of(step, torch.Generator().manual_seed(0)):
         eager = step.reference(*trial.example)
-        found += [trial.exact.distance(place, one).largest for place, one in enumerate(eager)]
+        found += [trial.distance(index, result).largest for index, result in enumerate(eager)]
     return max(found)
 
 

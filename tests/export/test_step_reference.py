@@ -17,7 +17,7 @@ from subfleet.export.layers.functions import FUNCTIONS
 from subfleet.export.layers.random_layers import DRAWS, RANDOMNESS
 from subfleet.export.steps import Step
 from subfleet.export.steps.reference.replayed_randomness import RANDOM_LAYERS
-from subfleet.export.steps.reference.step_references import InferenceReference, TrainingReference
+from subfleet.export.steps.reference.step_references import ForwardReference, TrainingReference
 from subfleet.export.verification.verifying import second_step
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
@@ -100,14 +100,14 @@ def test_one_value_for_each_channel(batch_size: int) -> None:
     assert_alike(step_of_module(module, (5,), batch_size=batch_size))
 
 
-def of_vectors(module: nn.Module) -> InferenceReference:
+def of_vectors(module: nn.Module) -> ForwardReference:
     """Of a module that takes two vectors of four numbers."""
     parameters = (
         ValueInfo(name=f"parameter.{name}", dtype="F32", shape=tuple(tensor.shape), role="parameter", tensor=name)
         for name, tensor in module.named_parameters()
     )
     given = ValueInfo(name="input", dtype="F32", shape=(2, 4), role="input")
-    return InferenceReference(module=module, inputs=(given, *parameters))
+    return ForwardReference(module=module, objective=None, inputs=(given, *parameters))
 
 
 class Stubborn(nn.Module):

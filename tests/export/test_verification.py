@@ -13,8 +13,14 @@ from torch import Tensor, nn
 
 from subfleet.export.programs import write_program
 from subfleet.export.steps import SampleSpec, Step, inference_step, training_step
-from subfleet.export.verification import Run, verify_inference, verify_training
-from subfleet.export.verification.verifying import second_step, trials_of, verify_trials
+from subfleet.export.verification.distances import Run
+from subfleet.export.verification.verifying import (
+    second_step,
+    trials_of,
+    verify_inference,
+    verify_training,
+    verify_trials,
+)
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 

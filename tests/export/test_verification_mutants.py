@@ -21,8 +21,8 @@ from subfleet.export.programs import write_program
 from subfleet.export.request_steps import sample_of
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.export.steps.reference import TrainingReference
-from subfleet.export.verification.distances import VANISHING
-from subfleet.export.verification.verifying import Trial, trials_of, verify_training, verify_trials
+from subfleet.export.verification.distances import VANISHING, Trial
+from subfleet.export.verification.verifying import trials_of, verify_training, verify_trials
 from subfleet.export.versions import TARGET_NAMES
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings

@@ -81,7 +81,7 @@ def seen(message: Message) -> str:
 def test_every_text_of_every_message_is_refused_or_shown_without_what_acts(kind: str) -> None:
     known, looked_at = set(names_of_texts(MESSAGES[kind])), set[str]()
 
-    @examples(40, suppress_health_check=list(HealthCheck))
+    @examples(60, suppress_health_check=list(HealthCheck))
     @given(message=MESSAGE_STRATEGIES[kind], acts=st.sampled_from(ACTS), ascii_only=st.booleans())
     def look(message: Message, acts: str, ascii_only: bool) -> None:
         plain = {"schema": 3, "kind": kind, **to_plain(message)}

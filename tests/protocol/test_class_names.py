@@ -73,9 +73,9 @@ def test_a_list_of_unknown_names_is_cut_short() -> None:
         (["a" * 65], "1 to 64 printable"),
         (["a\n"], "printable"),
         (["\ud800"], "printable"),
-        ([" a"], "no space at its ends"),
+        ([" a"], "without leading or trailing spaces"),
         (["a", "b", "a"], "has 'a' twice"),
-        ([f"{number:064}" for number in range(1000)], f"may take {MAX_NAMES_BYTES}; shorten the names"),
+        ([f"{number:064}" for number in range(1000)], f"may take at most {MAX_NAMES_BYTES}; shorten the names"),
     ],
 )
 def test_names_that_cannot_be_shown_told_apart_or_sent_are_refused(names: list[str], words: str) -> None:

@@ -122,13 +122,13 @@ def test_the_most_scores_and_errors_fit_a_message() -> None:
 
 
 SUMS = [
-    ({"class_predicted": [-1]}, "class_predicted may have 4096 numbers from 0 to"),
-    ({"class_predicted": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_predicted may have 4096 numbers"),
-    ({"positives": [0] * SCORE_BINS}, "positives and negatives must have 128 numbers for each output, both alike"),
-    ({"positives": [0] * 5, "negatives": [0] * 5}, "must have 128 numbers for each output"),
-    ({"targets": [1.0]}, "errors and targets must be of as many outputs"),
-    ({name: [-1.0] for name in ERRORS}, "sums of errors and of squares must be numbers of 0 or more"),
-    ({name: [1e300] for name in ERRORS}, "must be numbers"),
+    ({"class_predicted": [-1]}, "class_predicted must have at most 4096 numbers, each from 0 to"),
+    ({"class_predicted": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_predicted must have at most 4096 numbers"),
+    ({"positives": [0] * SCORE_BINS}, "positives and negatives must both have 128 numbers for each output"),
+    ({"positives": [0] * 5, "negatives": [0] * 5}, "must both have 128 numbers for each output"),
+    ({"targets": [1.0]}, "errors and targets must have the same number of outputs"),
+    ({name: [-1.0] for name in ERRORS}, "sums of errors and of squares must be finite and 0 or more"),
+    ({name: [1e300] for name in ERRORS}, "must be finite"),
 ]
 
 

@@ -100,7 +100,7 @@ def test_the_kind_of_network_is_short() -> None:
 
 def test_a_declared_architecture_is_limited_as_a_whole() -> None:
     blocks = tuple(f"block {place} " + "x" * 100 for place in range(600))
-    with pytest.raises(ValueError, match=r"architecture has 6[0-9]{4} bytes, but may have 65536 at most"):
+    with pytest.raises(ValueError, match=r"architecture has 6[0-9]{4} bytes, but must have at most 65536"):
         dataclasses.replace(PROFILE, architecture=Architecture(blocks=blocks))
 
 

@@ -78,7 +78,7 @@ def raised(function: Callable[..., Any], *arguments: Any) -> Exception:
 @pytest.mark.parametrize(("kind", "what"), KINDS.items())
 def test_an_exception_of_a_plugin_is_told_as_the_plugins(theirs: Any, kind: str, what: str) -> None:
     error = raised(theirs(f"theirs_of_a_test.{kind}").direct)
-    said = f"the {what} 'mine' of package theirs raised ValueError: nothing fits; mend or uninstall that package"
+    said = f"the {what} 'mine' of package theirs raised ValueError: nothing fits; fix or uninstall that package"
     assert describe_error(error) == explain_error(error) == (ExitCode.CONFIG, said)
 
 

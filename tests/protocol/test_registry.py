@@ -102,7 +102,7 @@ def test_what_cannot_be_used_is_told_where_it_is_named_and_nowhere_else(name: st
     said = str(caught.value)
     assert said == found.broken[name]
     assert f"shape {name!r}, which is shapes_of_a_test:{value} of no package, cannot be loaded: {why}" in said
-    assert said.endswith("mend or uninstall that package")
+    assert said.endswith("fix or uninstall that package")
 
 
 def test_a_name_that_is_taken_twice_belongs_to_nobody() -> None:

@@ -298,7 +298,6 @@ def test_devices_own_models_are_shown_whether_or_not_somebody_has_tried_them(met
         target="onnx",
         path=file,
         architecture="w1",
-        architecture_id="1",
         max_abs_diff=1e-7,
         status="deployed",
     )

@@ -14,7 +14,6 @@ from subfleet.protocol.memory_plan import Packing
 from subfleet.protocol.messages import Deployed, Presence, Profile, Refusal, Task, Telemetry, Update
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.assigning import request_task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import FleetMember, LiveState
@@ -23,6 +22,7 @@ from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.signals import Action, Event, Reply, RequestDone, RequestFailed
 from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import ClientState, RunState, get_memory
+from subfleet.rounds.tasks import request_task
 from subfleet.rounds.work import (
     CostRequest,
     EvaluationRequest,
@@ -122,7 +122,7 @@ def prepared(
         assert client.participant is not None
         wanted = ModelsRequest(participant=client.participant, round=state.round)
         return RequestDone(request=wanted, result=ExportedModels(programs=(program,), models=()))
-    task = request_task(state, client)
+    task = request_task(state, replace(client, stage="preparing"))
     assert task is not None
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators, packings=packings)
     return RequestDone(
@@ -132,7 +132,7 @@ def prepared(
 
 def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> RequestFailed:
     """A client's task cannot be made."""
-    task = request_task(state, state.clients[name])
+    task = request_task(state, replace(state.clients[name], stage="preparing"))
     assert task is not None
     return RequestFailed(request=task, reason=reason)
 

@@ -27,14 +27,14 @@ from subfleet.protocol.disk import TRAINED_COPIES, needed_bytes
 from subfleet.protocol.messages import Task
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Reading
-from subfleet.rounds.assigning import build_question, request_task
+from subfleet.rounds.assigning import build_question
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, RequestDone, SendTask
-from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
+from subfleet.rounds.tasks import request_task
 from subfleet.rounds.work import (
     AggregatedRound,
     CheckRequest,
@@ -202,7 +202,8 @@ def test_candidates_that_are_to_be_scored_lie_on_the_disk_beside_each_other() ->
         )
         for size in client.proposals
     )
-    wanted = request_scoring(state, client)
+    wanted = request_task(state, client)
+    assert wanted is not None
     _, actions = step(context, state, RequestDone(request=wanted, result=candidates), 2.0)
     (task,) = sent(actions)
     assert [program.blob for program in task.programs] == [one.program.blob for one in candidates[:3]]

@@ -29,10 +29,8 @@ from server.searching_cases import (
     supernet_round,
 )
 
-from subfleet.journal.generations import (
-    build_generation_record,
-    describe_generation,
-)
+from subfleet.journal.generations import describe_generation
+from subfleet.journal.rows import build_generation_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.subspacing import list_network_tiers
 from subfleet.methods.tier_search import TierMemory, TierSearch

@@ -13,9 +13,9 @@ from server.test_costs import ROW, record
 from subfleet.elastic.growing import deepen_cell, list_cells, widen_cells
 from subfleet.elastic.lineage import Copied, Lineage, Replicated
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
-from subfleet.journal.lineages import build_network_records
 from subfleet.journal.networks import NetworkRecord, walk_descendants
 from subfleet.journal.records import RoundRecord
+from subfleet.journal.rows import build_network_records
 from subfleet.rounds.networks import describe_readiness
 from subfleet.rounds.state import RunState
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram

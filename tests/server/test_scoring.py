@@ -36,8 +36,8 @@ from subfleet.protocol.task import Score
 from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Reply, RequestDone, SendTask, Tick, Withdraw
-from subfleet.rounds.sizing import request_scoring
 from subfleet.rounds.state import RunState
+from subfleet.rounds.tasks import request_task
 from subfleet.rounds.work import AggregatedRound, CheckRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.testing.rounds import make_assignee, make_context
 from subfleet.transport.in_memory import Faults
@@ -79,7 +79,9 @@ def candidates(
         )
         for place, size in enumerate(state.clients[name].proposals)
     )
-    return RequestDone(request=request_scoring(state, state.clients[name]), result=scorable)
+    wanted = request_task(state, replace(state.clients[name], stage="scoring", task=None))
+    assert wanted is not None
+    return RequestDone(request=wanted, result=scorable)
 
 
 def scoring() -> RunState:

@@ -39,8 +39,9 @@ from subfleet.rounds.obstacles import REFUSALS, record_unfit
 from subfleet.rounds.offers import build_client
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Event, RequestDone, SendTask
-from subfleet.rounds.sizing import propose_sizes, request_scoring
+from subfleet.rounds.sizing import propose_sizes
 from subfleet.rounds.state import RunState
+from subfleet.rounds.tasks import request_task
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
 from subfleet.search.fitting import Obstacle
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
@@ -168,8 +169,10 @@ def test_a_size_that_cannot_be_exported_is_not_asked_for_again_by_any_device_of_
 
 def scored(context: RunContext, state: RunState) -> RunState:
     """The first client has candidates to score."""
+    wanted = request_task(state, state.clients["ada"])
+    assert wanted is not None
     made = RequestDone(
-        request=request_scoring(state, state.clients["ada"]),
+        request=wanted,
         result=tuple(
             Scorable(
                 size=size,
@@ -341,7 +344,7 @@ def budget_of(context: RunContext, samples: int) -> int | None:
     profile = measuring(context).profiles["ada"]
     known = replace(profile, macs_per_s=60_000.0, sample_count=samples)
     budget = build_client(context, RunState(), known, telemetry(context, "ada", 1)).offer.budget
-    return None if budget is None else budget.forward_macs
+    return budget.forward_macs
 
 
 @pytest.mark.slow

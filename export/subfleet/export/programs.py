@@ -22,8 +22,8 @@ from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import write_torch_model, write_torch_program
 from subfleet.export.tools import as_export_errors
 from subfleet.export.tracing import trace
-from subfleet.export.verification import (
-    Run,
+from subfleet.export.verification.distances import Run
+from subfleet.export.verification.verifying import (
     Verified,
     seeded_generator,
     verify_evaluation,

@@ -15,9 +15,9 @@ class NormLayer:
 
     Attributes:
         name: of the layer in the submodel.
-        positions: values that it is given of each channel of one sample: 1, or height times width.
-        momentum: the share that a batch has in its running statistics, above 0 and at most 1.
-        scale: what it is given in training is this much smaller than in use, above 0: the rate of HeteroFL's scaler.
+        positions: number of values in each channel of one sample: 1, or height times width.
+        momentum: weight of a batch in the running statistics, above 0 and at most 1.
+        scale: factor by which inputs are smaller in training than in use, above 0: the rate of HeteroFL's scaler.
     """
 
     name: str
@@ -29,11 +29,11 @@ class NormLayer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Calibration:
-    """The norms whose inputs are to be summed up, one or more."""
+    """The norms to calibrate, one or more."""
 
     norms: Annotated[tuple[NormLayer, ...], Length(least=1), Each(key=attrgetter("name"))]
 
 
 def name_sums(norm: str) -> tuple[str, str, str]:
-    """Name a norm's tensors in the answer: count, int64 (), sum and sum of squares, float64 (channels,)."""
+    """Name a norm's tensors in the answer: count (int64, scalar), sum and sum of squares (float64, one per channel)."""
     return f"{norm}.count", f"{norm}.sum", f"{norm}.square_sum"

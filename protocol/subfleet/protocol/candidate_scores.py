@@ -1,4 +1,4 @@
-"""Scores of candidates, which predict how well they learn on a device's data."""
+"""Scores of candidates: predictions of how well each one learns on a device's data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from subfleet.protocol.bounds import checked
 
 MAX_CANDIDATES = 16
-"""Of one task."""
+"""Candidates of one task."""
 
 
 def _check_reason(score: float | None, reason: str) -> Iterator[str]:
     if (score is None) != bool(reason):
-        yield f"score is {score} and reason {reason!r:.80}, but one of them must be given"
+        yield f"score is {score} and reason {reason!r:.80}, but exactly one of them must be given"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,8 @@ class CandidateScore:
     """The score of a candidate.
 
     Attributes:
-        score: the larger, the better; None where it could not be scored.
-        reason: for None, why.
+        score: the larger, the better; None if the candidate could not be scored.
+        reason: why it could not be scored; else empty.
     """
 
     score: float | None

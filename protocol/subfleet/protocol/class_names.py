@@ -1,7 +1,7 @@
 """Class names: their bounds, their natural order, and their indices in a run's list.
 
-A run names its classes in an order of its own, or none: then they are numbered from 0, and the number of a class is its
-name. Data that name their classes are mapped by these names, never by the order that they happen to have on a device.
+A run lists its class names in a fixed order, or none; then classes are numbered from 0, and the number is the name.
+Data with named classes are mapped by name, never by the order of the classes on a device.
 """
 
 import re
@@ -13,10 +13,10 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
 CLASS_NAMES = "class_names"
-"""Under which a model file carries the names: as metadata, or as a method that gives their text in bytes."""
+"""Name of the metadata entry, or of the method, by which a model file carries the class names."""
 MAX_NAME_CHARACTERS = 64
 MAX_NAMES_BYTES = 2**16
-"""Of all names of a run as JSON: they travel in control messages, whose size is limited."""
+"""Size of all names of a run as JSON; they must fit control messages."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SHOWN = 10
 
@@ -29,27 +29,27 @@ class _Names:
         for name in names:
             if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
                 return (
-                    f"has {name!r:.80}, but a name must be 1 to {MAX_NAME_CHARACTERS} printable characters, with no "
-                    "space at its ends"
+                    f"has {name!r:.80}, but a name must be 1 to {MAX_NAME_CHARACTERS} printable characters without "
+                    "leading or trailing spaces"
                 )
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
-            return f"has {repeated[0]!r} twice, but each class must have a name of its own"
+            return f"has {repeated[0]!r} twice, but class names must be unique"
         size_bytes = len(canonical_json(names))
         if size_bytes > MAX_NAMES_BYTES:
-            return f"takes {size_bytes} bytes, but may take {MAX_NAMES_BYTES}; shorten the names"
+            return f"takes {size_bytes} bytes, but may take at most {MAX_NAMES_BYTES}; shorten the names"
         return ""
 
 
 _NAMES = _Names()
 ClassNames = Annotated[tuple[str, ...], _NAMES]
-"""Names of classes that can be shown, told apart and sent."""
+"""Class names that can be shown, distinguished and sent."""
 
 
 def check_class_names(names: Sequence[str]) -> None:
     """Check that names can be shown, distinguished and sent.
 
     Raises:
-        ValueError: a name is empty, too long, not printable or there twice; or all together are too long.
+        ValueError: a name is empty, too long, not printable or repeated, or all names together are too long.
     """
     if text := _NAMES.problem(names):
         raise ValueError(f"the list of class names {text}")
@@ -61,11 +61,11 @@ def sort_naturally(names: Iterable[str]) -> tuple[str, ...]:
     Raises:
         ValueError: two names are the same number, such as "2" and "02".
     """
-    given = sorted(names)
-    if not all(_NUMBER.fullmatch(name) for name in given):
-        return tuple(given)
+    ordered = sorted(names)
+    if not all(_NUMBER.fullmatch(name) for name in ordered):
+        return tuple(ordered)
     by_number: dict[int, str] = {}
-    for name in given:
+    for name in ordered:
         other = by_number.setdefault(int(name), name)
         if other != name:
             raise ValueError(f"the classes {other!r} and {name!r} are the same number; keep one of the names")
@@ -76,22 +76,22 @@ def find_class_indices(names: Sequence[str], classes: Sequence[str], class_count
     """Find the index of each name among a run's classes.
 
     Args:
-        names: of some data's classes.
-        classes: the run's, in its order; empty where it numbers them.
-        class_count: how many classes the run has; 0 where that is not known.
+        names: class names of some data.
+        classes: class names of the run, in its order; empty if it numbers its classes.
+        class_count: number of the run's classes; 0 if unknown.
 
     Raises:
-        ValueError: the run knows no class of such a name.
+        ValueError: the run has no class of that name.
     """
-    known = {name: place for place, name in enumerate(classes)}
-    places = [known.get(name, -1) if classes else _number(name, class_count) for name in names]
-    unknown = [name for name, place in zip(names, places, strict=True) if place < 0]
+    known = {name: index for index, name in enumerate(classes)}
+    indices = [known.get(name, -1) if classes else _parse_number(name, class_count) for name in names]
+    unknown = [name for name, index in zip(names, indices, strict=True) if index < 0]
     if unknown:
         numbers = f"the numbers 0 to {class_count - 1}" if class_count else "numbers"
         raise ValueError(
-            f"the run knows no class {_listed(unknown)}: its classes are {_listed(classes) if classes else numbers}"
+            f"the run knows no class {_join(unknown)}: its classes are {_join(classes) if classes else numbers}"
         )
-    return tuple(places)
+    return tuple(indices)
 
 
 def format_class_names(names: Sequence[str]) -> str:
@@ -103,7 +103,7 @@ def parse_class_names(text: str) -> tuple[str, ...]:
     """Read what `format_class_names` wrote.
 
     Raises:
-        ProtocolError: the text is no such list, or holds names that cannot be.
+        ProtocolError: the text is not a list of valid names.
     """
     plain = parse_json(text.encode(errors="replace"), max_bytes=MAX_NAMES_BYTES)
     names = from_plain(tuple[str, ...], plain, "class names")
@@ -114,13 +114,13 @@ def parse_class_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _number(name: str, class_count: int) -> int:
-    """Parse a class number; -1 if it is none, or not in canonical form."""
+def _parse_number(name: str, class_count: int) -> int:
+    """Parse a class number; -1 if it is not a number in canonical form below the class count."""
     if not _NUMBER.fullmatch(name) or str(int(name)) != name:
         return -1
     return int(name) if not class_count or int(name) < class_count else -1
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(repr(name) for name in names[:_SHOWN]) + more

@@ -2,24 +2,24 @@
 
 SubfleetError                 every error that we raise on purpose; carries the exit code of its process
 ├── ConfigError               the configuration is wrong: correct it
-│   └── InvalidError          values of a record are out of their bounds, or contradict each other
+│   └── InvalidError          values of a record are out of bounds, or contradict each other
 ├── FileError                 a file or folder is missing, unreadable or unwritable
-│   └── NoRoomError           a folder may hold no more: ask for less
+│   └── NoRoomError           a folder would exceed its limit: ask for less
 ├── DataError                 training data cannot be used
-├── TransportError            the broker refuses us, or cannot be trusted: correct what the text names
-│   └── UnreachableError      the broker is not there: wait for it, or check the address
-├── TakenError                another process has the place of this one: choose another, or stop it
-├── PortError                 an address is taken: choose another
+├── TransportError            the broker refuses the client, or is not trusted: correct what the message names
+│   └── UnreachableError      the broker cannot be reached: wait for it, or check the address
+├── TakenError                another process holds the lock: choose another name, or stop that process
+├── PortError                 a network address is in use: choose another
 ├── ProtocolError             bytes that are not a valid message: drop them
 │   └── TooLargeError         bytes refused by their announced size, before anything was allocated
 ├── ExportError               a program cannot be written, or differs from PyTorch
 ├── TrainingError             a program failed while it trained
-│   ├── DivergedError         a loss or a weight is no number any more
-│   ├── LoadError             a runtime cannot load a program, now or later: give it another
+│   ├── DivergedError         a loss or weight is not finite
+│   ├── LoadError             a runtime cannot load a program: give it another
 │   └── MemoryLimitError      training was stopped before the memory limit
 ├── MissingExtraError         a package is not installed: names the extra to install
-├── UnsupportedSystemError    this operating system has not what we need
-├── BrokenError               a package is installed, but does not load or work here: says why
+├── UnsupportedSystemError    the operating system is not supported
+├── BrokenError               a package is installed, but does not load or work here
 └── RunError                  a run cannot go on
 """
 
@@ -75,8 +75,8 @@ class Problem:
 
     Attributes:
         text: what is wrong.
-        keys: that lead to the value, from the record on.
-        is_sentence: the text is a sentence by itself; else it is a clause that follows the name of the value.
+        keys: path from the record to the value.
+        is_sentence: whether the text is a sentence; else it is a clause that follows the name of the value.
     """
 
     text: str
@@ -84,11 +84,11 @@ class Problem:
     is_sentence: bool = False
 
     def under(self, key: str | int) -> "Problem":
-        """Move the problem below a key of the containing record or list."""
+        """Prefix the path with a key of the containing record or list."""
         return replace(self, keys=(key, *self.keys))
 
     def sentence(self, where: str = "") -> str:
-        """Describe the problem; `where` is the path of the record that the keys start at."""
+        """Describe the problem as a sentence; `where` is the path of the record."""
         steps = (f"[{key}]" if isinstance(key, int) else f".{key:.80}" for key in self.keys)
         path = f"{where}{''.join(steps)}".removeprefix(".")
         if self.is_sentence:
@@ -98,13 +98,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A value that was refused before, in plain data: a reader adds its problems to the others."""
+    """A placeholder in plain data for a value that was refused before; a reader reports its problems."""
 
     problems: tuple[Problem, ...]
 
 
 class InvalidError(ConfigError, ValueError):
-    """Values of a record are out of their bounds, or contradict each other."""
+    """Values of a record are out of bounds, or contradict each other."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(problem.sentence() for problem in problems))
@@ -118,7 +118,7 @@ class FileError(SubfleetError):
 
 
 class NoRoomError(FileError):
-    """A folder would hold more than it may; nothing was written."""
+    """A folder would exceed its limit; nothing was written."""
 
 
 class DataError(SubfleetError):
@@ -134,17 +134,17 @@ class TransportError(SubfleetError):
 
 
 class UnreachableError(TransportError):
-    """The broker is not there, or not yet: another attempt may succeed."""
+    """The broker cannot be reached; another attempt may succeed."""
 
 
 class PortError(SubfleetError):
-    """A network address is already taken or may not be used."""
+    """A network address is in use or not permitted."""
 
     exit_code = ExitCode.PORT
 
 
 class TakenError(SubfleetError):
-    """Another server serves the fleet, or another device has the id, and was first."""
+    """Another process was first to serve the fleet, or to use the device's id."""
 
     exit_code = ExitCode.TAKEN
 
@@ -183,8 +183,8 @@ class MemoryLimitError(TrainingError):
     """Training was stopped because its memory would have passed the limit.
 
     Attributes:
-        needed_bytes: what the process had grown by when it was stopped.
-        limit_bytes: what it was allowed.
+        needed_bytes: growth of the process when it was stopped.
+        limit_bytes: the growth that was allowed.
     """
 
     def __init__(self, *, needed_bytes: int, limit_bytes: int) -> None:
@@ -197,8 +197,8 @@ class MemoryLimitError(TrainingError):
 
 def make_install_command(extra: str, package: str = "") -> str:
     """Make the command that installs an extra, to be shown if one of its packages is missing."""
-    # A board such as a Jetson brings a build of ONNX Runtime for its own GPU, which the extra "edge" would write over;
-    # that was made for NumPy 1 or for NumPy 2, which nobody but the board knows.
+    # A board such as a Jetson has its own build of ONNX Runtime, for its GPU and for NumPy 1 or 2. Installing the extra
+    # "edge" would overwrite it.
     if extra == "edge" and package == "numpy":
         own = ", or 'numpy>=1.26,<2' beside a board's own build of ONNX Runtime that was made for NumPy 1"
     elif extra == "edge":
@@ -213,7 +213,7 @@ class MissingExtraError(SubfleetError):
 
     Args:
         package: its name.
-        extra: of this distribution, which brings it.
+        extra: the extra of this distribution that installs it.
         remedy: what to do instead of installing the extra.
     """
 

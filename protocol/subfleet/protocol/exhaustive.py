@@ -4,7 +4,7 @@ from typing import NoReturn
 
 
 def never(value: NoReturn) -> NoReturn:
-    """Mark the last case of a match: a union member without a case of its own becomes a type error.
+    """Mark the last case of a match: a union member without a case becomes a type error.
 
     Raises:
         AssertionError: the case was reached after all.

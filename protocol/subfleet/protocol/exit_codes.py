@@ -1,6 +1,6 @@
 """Numbered exits of every Subfleet process.
 
-A number is never used for a second meaning; docs/reference/exit-codes.md says for each what to do.
+A number never changes its meaning; docs/reference/exit-codes.md says what to do about each.
 """
 
 from enum import IntEnum

@@ -15,13 +15,13 @@ ClientId = Annotated[str, Condition(accepts=lambda name: _CLIENT_ID.fullmatch(na
 NetworkId = Annotated[
     str, Condition(accepts=lambda name: not name or _CLIENT_ID.fullmatch(name) is not None, words=f"empty, or {_FORM}")
 ]
-"""Empty for the network that a run begins with."""
+"""Empty for the run's first network."""
 Digest = Annotated[
     str, Condition(accepts=lambda digest: _DIGEST.fullmatch(digest) is not None, words="64 hexadecimal digits")
 ]
 """A SHA-256."""
 Printable = Condition(accepts=str.isprintable, words="made of printable characters")
-"""What is shown in terminals, where control characters act."""
+"""For texts shown in terminals, which interpret control characters."""
 Shown = Condition(accepts=lambda name: bool(name) and name.isprintable(), words="1 or more printable characters")
 
 
@@ -33,5 +33,5 @@ def check_client_id(client_id: str) -> str:
 
 
 def make_message_id() -> str:
-    """A fresh id for a message."""
+    """Make an id for a new message."""
     return uuid.uuid4().hex

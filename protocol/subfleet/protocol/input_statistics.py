@@ -1,9 +1,8 @@
-"""What the inputs of some data are like in four numbers, and whether two data sets are on one scale.
+"""Statistics of a data set's inputs, and a test whether two data sets have the same scale.
 
-Nobody sees a device's samples, and one device that feeds 0 to 255 where all others feed 0 to 1 spoils the model of all.
-Four numbers tell that apart from data that are honestly unlike: a device may have one class, dark pictures alone, or a
-handful of samples, and its numbers differ by a factor of a few; another scale differs by one of hundreds, or reaches
-where pictures do not.
+Nobody sees a device's samples, and a single device that feeds 0 to 255 where all others feed 0 to 1 ruins the model.
+Four numbers detect that. Honest data may differ too (only one class, only dark pictures, few samples), but then the
+numbers differ by a small factor; another scale differs by hundreds, or has values that pictures never have.
 """
 
 from collections.abc import Iterator
@@ -13,20 +12,20 @@ from typing import Annotated, Literal
 from subfleet.protocol.bounds import Range, checked
 
 MAX_VALUE = 2.0**128
-"""Inputs are single precision, or indices: all are smaller."""
+"""Inputs are single precision or indices, which are all smaller."""
 Value = Annotated[float, Range(least=-MAX_VALUE, most=MAX_VALUE)]
 _ROUNDING = 1e-3
-"""Statistics are sums of rounded numbers: a mean may lie beyond the maximum by a fraction of it."""
+"""Relative error of rounding, by which a mean may exceed the maximum."""
 
 LARGEST_RATIO = 64.0
-"""Of deviations and of the largest values: 255 stands between bytes and shares of one. Over devices of one class, at
-Dirichlet 0.05, of a handful of samples and of dark or bright pictures alone (digits, Fashion-MNIST, CIFAR-10, Speech
-Commands) deviations differed up to 8.1 times and largest values up to 5.6 times."""
+"""Largest ratio of deviations, and of largest values, on one scale; bytes and fractions differ by 255. For devices with
+one class, with Dirichlet 0.05, with few samples and with only dark or bright pictures (digits, Fashion-MNIST, CIFAR-10,
+Speech Commands) deviations differed by at most 8.1 and largest values by at most 5.6."""
 _UNIT_EDGE = 0.05
-"""How near values come to 0 and 1 where they span the unit interval."""
+"""Values that span the unit interval reach at least this close to 0 and 1."""
 _BELOW_UNIT = -0.25
 _ABOVE_UNIT = 2.0
-"""What lies beyond these is not on the scale of 0 to 1: standardised pictures begin at -0.4 or below."""
+"""Values beyond these are not on the scale of 0 to 1: standardised pictures start at -0.4 or below."""
 
 
 def _check_statistics(record: "InputStatistics") -> Iterator[str]:
@@ -36,10 +35,10 @@ def _check_statistics(record: "InputStatistics") -> Iterator[str]:
         return
     slack = _ROUNDING * max(abs(minimum), abs(maximum))
     if not minimum - slack <= record.mean <= maximum + slack:
-        yield f"mean is {record.mean:g}, but must lie from {minimum:g} to {maximum:g}"
-    # Half of them at either end deviate most (Popoviciu's inequality).
+        yield f"mean is {record.mean:g}, but must be from {minimum:g} to {maximum:g}"
+    # Popoviciu's inequality: the deviation is largest if half of the values are at each end.
     if not 0 <= record.deviation <= (maximum - minimum) / 2 + slack:
-        yield f"deviation is {record.deviation:g}, but cannot be that from {minimum:g} to {maximum:g}"
+        yield f"deviation is {record.deviation:g}, but values from {minimum:g} to {maximum:g} cannot have it"
     if record.kind == "indices" and minimum < 0:
         yield f"minimum is {minimum:g}, but must be 0 or more for indices"
 
@@ -47,7 +46,7 @@ def _check_statistics(record: "InputStatistics") -> Iterator[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_statistics)
 class InputStatistics:
-    """Of all values of all inputs, as they were read and scaled, before a run's transform.
+    """Statistics of all values of all inputs, as they were read and scaled, before a run's transform.
 
     Attributes:
         kind: "numbers", or "indices" such as tokens.
@@ -71,33 +70,32 @@ class InputStatistics:
 
     @property
     def size(self) -> float:
-        """Of the value that is farthest from 0."""
+        """Magnitude of the value that is farthest from 0."""
         return max(abs(self.minimum), abs(self.maximum))
 
 
-def find_scale_problem(one: InputStatistics, other: InputStatistics) -> str:
-    """Why two data sets are not on one scale; empty where nothing says so. It is the same either way round.
+def find_scale_problem(first: InputStatistics, second: InputStatistics) -> str:
+    """Explain why two data sets have different scales; empty if nothing suggests it. The order does not matter.
 
-    Data that honestly differ are on one scale, whatever classes, brightness or number of samples they have. Where all
-    values of one are equal, as in black pictures, nothing can be said.
+    Nothing can be said if all values of a data set are equal, as in black pictures.
     """
-    if one.kind != other.kind:
-        return f"{one.kind} beside {other.kind}"
-    if one.kind == "indices" or not (one.deviation and other.deviation):
+    if first.kind != second.kind:
+        return f"{first.kind} beside {second.kind}"
+    if first.kind == "indices" or not (first.deviation and second.deviation):
         return ""
-    ratio = _is_larger(one.deviation, other.deviation)
-    # Both: a few outliers move the largest value alone, and honest noise the deviation alone.
-    if ratio > LARGEST_RATIO and _is_larger(one.size, other.size) > LARGEST_RATIO:
+    ratio = _compute_ratio(first.deviation, second.deviation)
+    # Both are required: a few outliers change only the largest value, and honest noise only the deviation.
+    if ratio > LARGEST_RATIO and _compute_ratio(first.size, second.size) > LARGEST_RATIO:
         return f"a deviation {ratio:.0f} times as large"
-    for unit, wide in ((one, other), (other, one)):
+    for unit, wide in ((first, second), (second, first)):
         if _spans_unit(unit) and (wide.minimum < _BELOW_UNIT or wide.maximum > _ABOVE_UNIT):
             return f"values from 0 to 1 beside {wide.minimum:.3g} to {wide.maximum:.3g}"
     return ""
 
 
-def _is_larger(one: float, other: float) -> float:
-    return max(one, other) / min(one, other)
+def _compute_ratio(first: float, second: float) -> float:
+    return max(first, second) / min(first, second)
 
 
-def _spans_unit(found: InputStatistics) -> bool:
-    return 0 <= found.minimum <= _UNIT_EDGE and 1 - _UNIT_EDGE <= found.maximum <= 1
+def _spans_unit(statistics: InputStatistics) -> bool:
+    return 0 <= statistics.minimum <= _UNIT_EDGE and 1 - _UNIT_EDGE <= statistics.maximum <= 1

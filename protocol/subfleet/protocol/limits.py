@@ -1,31 +1,30 @@
-"""Bounds of what messages hold, as both sides keep what the other one sends."""
+"""Bounds of the values in messages, as both sides store what the other one sends."""
 
 from typing import Annotated
 
 from subfleet.protocol.bounds import Length, Range, Texts
 
 MAX_SAMPLES = 2**40
-"""Of one client; the sum of a fleet's samples must stay a number that weights can be."""
+"""Samples of one client; the sum over a fleet must stay exact as a float."""
 MAX_SINGLE = 2.0**128
-"""Above all numbers of single precision, in which programs compute: a setting of theirs must be below it."""
+"""Above every single-precision number. Programs compute in single precision, so their settings must be below it."""
 MAX_LOSS = MAX_SINGLE
-"""Programs compute losses, and squares of them, in single precision, in which all numbers are smaller: the square of
-each, and the sum of a fleet's, is a number."""
+"""Programs compute losses in single precision. Squares of smaller losses, and sums over a fleet, stay finite."""
 MAX_COUNTED_CLASSES = 4096
-"""Of an evaluation that counts each class: three numbers for each, which always fit a control message."""
+"""Classes that an evaluation counts one by one: three numbers for each always fit a control message."""
 
 MAX_SECONDS = 1e9
 MAX_NAME_CHARACTERS = 256
-"""Of each text in a list or a mapping."""
+"""Length of each text in a list or a mapping."""
 MAX_DIMENSIONS = 16
-"""Of the shape of a sample."""
+"""Dimensions of a sample."""
 MAX_SHAPES = 8
 
 SessionId = Annotated[str, Length(most=128)]
 RunId = Annotated[str, Length(most=128)]
 TaskId = Annotated[str, Length(most=384)]
 MessageId = Annotated[str, Length(most=512)]
-"""Of what a device sends, whose acks name it."""
+"""Id of a device's message; acks repeat it."""
 NAMES = Texts(most=MAX_NAME_CHARACTERS)
 SHOWN_NAMES = Texts(most=MAX_NAME_CHARACTERS, printable=True)
 Shape = Annotated[tuple[int, ...], Length(most=MAX_DIMENSIONS)]

@@ -17,8 +17,8 @@ _FORM = "a size such as 300M: a number of bytes, or of K, M, G (powers of 1000),
 
 
 def _convert(text: str) -> int | None:
-    found = _SIZE.fullmatch(text)
-    size = Fraction(found[1]) * _UNITS[found[2]] if found else Fraction(0)
+    match = _SIZE.fullmatch(text)
+    size = Fraction(match[1]) * _UNITS[match[2]] if match else Fraction(0)
     return int(size) if 1 <= size <= _LARGEST_BYTES and size.denominator == 1 else None
 
 
@@ -28,10 +28,10 @@ MaybeSize = Annotated[str, Condition(accepts=lambda text: not text or _convert(t
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes of a size: a number, and K, M or G for powers of 1000, Ki, Mi or Gi for powers of 1024.
+    """Parse a size: a number, and K, M or G for powers of 1000, Ki, Mi or Gi for powers of 1024.
 
     Raises:
-        ValueError: it is no such size, no whole number of bytes, 0, or above 2**60.
+        ValueError: the text is not a size, or not a whole number of bytes from 1 to 2**60.
     """
     size_bytes = _convert(text)
     if size_bytes is None:

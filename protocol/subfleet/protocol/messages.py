@@ -1,7 +1,7 @@
 """The messages: frozen, validated, JSON on the wire, each with an id and safe to receive twice.
 
-All metadata is in the payload, so that MQTT 3.1.1 and 5 carry them alike. Long ones are compressed. `decode` raises
-`ProtocolError` and nothing else, whatever the bytes.
+All metadata is in the payload, so MQTT 3.1.1 and 5 carry messages alike. Long messages are compressed. `decode` raises
+only `ProtocolError`, for any bytes.
 """
 
 import gzip
@@ -73,11 +73,11 @@ __all__ = [
 
 SCHEMA_VERSION = 3
 MAX_CONTROL_BYTES = 256 * 1024
-"""Of a message as JSON."""
+"""Size of a message as JSON."""
 _PLAIN_BYTES = 4 * 1024
-"""Longer ones are gzipped: a task that lists the channels of a large network has to pass brokers that take 64 KiB."""
+"""Longer messages are gzipped: a task with the channels of a large network must fit a broker's limit of 64 KiB."""
 _GZIP, _GZIP_WINDOW = b"\x1f\x8b", 31
-"""How such a payload begins, where JSON begins with a brace; and what zlib calls the format, whose CRC finds damage."""
+"""First bytes of a compressed payload, and zlib's number for the gzip format."""
 MAX_SAMPLE_BYTES = 2**32
 MAX_ROUNDS = 2**31
 
@@ -87,11 +87,13 @@ RoundCount = Annotated[int, Range(least=0, below=MAX_ROUNDS)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Presence:
-    """A device is online (retained), or offline (its will). A lease renewed by heartbeats; the will is only a hint.
+    """A device is online (retained), or offline (its will). Heartbeats renew a lease; the will is only a hint.
 
-    The server uses only those that arrive while it listens; retained ones are for people who inspect the broker.
-    `session_id` changes whenever the agent starts anew. `reason` stands in a goodbye, and says why the device goes; it
-    is empty while it is there, and in a will, which the broker publishes in place of a device whose connection broke.
+    The server ignores retained ones; they are for people who inspect the broker.
+
+    Attributes:
+        session_id: changes whenever the agent starts.
+        reason: why the device leaves, in its goodbye; empty while it is online, and in a will.
     """
 
     KIND: ClassVar[str] = "presence"
@@ -104,13 +106,13 @@ class Presence:
 
 def _check_network(network: str, architecture: Architecture | None) -> Iterator[str]:
     if network and architecture is not None:
-        yield "a profile declares an architecture and a network of its own, but must name one of both"
+        yield "a profile declares both an architecture and a network of its own, but must declare only one"
 
 
 def _check_architecture(architecture: Architecture | None) -> Iterator[str]:
     architecture_bytes = 0 if architecture is None else len(canonical_json(architecture))
     if architecture_bytes > MAX_ARCHITECTURE_BYTES:
-        yield f"architecture has {architecture_bytes} bytes, but may have {MAX_ARCHITECTURE_BYTES} at most"
+        yield f"architecture has {architecture_bytes} bytes, but must have at most {MAX_ARCHITECTURE_BYTES}"
     if architecture is not None and not architecture.name.isprintable():
         yield f"architecture.name is {architecture.name!r:.80}, but must be made of printable characters"
 
@@ -128,25 +130,26 @@ class Profile:
     Attributes:
         device: name of its device profile, such as "raspberry_pi_4".
         runtimes: program targets that it can run, the preferred one first.
-        sample_count: of its data.
-        class_counts: samples of each class; empty where labels are numbers.
-        input_shape: of one sample.
-        memory_total_bytes: of the device.
-        memory_fraction: fraction of free memory that it gives to training, above 0, at most 1.
-        max_training_bytes: the most that it gives to training, 1 or more; None is no limit.
-        software: versions by name; operators: that its runtime has; empty lists nothing, and every program is tried.
-        macs_per_s: multiply-accumulates that it trains with in a second, above 0; None is unknown.
-        architecture: the submodel that it has and wants to train, for methods that go by what devices declare; an ack
-            of this message answers it. None declares nothing, and no ack comes.
-        network: in place of that a network of its own, as the text of a JSON object: its settings, as a run's `[model]`
-            has them. An ack answers it likewise; empty declares nothing.
-        class_names: of the classes that are counted, in their order: the device maps its data to a run's classes by
-            these names; empty where its data number classes as the run does.
-        other_input_shapes: of one sample, as the device can give it, too; pictures as gray and as coloured ones.
-        packing_width: how many outputs its kernels for products take at once; None is the usual number.
-        held_out_count: samples of its held-out data, which it never trains on and evaluates on; 0 where it has none.
-        inputs: what all values of its samples are like; None where it does not tell.
-        sizes_differ: its pictures have several sizes, and `input_shape` is that of most.
+        sample_count: number of training samples.
+        class_counts: samples of each class; empty if labels are numbers.
+        input_shape: shape of one sample.
+        memory_total_bytes: total memory of the device.
+        memory_fraction: fraction of free memory for training, above 0, at most 1.
+        max_training_bytes: memory limit for training, 1 or more; None means no limit.
+        software: versions by name.
+        operators: operators that its runtime has; empty if unknown, so that every program is tried.
+        macs_per_s: training speed in multiply-accumulates per second, above 0; None if unknown.
+        architecture: the submodel that it wants to train, for methods with declared architectures. An ack answers it.
+            None declares nothing, and no ack is sent.
+        network: instead of an architecture, a network of its own, as a JSON object with the keys of a run's `[model]`.
+            An ack answers it; empty declares nothing.
+        class_names: names of the counted classes, by which the device maps its data to the run's classes; empty if its
+            data number classes as the run does.
+        other_input_shapes: other shapes that it can read a sample in, such as gray and coloured pictures.
+        packing_width: number of outputs that its matrix kernels compute at once; None means the usual number.
+        held_out_count: number of held-out samples, which are only evaluated on; 0 if there are none.
+        inputs: statistics of all values of its samples; None if not reported.
+        sizes_differ: its pictures have several sizes, and `input_shape` is the most frequent one.
     """
 
     KIND: ClassVar[str] = "profile"
@@ -180,15 +183,15 @@ class Telemetry:
     """The current resources of a device. One is due for every round, as the answer to its announcement.
 
     Attributes:
-        run_id: the run whose round it answers; None outside rounds.
+        run_id: the run that it answers; None outside rounds.
         round: the round that it answers; None outside rounds.
-        log_time_s: the time in the replayed log at which it was read; None for a live reading.
-        reading: what was measured or replayed.
-        memory_budget_bytes: what this device gives to training: its fraction of free memory, at most its limit, and
-            less since a training killed its process.
+        log_time_s: the position in the replayed log; None for a live reading.
+        reading: the measured or replayed resources.
+        memory_budget_bytes: memory for training: the device's fraction of free memory, up to its limit, and less after
+            training killed its process.
         attempt: of the announcement that it answers.
-        log_low: what its log has but for the fraction of time that the announcement names; None where nothing is told.
-        disk_budget_bytes: what a task may take of its disk, as `subfleet.protocol.disk` counts; None is unknown.
+        log_low: resources that its log exceeds except for the announced fraction of time; None if not reported.
+        disk_budget_bytes: disk space for a task, as `subfleet.protocol.disk` counts it; None if unknown.
     """
 
     KIND: ClassVar[str] = "telemetry"
@@ -211,14 +214,13 @@ class RoundInfo:
     """The state of the run (retained, to everyone).
 
     Attributes:
-        phase: "measure" asks for telemetry, "train" says that tasks are out, "finished" that the run is over.
-        log_time_s: where replayed logs are to be read in this round; None for a live run.
-        deadline_s: seconds after which the phase closes without those who are missing.
+        phase: "measure" requests telemetry; in "train" tasks are out; "finished" ends the run.
+        log_time_s: the position at which replayed logs are read in this round; None for a live run.
+        deadline_s: seconds after which the phase closes without the missing devices.
         attempt: number of earlier attempts of the round, which aggregated nothing.
-        log_quantile: devices that replay a log tell what it has but for this fraction of its time; None asks for
-            nothing.
-        sample_bytes: what a sample takes in memory once the run's transform has brought it to one size; 0 where samples
-            take what they took when they were read.
+        log_quantile: devices that replay a log report the resources that it exceeds except for this fraction of its
+            time; None requests nothing.
+        sample_bytes: memory of a sample after the run's transform; 0 if the transform does not change it.
     """
 
     KIND: ClassVar[str] = "round"
@@ -241,8 +243,8 @@ class Ack:
 
     Attributes:
         status: "accepted" (and stored), "duplicate" (was accepted before) or "refused" (do not send it again).
-        reason: for "refused", why; else, of telemetry, why the device is given no task in that round.
-        problem: for a profile whose declared architecture is refused, why; else None.
+        reason: why the message is refused; for accepted telemetry, why the device gets no task in that round.
+        problem: why a profile's declared architecture is refused; else None.
     """
 
     KIND: ClassVar[str] = "ack"
@@ -256,7 +258,7 @@ class Ack:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class ChunkRequest:
-    """Requests ranges of a blob. At most a window of them is outstanding."""
+    """Requests ranges of a blob, of which at most a window is outstanding."""
 
     KIND: ClassVar[str] = "request"
     blob: BlobRef
@@ -276,12 +278,12 @@ class BlobMissing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Claim:
-    """Claims a lock (retained, on the lock's topic): that of a fleet's server, or of a device's id.
+    """Claims the lock of a fleet's server or of a device's id (retained, on the lock's topic).
 
     Attributes:
-        session_id: of this start of the process.
-        holder: what it says of itself: the run that it serves, the device's id.
-        since_s: Unix time at which the session began, in seconds; of two the earlier one stays.
+        session_id: identifies this start of the process.
+        holder: the run that is served, or the device's id.
+        since_s: Unix time at which the session began, in seconds; the earlier of two sessions stays.
     """
 
     KIND: ClassVar[str] = "claim"
@@ -307,8 +309,8 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
     """Decode a message. Terminal control characters become spaces in texts for people, and are refused in names.
 
     Args:
-        payload: what was received.
-        expected: the kind that the topic promises; another kind is refused.
+        payload: the received bytes.
+        expected: the kind that belongs to the topic; other kinds are refused.
 
     Raises:
         ProtocolError: the payload is not a valid message of that kind.
@@ -326,15 +328,15 @@ def decode(payload: bytes | memoryview, *, expected: str | None = None) -> Messa
 
 
 def _clean_texts(kind: str, plain: dict[str, Any]) -> Any:
-    """Remove terminal control characters: both sides write each other's texts into their logs."""
+    """Remove terminal control characters, as both sides log each other's texts."""
     try:
         return check_texts(plain, kind)
     except RecursionError as error:
-        raise ProtocolError("a control message is too deep") from error
+        raise ProtocolError("a control message is nested too deeply") from error
 
 
 def text_bytes(payload: bytes | memoryview) -> int:
-    """Compute a message's length as JSON, at most the limit; a compressed one has it in its last bytes."""
+    """Compute the length of a message as JSON, capped at the limit; gzip has it in its last bytes."""
     if bytes(payload[: len(_GZIP)]) != _GZIP:
         return len(payload)
     return min(max(len(payload), int.from_bytes(payload[-4:], "little")), MAX_CONTROL_BYTES)
@@ -349,5 +351,5 @@ def _inflate(payload: bytes | memoryview) -> bytes | memoryview:
     except zlib.error as error:
         raise ProtocolError(f"a compressed message is damaged ({error})") from error
     if len(text) <= MAX_CONTROL_BYTES and (not inflating.eof or inflating.unused_data):
-        raise ProtocolError("a compressed message is shorter or longer than it says")
+        raise ProtocolError("a compressed message is cut off, or has bytes after its end")
     return text

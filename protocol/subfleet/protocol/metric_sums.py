@@ -1,4 +1,4 @@
-"""The sums of an evaluation; those of several data sets add up."""
+"""Sums over the labels of an evaluation. The sums of several data sets add up to those of all of them."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -8,12 +8,12 @@ from typing import TypeVar
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES, MAX_LOSS
 
 SCORE_BINS = 128
-"""Bins of an output's scores, an eighth of a unit of its logit each from -8 to 8, the ends open. Areas under curves
-then follow from sums, and differ from those of the scores themselves by what falls into one bin."""
+"""Bins of an output's scores: each is an eighth of a logit wide, from -8 to 8 with open ends. Areas under curves are
+computed from these sums; they are exact up to the order of scores within a bin."""
 MAX_SCORED_OUTPUTS = 64
-"""With more, scores are not told: their bins always fit a control message."""
+"""With more outputs scores are not reported, so that the bins always fit a control message."""
 MAX_MEASURED_OUTPUTS = 1024
-"""Of regression: four numbers for each always fit a control message."""
+"""Outputs of a regression: four numbers for each always fit a control message."""
 _MOST_LABELS = 2**50
 
 _Number = TypeVar("_Number", int, float)
@@ -24,14 +24,14 @@ class MetricSums:
     """Sums over labels for further metrics; empty if a task does not need them.
 
     Attributes:
-        class_predicted: labels that were taken for each class; of several outputs those that each took for 1.
-        positives: of each output the labels that are 1, or of that class, in each of `SCORE_BINS` bins of scores, one
-            output after the other.
-        negatives: the same of the other labels.
-        absolute_errors: of each output.
-        squared_errors: of each output.
-        targets: of each output.
-        squared_targets: of each output.
+        class_predicted: predictions of each class; of several outputs, how often each one predicted 1.
+        positives: histogram with `SCORE_BINS` bins of the scores of labels that are 1, or of the output's class; one
+            histogram for each output, one after the other.
+        negatives: histograms of the scores of the other labels.
+        absolute_errors: sum for each output.
+        squared_errors: sum for each output.
+        targets: sum for each output.
+        squared_targets: sum for each output.
     """
 
     class_predicted: tuple[int, ...] = ()
@@ -43,8 +43,9 @@ class MetricSums:
     squared_targets: tuple[float, ...] = ()
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
-        """Of both data sets together."""
-        return MetricSums(**{one.name: _add(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)})
+        """Add the sums of another data set."""
+        names = [field.name for field in fields(self)]
+        return MetricSums(**{name: _add(getattr(self, name), getattr(other, name)) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,12 @@ class Totals:
     """All sums of an evaluation.
 
     Attributes:
-        label_count: labels that counted.
-        loss: the sum of theirs.
-        correct: of them, those that were predicted rightly; 0 where that means nothing.
-        class_counts: of them, those of each class, or of each output those that are 1; empty where that was not asked.
-        class_correct: of these, those that were predicted rightly.
-        sums: further ones.
+        label_count: number of labels that count.
+        loss: sum of their losses.
+        correct: number of correct predictions; 0 if accuracy has no meaning.
+        class_counts: labels of each class, or for several outputs the labels of each that are 1; empty if not counted.
+        class_correct: correct predictions of each class.
+        sums: sums for further metrics.
     """
 
     label_count: int
@@ -68,7 +69,7 @@ class Totals:
     sums: MetricSums = field(default_factory=MetricSums)
 
     def __add__(self, other: "Totals") -> "Totals":
-        """Of both data sets together."""
+        """Add the totals of another data set."""
         return Totals(
             label_count=self.label_count + other.label_count,
             loss=self.loss + other.loss,
@@ -80,10 +81,10 @@ class Totals:
 
     @classmethod
     def of_all(cls, parts: Iterable["Totals"]) -> "Totals":
-        """Of one data set or more together.
+        """Add the totals of one or more data sets.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there are none.
         """
         first, *others = parts
         for other in others:
@@ -92,7 +93,7 @@ class Totals:
 
     @property
     def mean_loss(self) -> float:
-        """Of a label."""
+        """Mean loss of a label; NaN without labels."""
         return self.loss / self.label_count if self.label_count else math.nan
 
 
@@ -105,19 +106,19 @@ def check_sums(sums: MetricSums) -> Iterator[str]:
     ):
         counts = getattr(sums, name)
         if len(counts) > most or not all(0 <= count <= _MOST_LABELS for count in counts):
-            yield f"{name} may have {most} numbers from 0 to 2^50, but has others or more"
+            yield f"{name} must have at most {most} numbers, each from 0 to 2^50"
     if len(sums.positives) != len(sums.negatives) or len(sums.positives) % SCORE_BINS:
-        yield f"positives and negatives must have {SCORE_BINS} numbers for each output, both alike"
+        yield f"positives and negatives must both have {SCORE_BINS} numbers for each output"
     errors = (sums.absolute_errors, sums.squared_errors, sums.targets, sums.squared_targets)
-    if len({len(one) for one in errors}) > 1 or len(sums.targets) > MAX_MEASURED_OUTPUTS:
-        yield f"errors and targets must be of as many outputs, {MAX_MEASURED_OUTPUTS} at most"
+    if len({len(series) for series in errors}) > 1 or len(sums.targets) > MAX_MEASURED_OUTPUTS:
+        yield f"errors and targets must have the same number of outputs, at most {MAX_MEASURED_OUTPUTS}"
     most_sum = MAX_LOSS * _MOST_LABELS
-    if not all(0 <= number < most_sum for one in (errors[0], errors[1], errors[3]) for number in one):
-        yield "sums of errors and of squares must be numbers of 0 or more"
+    if not all(0 <= number < most_sum for series in (errors[0], errors[1], errors[3]) for number in series):
+        yield "sums of errors and of squares must be finite and 0 or more"
     if not all(abs(number) < most_sum for number in sums.targets):
-        yield "sums of targets must be numbers"
+        yield "sums of targets must be finite"
 
 
-def _add(one: tuple[_Number, ...], other: tuple[_Number, ...]) -> tuple[_Number, ...]:
-    """Place by place; of what one of both does not tell, nothing is known of both together."""
-    return tuple(map(sum, zip(one, other, strict=True))) if one and other else ()
+def _add(first: tuple[_Number, ...], second: tuple[_Number, ...]) -> tuple[_Number, ...]:
+    """Add element by element; the sum is unknown if either side is."""
+    return tuple(map(sum, zip(first, second, strict=True))) if first and second else ()

@@ -1,7 +1,7 @@
-"""Plausible ranges of the numbers that a device claims, in one table; a server clips what it reads.
+"""Plausible ranges of the numbers that a device reports; the server clips them.
 
-A number outside its range is no reason to do without a device, as its clock or its sensors may be broken. But what
-follows from such a number, such as the time that a training takes, has to stay a number.
+A device with a broken clock or sensor may still train, so an implausible number does not exclude it. But whatever is
+computed from such numbers must stay finite.
 """
 
 import operator
@@ -37,7 +37,7 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         "score": (-1e30, 1e30),
     }
 )
-"""By the name of a field, in whichever record it stands: the least and the most that is believed."""
+"""Least and largest plausible value of each field, by its name in any record."""
 
 _Record = TypeVar("_Record")
 

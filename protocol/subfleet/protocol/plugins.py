@@ -22,9 +22,8 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 def explain_plugin_error(error: BaseException) -> str:
     """Explain which plug-in raised an exception; empty if none did.
 
-    It is a plug-in's where a plug-in's code stands in the traceback: what our code, or another library's, was called
-    with by a plug-in is the plug-in's matter. A context of a plug-in that the exception only went through does not
-    count.
+    The innermost plug-in in the traceback is blamed, even if it called our code or another library. A plug-in's context
+    manager that the exception only passed through is not.
     """
     modules = list(_list_modules(error.__traceback__))
     if all(_is_ours(module) for module in modules):
@@ -37,21 +36,21 @@ def explain_plugin_error(error: BaseException) -> str:
         if not _is_ours(entry.module)
     ]
     for module in reversed(modules):
-        if (found := _find_owner(module, entries)) is not None:
-            what = f"the {_KINDS.get(found.group, 'plug-in')} {found.name!r:.80} of {package_of(found)}"
-            return f"{what} raised {type(error).__name__}: {error}; mend or uninstall that package"
+        if (owner := _find_owner(module, entries)) is not None:
+            what = f"the {_KINDS.get(owner.group, 'plug-in')} {owner.name!r:.80} of {package_of(owner)}"
+            return f"{what} raised {type(error).__name__}: {error}; fix or uninstall that package"
     return ""
 
 
 def _list_modules(trace: TracebackType | None) -> Iterator[str]:
-    """List the modules that an exception passed, the outermost first."""
+    """List the modules that an exception passed through, the outermost first."""
     thrown = False
     while trace is not None:
         frame = trace.tb_frame
         module = str(frame.f_globals.get("__name__", ""))
         if not thrown:
             yield module
-        # The end of a context throws what has happened inside of it into the context's function.
+        # At the end of a context, contextlib throws the exception into the function that made the context.
         thrown = (module, frame.f_code.co_name) == ("contextlib", "__exit__")
         trace = trace.tb_next
 

@@ -3,14 +3,13 @@
 from typing import Literal
 
 RefusalReason = Literal["memory", "runtime", "program", "data", "failed", "disk", "link", "compute", "diverged"]
-"""Why a task is not done: it needs more "memory", "disk", "link" or "compute" than there is; the "runtime" cannot run
-its program; the "program" cannot be had or read; the "data" cannot be used; training "diverged", so that a loss or a
-weight is no number; or it "failed" in another way. What follows is the server's to say. A server of before one of these
-words drops such a refusal with a line in its log, and its round goes on without the device at its deadline."""
+"""Why a device does not do a task: it needs more "memory", "disk", "link" or "compute" than available; the "runtime"
+cannot run the program; the "program" cannot be fetched or read; the "data" cannot be used; training "diverged" to a
+loss or weight that is not finite; or it "failed" otherwise. The server decides what follows. A server that does not
+know a reason logs and drops the refusal; its round continues without the device after the deadline."""
 ArchitectureProblem = Literal[
     "unknown_axis", "unknown_block", "too_large", "not_in_space", "not_used", "no_network", "too_many"
 ]
-"""What keeps a declared architecture from being trained: the run's network has no such axis, or no such block, or an
-axis of it is not as large; the submodel is none of the sizes that the method gives; the method goes by no declaration,
-and the device takes part as any other; or what it says of a network of its own describes none that can take
-part; or it has declared too many of its own by now."""
+"""Why a declared architecture is not trained: the run's network lacks the axis or the block, or the axis is smaller;
+the submodel is not in the method's search space; the method uses no declarations, so the device is treated as any
+other; the declared network is invalid; or the device has declared too many networks."""

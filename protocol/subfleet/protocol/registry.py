@@ -142,10 +142,10 @@ class Registry(Mapping[str, T]):
             found = self._read(entry.load())
             problem = self._check(found, name)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever others' code raises concerns this name alone
-            broken = ConfigError(f"{subject}: {type(error).__name__}: {error}; mend or uninstall that package")
+            broken = ConfigError(f"{subject}: {type(error).__name__}: {error}; fix or uninstall that package")
             broken.__cause__ = error
             return broken
-        return ConfigError(f"{subject}: {problem}; mend or uninstall that package") if problem else found
+        return ConfigError(f"{subject}: {problem}; fix or uninstall that package") if problem else found
 
 
 def package_of(entry: EntryPoint) -> str:

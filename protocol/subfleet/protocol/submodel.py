@@ -1,8 +1,8 @@
 """Submodel architectures: the part of an elastic network that a device trains.
 
-A network declares its axes (classes of tied tensor dimensions) and its blocks in `subfleet.elastic`; a `Architecture`
-says which indices of each axis, which blocks and which operators of each choice are kept. Axes that it does not name
-are kept whole, and of choices that it does not name all operators.
+A network declares its axes (classes of tied tensor dimensions) and its blocks in `subfleet.elastic`; an
+`Architecture` lists the kept indices of each axis, the kept blocks and the kept operators of each choice. Axes and
+choices that it does not name are kept whole.
 """
 
 import hashlib
@@ -83,14 +83,14 @@ class Architecture:
     """One submodel of an elastic network.
 
     Attributes:
-        axes: pairs of axis name and kept indices, sorted by name; an axis not named here is whole.
-        blocks: names of the kept skippable blocks, in network order. A network's other parts are always kept.
-        choices: pairs of choice name and the operators that are kept of it, in network order; a choice not named here
-            has all of its operators. One operator of each choice is a path, which is a network by itself; more are a
-            subspace, of which a device draws paths (FedorAS, section 3.1).
-        name: what people read in tables, such as "w1/2 d3"; takes no part in equality of ids.
-        network: id of the network of its run; empty for the one that the run begins with. Whatever is known by a
-            submodel's id, be it a program, weights, a cost estimate or a refusal, is so known by its network, too.
+        axes: pairs of axis name and kept indices, sorted by name; other axes are whole.
+        blocks: names of the kept skippable blocks, in network order. All other parts of a network are always kept.
+        choices: pairs of choice name and kept operators, in network order; other choices keep all operators. One
+            operator of each choice is a path, a network by itself; more are a subspace, from which a device draws paths
+            (FedorAS, section 3.1).
+        name: display name, such as "w1/2 d3"; not part of the id.
+        network: id of the network within the run; empty for the run's first network. It is part of the id, so that
+            programs, weights, cost estimates and refusals of different networks are never mixed up.
     """
 
     axes: tuple[tuple[str, IndexSet], ...] = ()
@@ -101,26 +101,26 @@ class Architecture:
 
     @property
     def architecture_id(self) -> str:
-        """16 hexadecimal digits, equal for equal submodels regardless of their display names."""
+        """16 hexadecimal digits; equal submodels have equal ids, whatever their display names."""
         return _compute_id(self.axes, self.blocks, self.choices, self.network)
 
     def __lt__(self, other: "Architecture") -> bool:
-        """Submodels are ordered by their identities."""
+        """Order by id."""
         return self.architecture_id < other.architecture_id
 
     def make_index_set(self, axis: str) -> IndexSet:
-        """Return the kept indices of an axis."""
+        """Return the kept indices of an axis; all if it is not named."""
         return dict(self.axes).get(axis, Full())
 
 
-@lru_cache(maxsize=2**11)  # a server asks for those of all written programs with each device
+@lru_cache(maxsize=2**11)  # the server computes the ids of all written programs for each device
 def _compute_id(
     axes: tuple[tuple[str, IndexSet], ...],
     blocks: tuple[str, ...],
     choices: tuple[tuple[str, tuple[str, ...]], ...],
     network: str,
 ) -> str:
-    named = [network] if network else []  # ids of a run with one network are those of releases that knew no other
+    named = [network] if network else []
     return hashlib.sha256(canonical_json([axes, blocks, choices, *named])).hexdigest()[:16]
 
 
@@ -131,7 +131,7 @@ def parse_architecture(text: str | bytes) -> Architecture:
     """Read a submodel from JSON, as messages carry it: `{"axes": [["stream", {"type": "prefix", "size": 8}]]}`.
 
     Raises:
-        ProtocolError: the text is no submodel; it says what is wrong.
+        ProtocolError: the text is not a valid submodel.
     """
     payload = text.encode(errors="replace") if isinstance(text, str) else text
     return from_plain(Architecture, parse_json(payload, max_bytes=MAX_ARCHITECTURE_BYTES))

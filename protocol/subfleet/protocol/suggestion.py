@@ -1,4 +1,4 @@
-"""Suggests the known name that was probably meant."""
+"""Suggests a known name for a misspelled one."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from subfleet.protocol.errors import Problem
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Make a clause with the known name that is nearest to a wrong one; "" if none is near."""
-    found = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    """Make a clause with the closest known name, such as "; did you mean 'x'?"; "" if none is close."""
+    matches = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> Problem:

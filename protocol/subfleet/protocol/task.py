@@ -26,7 +26,7 @@ class Train:
     """Train a submodel on the device's data; `Update` answers.
 
     Attributes:
-        settings: of the training.
+        settings: settings of the training.
         update_codec: encodes the update.
         sends: names of the tensors that the update contains; empty for all.
         paths: how a path is drawn for each batch, if the architecture is a subspace and the program a chain. The
@@ -95,9 +95,9 @@ class TaskSubmodel:
     """A submodel and the files that a task works with.
 
     Attributes:
-        architecture: of the submodel.
-        program: trains, scores or evaluates it; of a deploy task, an inference model.
-        weights: to begin with; None for a deploy task.
+        architecture: identifies the submodel.
+        program: trains, scores or evaluates it; for a deploy task, an inference model.
+        weights: the initial weights; None for a deploy task.
     """
 
     architecture: Architecture
@@ -119,15 +119,16 @@ class Task:
 
     Attributes:
         task_id: identifies the task; the answer repeats it.
-        run_id: of the run, as is round.
-        client_id: of the device.
-        submodels: one; of a score task the candidates, from the smallest to the largest, 1 to 16; of a deploy task one
-            for each target.
+        run_id: the run.
+        round: the round.
+        client_id: the device.
+        submodels: one submodel; for a score task 1 to 16 candidates from the smallest to the largest; for a deploy task
+            one for each target.
         work: what to do.
-        planned_peak_bytes: planned memory of the program that needs most.
-        budget: the device's offer when the task was made.
-        deadline_s: seconds after which an answer is of no use.
-        attempt: of the announcement of the task's round.
+        planned_peak_bytes: planned memory of the largest program.
+        budget: the device's budget when the task was made.
+        deadline_s: seconds after which an answer is ignored.
+        attempt: attempt of the round.
         classes: the run's class names, in the order of its model's outputs, by which the device maps data with named
             classes; empty if the run numbers its classes.
         transform: applied to each sample before it is fed; None feeds samples as they are.
@@ -150,7 +151,7 @@ class Task:
 
     @property
     def architecture(self) -> Architecture:
-        """Of the submodel; of a score task, of the largest candidate."""
+        """Architecture of the submodel, or of a score task's largest candidate."""
         return self.submodels[-1].architecture
 
     @property
@@ -160,7 +161,7 @@ class Task:
 
     @property
     def weights(self) -> tuple[BlobRef, ...]:
-        """The weights of each submodel; none of a deploy task."""
+        """The weights of each submodel; empty for a deploy task."""
         return tuple(submodel.weights for submodel in self.submodels if submodel.weights is not None)
 
     @property

@@ -14,14 +14,14 @@ from typing import Any
 
 from subfleet.protocol.errors import ProtocolError, TooLargeError
 
-# In the order in which the `safetensors` package ranks its types, which is also by size: tensors are written by it.
+# In the order in which the `safetensors` package ranks types; tensors are written in this order.
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "F64": 8, "I64": 8}
 )
 _RANKS: Mapping[str, int] = MappingProxyType({dtype: rank for rank, dtype in enumerate(DTYPE_BYTES)})
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_DIMENSIONS = 32
-"""What every NumPy can hold; without a limit the product of a header's sizes could take hours."""
+"""The limit of NumPy 1. Without a limit, multiplying the sizes in a malicious header could take hours."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -62,13 +62,13 @@ def encode_container(tensors: Iterable[Tensor], metadata: Mapping[str, str] | No
 def container_parts(
     tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes | memoryview, ...]:
-    """Return the parts of `encode_container`: nothing is copied, so that a device can write each part."""
+    """Return the parts of `encode_container` without copying tensors, so that a device can write them one by one."""
     ordered = sorted(tensors, key=lambda tensor: (-_RANKS[tensor.dtype], tensor.name))
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     offset = 0
     for tensor in ordered:
         if tensor.name in header:
-            raise ProtocolError(f"tensor name {tensor.name!r} stands twice, but must be unique")
+            raise ProtocolError(f"tensor name {tensor.name!r} occurs twice, but must be unique")
         end = offset + len(tensor.data)
         header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
@@ -82,11 +82,11 @@ def decode_container(buffer: bytes | memoryview, *, max_bytes: int = 2**32) -> C
 
     Raises:
         TooLargeError: the buffer or its header is above its limit.
-        ProtocolError: anything else is wrong with it: truncated, overlapping, with gaps, or not a container at all.
+        ProtocolError: the container is truncated, has gaps or overlaps, or is not a container at all.
     """
     view = memoryview(buffer).cast("B")
     if len(view) > max_bytes:
-        raise TooLargeError(f"a tensor container is {len(view)} bytes, but may be {max_bytes} bytes at most")
+        raise TooLargeError(f"a tensor container is {len(view)} bytes, but must be at most {max_bytes}")
     header, body = _split(view)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -109,7 +109,7 @@ def _split(view: memoryview) -> tuple[dict[str, Any], memoryview]:
         raise ProtocolError(f"a tensor container has {len(view)} bytes, but must have {_LENGTH.size} or more")
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
     if length > MAX_HEADER_BYTES:
-        raise TooLargeError(f"the container's header is {length} bytes, but may be {MAX_HEADER_BYTES} at most")
+        raise TooLargeError(f"the container's header is {length} bytes, but must be at most {MAX_HEADER_BYTES}")
     if _LENGTH.size + length > len(view):
         raise ProtocolError(f"the container is cut off inside its header of {length} bytes")
     try:
@@ -130,7 +130,7 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
     if not _read_sizes(shape) or not _read_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ProtocolError(f"tensor {name!r:.80} has a shape or byte range that is not made of sizes")
     if len(shape) > MAX_DIMENSIONS:
-        raise ProtocolError(f"tensor {name!r:.80} has {len(shape)} dimensions, but may have {MAX_DIMENSIONS} at most")
+        raise ProtocolError(f"tensor {name!r:.80} has {len(shape)} dimensions, but must have at most {MAX_DIMENSIONS}")
     return offsets[0], offsets[1], dtype, tuple(shape)
 
 

@@ -8,11 +8,11 @@ from subfleet.protocol.errors import ProtocolError
 
 _ACTING = "\x01-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 ACTING = re.compile(f"[{_ACTING}]")
-"""On which terminals act: they begin escape sequences, break lines, or turn the direction of what follows."""
+"""Characters that terminals interpret: they start escape sequences, break lines, or change the text direction."""
 _UNSHOWN = re.compile(f"[\x00\ud800-\udfff{_ACTING}]")
-"""With those that no message may have at all."""
+"""These, and characters that no message may contain."""
 FREE_TEXTS = frozenset({"detail", "reason", "software"})
-"""The fields of messages that are written for people, and those below them; all other texts are names."""
+"""Message fields with text for people, including everything below them; all other texts are names."""
 
 
 def make_printable(text: str) -> str:
@@ -24,17 +24,17 @@ def escape(text: str, *, keep: str = "") -> str:
     r"""Replace terminal control characters by escapes such as `\x1b`.
 
     Args:
-        text: that others may have written, or libraries.
-        keep: characters that stay, such as line breaks.
+        text: text of any origin.
+        keep: characters that are not replaced, such as line breaks.
     """
-    return _UNSHOWN.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+    return _UNSHOWN.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
 
 
 def may_act(payload: bytes | memoryview) -> bool:
     """Whether JSON may contain terminal control characters; a cheap test.
 
-    Those below 32 are written with a backslash, others as themselves, and JSON of two or four bytes a character has
-    zeros in it.
+    JSON escapes characters below 32 with a backslash and may contain the others as they are; UTF-16 and UTF-32 contain
+    zeros.
     """
     content = bytes(payload)
     return not content.isascii() or any(mark in content for mark in (b"\\", b"\x7f", b"\x00"))
@@ -44,12 +44,12 @@ def check_texts(plain: Any, where: str = "", *, free: bool = False) -> Any:
     """Return parsed JSON without terminal control characters.
 
     Args:
-        plain: what was received.
-        where: names it in an error.
-        free: it is written for people: such characters become spaces.
+        plain: received data.
+        where: its name in errors.
+        free: whether it is text for people, in which such characters become spaces.
 
     Raises:
-        ProtocolError: a name has such characters; the text says where.
+        ProtocolError: a name has such characters.
     """
     if isinstance(plain, str):
         if free:
@@ -58,11 +58,11 @@ def check_texts(plain: Any, where: str = "", *, free: bool = False) -> Any:
             raise ProtocolError(f"{where} is {plain!r:.80}, but must be made of printable characters")
         return plain
     if isinstance(plain, Mapping):
-        found = {}
+        cleaned = {}
         for key, value in plain.items():
             name = check_texts(key, f"a key of {where}", free=free)
-            found[name] = check_texts(value, f"{where}.{name:.80}", free=free or name in FREE_TEXTS)
-        return found
+            cleaned[name] = check_texts(value, f"{where}.{name:.80}", free=free or name in FREE_TEXTS)
+        return cleaned
     if isinstance(plain, list):
-        return [check_texts(item, f"{where}[{place}]", free=free) for place, item in enumerate(plain)]
+        return [check_texts(item, f"{where}[{index}]", free=free) for index, item in enumerate(plain)]
     return plain

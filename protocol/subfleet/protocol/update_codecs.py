@@ -1,7 +1,7 @@
-"""Codecs of updates, as configurations and tasks name them.
+"""Settings of update codecs, in configurations and tasks.
 
-`subfleet.arrays.codecs` does what they say. Each writes only changes of weights: running statistics of norms travel as
-they are, and so does every tensor that would not become smaller.
+`subfleet.arrays.codecs` implements them. A codec encodes only changes of weights: running statistics of norms, and
+tensors that would not become smaller, are sent as they are.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from subfleet.protocol.bounds import Range, checked
 
 MAX_LEVELS = 127
-"""Of magnitude: with both signs and zero they are what 8 bits hold."""
+"""Levels of magnitude; with both signs and zero they fit 8 bits."""
 MAX_BUCKET_SIZE = 2**20
 LEAST_FRACTION = 1e-6
 
@@ -32,11 +32,12 @@ class Qsgd:
     """Every change rounded to a few levels, up or down at random, without bias.
 
     Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017, section
-    3.1, in whole bits a value in place of their entropy code: how large an update is does not depend on what it says.
+    3.1, with whole bits per value instead of an entropy code, so that the size of an update does not depend on its
+    values.
 
     Attributes:
-        levels: of magnitude above 0, 1 to 127. 1 takes 2 bits a value, 3 takes 3, 7 takes 4, and 127 takes 8.
-        bucket_size: values that share one scale, 1 or more; the smaller, the finer the levels and the more scales.
+        levels: levels of magnitude above 0, 1 to 127. 1 takes 2 bits per value, 3 takes 3, 7 takes 4, and 127 takes 8.
+        bucket_size: number of values that share a scale, 1 or more; smaller buckets are more precise and larger.
     """
 
     TYPE: ClassVar[str] = "qsgd"
@@ -50,7 +51,7 @@ class TopK:
     """The changes of largest magnitude of each tensor, as float32; the others count as 0.
 
     Attributes:
-        fraction: fraction of a tensor's values that is sent, above 0 and at most 1; one value at least.
+        fraction: fraction of a tensor's values that is sent, above 0 and at most 1; at least one value.
     """
 
     TYPE: ClassVar[str] = "top_k"
@@ -65,7 +66,7 @@ class TopKQsgd:
     Attributes:
         fraction: see `TopK`.
         levels: see `Qsgd`.
-        bucket_size: see `Qsgd`; of values that are sent.
+        bucket_size: see `Qsgd`; only sent values count.
     """
 
     TYPE: ClassVar[str] = "top_k_qsgd"

@@ -61,7 +61,7 @@ def show_table(
 
 
 class Display(Protocol):
-    """Shows a run. It is a `RunObserver`, and may also be a `ProgressObserver`."""
+    """Shows a run. It is a `RunObserver`, with `progressed` or without it."""
 
     def say(self, text: str) -> None:
         """Show one sentence."""

@@ -1,7 +1,6 @@
 """What `subfleet methods` shows: all methods, or the parameters of one."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
@@ -9,7 +8,7 @@ from rich.console import Console
 
 from subfleet.cli.console import show_table
 from subfleet.methods import METHODS, Method
-from subfleet.methods.describing import MethodInfo, Setting, join_departures, list_departures
+from subfleet.methods.describing import MethodInfo, Setting, join_departures, list_departures, list_parameters
 from subfleet.protocol.schema import to_plain
 
 Row = dict[str, Any]
@@ -64,14 +63,12 @@ def show_methods(console: Console, verdicts: Mapping[str, Mapping[str, str]] | N
 
 def _describe_parameters(method: Method) -> dict[str, dict[str, Any]]:
     """The default of each parameter, and the value of the paper; None if the paper leaves it open."""
-    published, paths = method.INFO.published, method.INFO.parameters
-    own = [field.name for field in fields(method) if not any(path.startswith(f"{field.name}.") for path in paths)]
     return {
         name: {
             "default": to_plain(attrgetter(name)(method)),
-            "paper": None if (value := published.get(name)) is None else to_plain(value.value),
+            "paper": None if published is None else to_plain(published.value),
         }
-        for name in dict.fromkeys([*paths, *own])
+        for name, published in list_parameters(type(method)).items()
     }
 
 

@@ -1,14 +1,10 @@
 """Records of a search between two rounds: one for each generation of paths."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subfleet.journal.networks import NetworkRecord
-from subfleet.link.traffic import Traffic
 from subfleet.protocol.task_kinds import better
-from subfleet.rounds.live import GenerationScores
-from subfleet.rounds.signals import CloseGeneration
 from subfleet.search.path_evolution import kendall_tau
 
 
@@ -59,49 +55,20 @@ class GenerationRecord:
     devices: DevicesRecord | None = None
 
 
-def build_generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRecord:
-    """The record of a scored generation."""
-    generation = close.generation
-    best = max(range(len(close.scores)), key=lambda place: close.scores[place])
-    return GenerationRecord(
-        round=close.round,
-        number=generation.number,
-        tier=generation.tier,
-        paths=len(generation.paths),
-        best=close.scores[best],
-        best_path=generation.paths[best],
-        mean=statistics.fmean(close.scores),
-        seconds=close.seconds,
-        devices=None if close.devices is None else _build_devices_record(close.devices, traffic),
-    )
-
-
-def _build_devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
-    moved = [traffic.of(name) for name in scores.clients]
-    return DevicesRecord(
-        rounds=scores.closed,
-        answers=scores.answers,
-        labels=scores.labels,
-        supernet_bytes=scores.supernet_bytes,
-        bytes_down=sum(down for down, _ in moved),
-        bytes_up=sum(up for _, up in moved),
-        ranks=scores.ranks,
-    )
-
-
 def describe_generation(record: GenerationRecord) -> str:
     """A generation in one sentence."""
-    told = (
+    summary = (
         f"search after round {record.round}, generation {record.number}: {record.paths} paths of tier {record.tier}, "
         f"best score {record.best:.4f}, mean {record.mean:.4f}"
     )
-    found = record.devices
-    if found is None:
-        return told
-    ranks = ", ".join("-" if one is None else f"{one:.2f}" for one in found.ranks)
+    scoring = record.devices
+    if scoring is None:
+        return summary
+    ranks = ", ".join("-" if rank is None else f"{rank:.2f}" for rank in scoring.ranks)
     return (
-        f"{told}; {found.answers} answers of devices in {found.rounds} rounds, {found.supernet_bytes / 1e3:.0f} kB of "
-        f"weights each, {found.bytes_down / 1e6:.2f} MB down and {found.bytes_up / 1e6:.2f} MB up"
+        f"{summary}; {scoring.answers} answers of devices in {scoring.rounds} rounds, "
+        f"{scoring.supernet_bytes / 1e3:.0f} kB of weights each, {scoring.bytes_down / 1e6:.2f} MB down and "
+        f"{scoring.bytes_up / 1e6:.2f} MB up"
         + (f"; Kendall's tau against the server's own scores {ranks}" if ranks else "")
     )
 
@@ -128,13 +95,16 @@ def build_tuning_record(
         generations: of the search.
         networks: of the run, in the order in which they appeared.
     """
-    tiers = sorted({one.tier for one in generations})
-    searched_round = generations[-1].round if generations else 0
-    found = [one for one in networks if searched_round and one.lineage.born_round == searched_round]
-    if not tiers or len(found) != len(tiers):
+    if not generations:
         return None
-    best = [max(one.best for one in generations if one.tier == tier) for tier in tiers]
+    tiers = sorted({generation.tier for generation in generations})
+    best = [max(generation.best for generation in generations if generation.tier == tier) for tier in tiers]
+    found = [network for network in networks if 0 < network.lineage.born_round == generations[-1].round]
+    if len(found) != len(tiers):
+        return None
     pairs = zip(best, found, strict=True)
-    known = [(score, better(one.metric) * one.own_mean) for score, one in pairs if one.own_mean is not None]
+    known = [
+        (score, better(network.metric) * network.own_mean) for score, network in pairs if network.own_mean is not None
+    ]
     tau = kendall_tau([score for score, _ in known], [result for _, result in known])
     return TuningRecord(networks=len(known), tau=tau)

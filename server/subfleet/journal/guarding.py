@@ -1,10 +1,10 @@
 """Protects a run from errors of its observers."""
 
 import logging
-from collections.abc import Callable
+from typing import Any
 
 from subfleet.journal.evaluations import EvaluationRecord, describe_spread
-from subfleet.journal.records import EvaluationObserver, Progress, ProgressObserver, RoundRecord, RunObserver
+from subfleet.journal.records import Progress, RoundRecord, RunObserver
 
 _LOG = logging.getLogger(__name__)
 
@@ -17,31 +17,27 @@ class GuardedObserver:
 
     def say(self, text: str) -> None:
         """See `RunObserver.say`."""
-        self._tell(lambda observer: observer.say(text))
+        self._call("say", text)
 
     def round_finished(self, record: RoundRecord) -> None:
         """See `RunObserver.round_finished`."""
-        self._tell(lambda observer: observer.round_finished(record))
+        self._call("round_finished", record)
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        """See `EvaluationObserver.evaluated`; other observers get a sentence instead."""
-
-        def tell(observer: RunObserver) -> None:
-            if isinstance(observer, EvaluationObserver):
-                observer.evaluated(record)
-            else:
-                observer.say(describe_spread(record))
-
-        self._tell(tell)
+        """See `RunObserver`; observers without this method get a sentence instead."""
+        self._call("evaluated", record)
 
     def progressed(self, progress: Progress) -> None:
-        """See `ProgressObserver.progressed`; other observers are skipped."""
-        self._tell(lambda observer: observer.progressed(progress) if isinstance(observer, ProgressObserver) else None)
+        """See `RunObserver`; observers without this method are skipped."""
+        self._call("progressed", progress)
 
-    def _tell(self, tell: Callable[[RunObserver], None]) -> None:
+    def _call(self, name: str, argument: Any) -> None:
         for observer in self._observers:
             try:
-                tell(observer)
+                if hasattr(observer, name):
+                    getattr(observer, name)(argument)
+                elif name == "evaluated":
+                    observer.say(describe_spread(argument))
             except (Exception, SystemExit) as error:  # noqa: BLE001  # rich exits if nobody reads its output any more
                 _LOG.error(
                     "%s cannot show what happens (%s: %s); the run goes on",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord, TuningRecord, build_tuning_record
@@ -15,16 +15,7 @@ from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.rounds.selection import NOT_DRAWN
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD
 
-__all__ = [
-    "ClientRow",
-    "DeployedModel",
-    "Progress",
-    "ProgressObserver",
-    "RoundRecord",
-    "RunObserver",
-    "RunResult",
-    "compute_participation",
-]
+__all__ = ["ClientRow", "RoundRecord", "RunObserver"]
 
 _FLOAT_BYTES = 4
 _BESIDE = ("accuracy", "r2")
@@ -81,22 +72,22 @@ class ClientRow:
 
     client_id: str
     device: str
-    runtime: str
+    runtime: str = ""
     architecture: str
     architecture_id: str
-    parameters: int
-    memory_free_bytes: int | None
-    budget_bytes: int
-    downlink_budget_bytes: int | None
-    uplink_budget_bytes: int | None
-    update_bytes: int
-    planned_peak_bytes: int
-    measured_peak_bytes: int | None
-    bytes_down: int
-    bytes_up: int
-    seconds: float | None
-    loss: float | None
-    sample_count: int
+    parameters: int = 0
+    memory_free_bytes: int | None = None
+    budget_bytes: int = 0
+    downlink_budget_bytes: int | None = None
+    uplink_budget_bytes: int | None = None
+    update_bytes: int = 0
+    planned_peak_bytes: int = 0
+    measured_peak_bytes: int | None = None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float | None = None
+    loss: float | None = None
+    sample_count: int = 0
     status: str
     requested: str = ""
     parameters_lost: float = 0.0
@@ -267,7 +258,6 @@ class DeployedModel:
     target: str
     path: Path
     architecture: str
-    architecture_id: str
     max_abs_diff: float | None
     status: str
     quantised_accuracy: float | None = None
@@ -358,7 +348,12 @@ class Progress:
 
 
 class RunObserver(Protocol):
-    """Observes a run. Called from the server's one thread; errors of an observer are logged and do not end the run."""
+    """Observes a run. Called from the server's one thread; errors of an observer are logged and do not end the run.
+
+    An observer may also have `evaluated(record: EvaluationRecord)`, called when devices have evaluated the model after
+    a round (without it, `say` is called), and `progressed(progress: Progress)`, called when a round has begun, a device
+    has finished its task, or an awaited device is away.
+    """
 
     def say(self, text: str) -> None:
         """Show a sentence."""
@@ -369,19 +364,6 @@ class RunObserver(Protocol):
         ...
 
 
-@runtime_checkable
-class EvaluationObserver(RunObserver, Protocol):
-    """An observer of evaluations by devices, too."""
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        """Devices have evaluated the model after a round."""
-        ...
-
-
-@runtime_checkable
-class ProgressObserver(RunObserver, Protocol):
-    """An observer of the progress of rounds, too."""
-
-    def progressed(self, progress: Progress) -> None:
-        """A round has begun, a device has finished its task, or an awaited device is away."""
-        ...
+def select_fields(record: object, *names: str) -> dict[str, Any]:
+    """Some fields of a record by their names, to build another one with; nothing without a record."""
+    return {} if record is None else {name: getattr(record, name) for name in names}

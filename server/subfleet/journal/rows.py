@@ -1,50 +1,36 @@
-"""Builds the records of closed rounds and evaluations from client states."""
+"""Builds the records of a run: of closed rounds, evaluations and generations, of deployed models, and of networks."""
 
-from collections.abc import Iterable
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from subfleet.elastic.cost import part_costs
+from subfleet.elastic.growing import find_changed_cells
+from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.update_form import update_bytes
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
-from subfleet.journal.generations import GenerationRecord, build_generation_record
-from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord
+from subfleet.journal.generations import DevicesRecord, GenerationRecord
+from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, select_fields
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.metric_sums import Totals
+from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, compute_metrics
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import estimate_size, get_network
+from subfleet.rounds.live import GenerationScores
+from subfleet.rounds.networks import estimate_size, find_trainable_attempts, get_network, list_lineages
 from subfleet.rounds.selection import estimate_time
 from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
-from subfleet.rounds.state import ClientState
+from subfleet.rounds.state import ClientState, RunState, Submodel
 from subfleet.rounds.weights import Weight, weigh_round
 from subfleet.search.candidates import Candidate
-
-
-def build_round_record(context: RunContext, close: Close, traffic: Traffic) -> RoundRecord:
-    """The record of a closed round."""
-    weights = _weigh(context, close)
-    return RoundRecord(
-        round=close.round,
-        accuracy=close.result.accuracy,
-        loss=close.result.loss,
-        seconds=close.seconds,
-        log_time_s=context.config.log_time_s(close.run_attempt),
-        clients=tuple(
-            _build_client_row(context, close, client, traffic, weights.get(client.client_id))
-            for client in close.clients
-        ),
-        programs_written=close.exported,
-        calibrated=context.config.calibrates(close.round),
-        failed_attempts=close.failed_attempts,
-        model_bytes=close.result.model_bytes,
-        model=close.result.model,
-        metrics=dict(close.result.metrics),
-        headline=context.config.training.objective.kind.headline,
-    )
 
 
 def build_record(
@@ -58,47 +44,108 @@ def build_record(
     return build_evaluation_record(context, close, traffic)
 
 
+def build_round_record(context: RunContext, close: Close, traffic: Traffic) -> RoundRecord:
+    """The record of a closed round."""
+    weights = _weigh(context, close)
+    return RoundRecord(
+        **select_fields(close, "round", "seconds", "failed_attempts"),
+        **select_fields(close.result, "accuracy", "loss", "model_bytes", "model"),
+        metrics=dict(close.result.metrics),
+        log_time_s=context.config.log_time_s(close.run_attempt),
+        clients=tuple(
+            _build_client_row(context, close, client, traffic, weights.get(client.client_id))
+            for client in close.clients
+        ),
+        programs_written=close.exported,
+        calibrated=context.config.calibrates(close.round),
+        headline=context.config.training.objective.kind.headline,
+    )
+
+
 def build_evaluation_record(context: RunContext, close: CloseEvaluation, traffic: Traffic) -> EvaluationRecord:
     """The record of a closed evaluation."""
     kind = context.config.training.objective.kind
     answers = (client.evaluated for client in close.clients if client.stage == "done")
-    found = [sum_totals(answer) for answer in answers if answer is not None]
+    totals = [sum_totals(answer) for answer in answers if answer is not None]
     return EvaluationRecord(
         round=close.round,
         seconds=close.seconds,
         clients=tuple(_build_evaluation_row(kind, client, traffic) for client in close.clients),
         headline=kind.headline,
-        together=compute_metrics(kind, Totals.of_all(found)) if found else {},
+        together=compute_metrics(kind, Totals.of_all(totals)) if totals else {},
     )
+
+
+def build_generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRecord:
+    """The record of a scored generation of paths."""
+    generation = close.generation
+    best = max(range(len(close.scores)), key=lambda index: close.scores[index])
+    return GenerationRecord(
+        round=close.round,
+        number=generation.number,
+        tier=generation.tier,
+        paths=len(generation.paths),
+        best=close.scores[best],
+        best_path=generation.paths[best],
+        mean=statistics.fmean(close.scores),
+        seconds=close.seconds,
+        devices=None if close.devices is None else _build_devices_record(close.devices, traffic),
+    )
+
+
+def _build_devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
+    moved = [traffic.of(name) for name in scores.clients]
+    return DevicesRecord(
+        **select_fields(scores, "answers", "labels", "supernet_bytes", "ranks"),
+        rounds=scores.closed,
+        bytes_down=sum(down for down, _ in moved),
+        bytes_up=sum(up for _, up in moved),
+    )
+
+
+def list_deployed_models(clients: Iterable[ClientState]) -> tuple[DeployedModel, ...]:
+    """The models that were made for clients in the deploy phase."""
+    return tuple(
+        DeployedModel(
+            **select_fields(model, "target", "max_abs_diff", "quantised_accuracy", "float_accuracy"),
+            client_id=client.client_id,
+            path=Path(model.file),
+            architecture=client.size.name if client.size is not None else "",
+            status=_describe_status(client, "deployed"),
+        )
+        for client in clients
+        for model in client.models
+    )
+
+
+def _describe_client(client: ClientState, outcome: str, traffic: Traffic) -> dict[str, Any]:
+    """The fields that the rows of rounds and evaluations share; `outcome` is the status of a client with an answer."""
+    down, up = traffic.of(client.client_id)
+    return {
+        "client_id": client.client_id,
+        "device": client.device,
+        "architecture": client.size.name if client.size is not None else "",
+        "architecture_id": client.size.architecture_id if client.size is not None else "",
+        "network": client.size.network if client.size is not None else "",
+        "bytes_down": down,
+        "bytes_up": up,
+        "status": _describe_status(client, outcome),
+    }
+
+
+def _describe_status(client: ClientState, outcome: str) -> str:
+    return outcome if client.stage == "done" else f"{client.stage}: {client.reason}"
 
 
 def _build_evaluation_row(kind: TaskKind, client: ClientState, traffic: Traffic) -> EvaluationRow:
-    down, up = traffic.of(client.client_id)
-    row = EvaluationRow(
-        client_id=client.client_id,
-        device=client.device,
-        architecture=client.size.name if client.size is not None else "",
-        architecture_id=client.size.architecture_id if client.size is not None else "",
-        network=client.size.network if client.size is not None else "",
-        bytes_down=down,
-        bytes_up=up,
-        status="evaluated" if client.stage == "done" else f"{client.stage}: {client.reason}",
-    )
-    found = client.evaluated
-    if found is None:
-        return row
-    metrics = compute_metrics(kind, sum_totals(found))
-    accuracy = found.accuracy if metrics.pop("accuracy", None) is not None else None
-    return replace(
-        row,
-        loss=found.loss,
-        accuracy=accuracy,
+    answer = client.evaluated
+    metrics = {} if answer is None else compute_metrics(kind, sum_totals(answer))
+    has_accuracy = metrics.pop("accuracy", None) is not None
+    return EvaluationRow(
+        **_describe_client(client, "evaluated", traffic),
+        **select_fields(answer, "loss", "sample_count", "label_count", "class_counts", "class_correct", "seconds"),
+        accuracy=answer.accuracy if answer is not None and has_accuracy else None,
         metrics=metrics,
-        sample_count=found.sample_count,
-        label_count=found.label_count,
-        class_counts=found.class_counts,
-        class_correct=found.class_correct,
-        seconds=found.seconds,
     )
 
 
@@ -117,74 +164,41 @@ def _weigh(context: RunContext, close: Close) -> dict[str, Weight]:
 def _build_client_row(
     context: RunContext, close: Close, client: ClientState, traffic: Traffic, weight: Weight | None
 ) -> ClientRow:
-    candidate = estimate_size(context, close.lineages, client.size) if client.size is not None else None
-    down, up = traffic.of(client.client_id)
+    offer, task = client.offer, client.task
     row = ClientRow(
-        client_id=client.client_id,
-        device=client.device,
-        runtime=client.offer.runtime if candidate is not None else "",
-        architecture=candidate.architecture.name if candidate is not None else "",
-        architecture_id=candidate.architecture.architecture_id if candidate is not None else "",
-        parameters=candidate.parameters if candidate is not None else 0,
-        memory_free_bytes=client.offer.memory_free_bytes,
-        budget_bytes=client.offer.memory_budget_bytes,
-        downlink_budget_bytes=client.offer.budget.downlink_bytes if client.offer.budget is not None else None,
-        uplink_budget_bytes=client.offer.budget.uplink_bytes if client.offer.budget is not None else None,
-        update_bytes=_compute_update_bytes(context, close, client),
-        planned_peak_bytes=client.task.planned_peak_bytes if client.task is not None else 0,
-        measured_peak_bytes=client.update.measured_peak_bytes if client.update is not None else None,
-        bytes_down=down,
-        bytes_up=up,
-        seconds=client.update.seconds if client.update is not None else None,
-        loss=client.update.loss if client.update is not None else None,
-        sample_count=client.update.sample_count if client.update is not None else 0,
-        status="aggregated" if client.stage == "done" else f"{client.stage}: {client.reason}",
-        refusals="; ".join(client.refusals),
+        **_describe_client(client, "aggregated", traffic),
+        **select_fields(client, "outlier", "scale", "limit"),
+        **select_fields(offer, "memory_free_bytes", "data_warning"),
+        **select_fields(client.update, "measured_peak_bytes", "seconds", "loss", "sample_count"),
+        **select_fields(weight, "share", "lowered"),
         weight=weight.counted if weight is not None else 0.0,
-        share=weight.share if weight is not None else 0.0,
-        lowered=weight.lowered if weight is not None else "",
-        outlier=client.outlier,
-        scale=client.scale,
-        limit=client.limit,
-        data_warning=client.offer.data_warning,
-        disk_budget_bytes=client.offer.budget.disk_bytes if client.offer.budget is not None else None,
-        disk_bytes=needed_bytes(client.task) if client.task is not None else 0,
+        budget_bytes=offer.memory_budget_bytes,
+        downlink_budget_bytes=offer.budget.downlink_bytes,
+        uplink_budget_bytes=offer.budget.uplink_bytes,
+        disk_budget_bytes=offer.budget.disk_bytes,
+        refusals="; ".join(client.refusals),
     )
-    if candidate is not None:
-        row = _add_costs(context, close, client, row, candidate)
-    if client.given is None or client.given.requested is None or row.utilisation is None:
+    if task is not None:
+        row = replace(row, planned_peak_bytes=task.planned_peak_bytes, disk_bytes=needed_bytes(task))
+    if client.given is None:
         return row
-    wanted = estimate_size(context, close.lineages, client.given.requested.program.size)
-    lost = max(0.0, 1 - row.parameters / wanted.parameters)
-    return replace(row, requested=wanted.architecture.name, parameters_lost=lost)
+    cost = _estimate_cost(context, close, client, client.given)
+    row = replace(row, runtime=offer.runtime, parameters=cost.parameters, forward_macs=cost.forward_macs)
+    if task is not None and isinstance(task.work, Train):
+        row = replace(row, **_describe_training(context, close, client, task.architecture, task.work, cost))
+    if client.given.requested is None or row.utilisation is None:
+        return row
+    preferred = estimate_size(context, close.lineages, client.given.requested.program.size)
+    lost = max(0.0, 1 - row.parameters / preferred.parameters)
+    return replace(row, requested=preferred.architecture.name, parameters_lost=lost)
 
 
-def _add_costs(
-    context: RunContext, close: Close, client: ClientState, row: ClientRow, candidate: Candidate
-) -> ClientRow:
-    """The row with the estimated costs of the client's task, and the costs of its training."""
+def _estimate_cost(context: RunContext, close: Close, client: ClientState, given: Submodel) -> Candidate:
+    """The costs of a submodel with its nested one; of a subspace, of which paths were drawn, the mean over these."""
     drawn = _average_macs(context, close, client)
-    if drawn and client.architecture is not None:  # it trained paths of a subspace
-        candidate = replace(estimate_size(context, close.lineages, client.architecture), forward_macs=drawn)
-        row = replace(row, parameters=candidate.parameters)
-    student = None if client.given is None else client.given.student
-    nested = 0 if student is None else estimate_size(context, close.lineages, student).forward_macs
-    row = replace(row, network=candidate.architecture.network, forward_macs=candidate.forward_macs + nested)
-    update = client.update
-    if client.task is None or not isinstance(client.task.work, Train):
-        return row
-    training = client.task.work.settings
-    cost = replace(candidate, forward_macs=row.forward_macs, update_bytes=row.update_bytes)
-    expected = estimate_time(context, client, cost, training)
-    samples = 0 if update is None else min(update.sample_count, training.round_count(client.offer.sample_count))
-    return replace(
-        row,
-        sample_passes=training.passes_over(samples),
-        took_s=client.trained.took_s or None if client.trained is not None else None,
-        expected_training_s=expected.training_s,
-        expected_downlink_s=expected.downlink_s,
-        expected_uplink_s=expected.uplink_s,
-    )
+    cost = estimate_size(context, close.lineages, given.architecture if drawn else given.size)
+    student = 0 if given.student is None else estimate_size(context, close.lineages, given.student).forward_macs
+    return replace(cost, forward_macs=(drawn or cost.forward_macs) + student)
 
 
 def _average_macs(context: RunContext, close: Close, client: ClientState) -> int:
@@ -201,29 +215,84 @@ def _average_macs(context: RunContext, close: Close, client: ClientState) -> int
     return round(macs)
 
 
-def _compute_update_bytes(context: RunContext, close: Close, client: ClientState) -> int:
-    """Bytes of the update that the task asks for; 0 if it asks for none."""
-    if client.task is None or not isinstance(client.task.work, Train):
-        return 0
-    work = client.task.work
-    network = get_network(context, close.lineages, client.task.architecture).network
-    return update_bytes(network, client.task.architecture, work.update_codec, work.sends)
+def _describe_training(
+    context: RunContext, close: Close, client: ClientState, architecture: Architecture, work: Train, cost: Candidate
+) -> dict[str, Any]:
+    """The fields on the training of a submodel, from its costs."""
+    network = get_network(context, close.lineages, architecture).network
+    size_bytes = update_bytes(network, architecture, work.update_codec, work.sends)
+    expected = estimate_time(context, client, replace(cost, update_bytes=size_bytes), work.settings)
+    samples = 0 if client.update is None else client.update.sample_count
+    return {
+        "update_bytes": size_bytes,
+        "sample_passes": work.settings.passes_over(min(samples, work.settings.round_count(client.offer.sample_count))),
+        "took_s": client.trained.took_s or None if client.trained is not None else None,
+        "expected_training_s": expected.training_s,
+        "expected_downlink_s": expected.downlink_s,
+        "expected_uplink_s": expected.uplink_s,
+    }
 
 
-def list_deployed_models(context: RunContext, clients: Iterable[ClientState]) -> tuple[DeployedModel, ...]:
-    """The models that were made for clients in the deploy phase."""
+def build_network_records(
+    context: RunContext, state: RunState, rounds: Sequence[RoundRecord], evaluations: Sequence[EvaluationRecord]
+) -> tuple[NetworkRecord, ...]:
+    """A record of each network of the run, in the order in which they appeared.
+
+    Args:
+        context: of the run.
+        state: of the run.
+        rounds: its finished rounds, in order.
+        evaluations: its evaluations by devices, in order.
+    """
+    lineages = {lineage.id: lineage for lineage in list_lineages(context, state.lineages)}
+    attempts = find_trainable_attempts(context, state)
+    last = evaluations[-1].evaluated if evaluations else ()
     return tuple(
-        DeployedModel(
-            client_id=client.client_id,
-            target=model.target,
-            path=Path(model.file),
-            architecture=client.size.name if client.size is not None else "",
-            architecture_id=client.size.architecture_id if client.size is not None else "",
-            max_abs_diff=model.max_abs_diff,
-            quantised_accuracy=model.quantised_accuracy,
-            float_accuracy=model.float_accuracy,
-            status="deployed" if client.stage == "done" else f"{client.stage}: {client.reason}",
-        )
-        for client in clients
-        for model in client.models
+        _build_network_record(context, lineages, lineage, rounds, last, attempts.get(lineage.id))
+        for lineage in lineages.values()
     )
+
+
+def _build_network_record(
+    context: RunContext,
+    lineages: Mapping[str, Lineage],
+    lineage: Lineage,
+    rounds: Sequence[RoundRecord],
+    evaluations: Sequence[EvaluationRow],
+    ready_attempt: int | None,
+) -> NetworkRecord:
+    declared = context.declared(lineage)
+    whole = declared.estimate(declared.network.full_architecture())
+    parent = None if lineage.parent is None else context.declared(lineages[lineage.parent]).network
+    wider, deeper = ((), ()) if parent is None else find_changed_cells(parent, declared.network)
+    rows = [(record.round, row) for record in rounds for row in record.clients if row.network == lineage.id]
+    trained: dict[int, tuple[str, ...]] = {}
+    for round_number, row in rows:
+        if row.status == "aggregated" and row.sample_passes:
+            trained[round_number] = (*trained.get(round_number, ()), row.client_id)
+    headline = context.config.training.objective.kind.headline
+    known = {row.client_id: row.value(headline) for row in evaluations if row.network == lineage.id}
+    own = {name: value for name, value in known.items() if value is not None}
+    return NetworkRecord(
+        lineage=lineage,
+        parameters=whole.parameters,
+        forward_macs=whole.forward_macs,
+        wider=wider,
+        deeper=deeper,
+        trained=trained,
+        training_macs=sum(row.training_macs for _, row in rows),
+        ready_round=_find_ready_round(rounds, ready_attempt, min(trained, default=None)),
+        owners=tuple(own),
+        own_mean=math.fsum(own.values()) / len(own) if own else None,
+        metric=headline,
+    )
+
+
+def _find_ready_round(rounds: Sequence[RoundRecord], ready_attempt: int | None, trained: int | None) -> int | None:
+    """The first round with a program for the network; by its training if its programs are unknown."""
+    lost = accumulate(record.failed_attempts for record in rounds)
+    known = [] if trained is None else [trained]
+    if ready_attempt is not None:
+        attempts = zip(rounds, lost, strict=True)
+        known += [record.round for record, before in attempts if record.round + before >= ready_attempt]
+    return min(known, default=None)

@@ -7,14 +7,16 @@ Server half: the mean of the changes, weighted by samples, moves the model throu
 of squares grows fast and decays slowly. Elements that nobody trained keep value and moments.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from subfleet.elastic import server_optimisers
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.elastic.server_optimisers import ServerAdam, ServerYogi
+from subfleet.methods.describing import MethodInfo, Published, always, parameter, parameters
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
+from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
 from subfleet.methods.techniques import Techniques
+
+_MOMENTS = {"beta1": Published(value=0.9), "beta2": Published(value=0.99)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +32,10 @@ class FedAdam:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="FedAdam",
         paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021",
-        published={
-            "server.beta1": Published(value=0.9),
-            "server.beta2": Published(value=0.99),
-            "model": ONE_MODEL,
-        },
-        unpublished=("server.learning_rate", "server.tau"),
         departures={"an update counts by its samples, where algorithm 2 counts all equally": always},
     )
-    server: server_optimisers.ServerAdam = field(default_factory=server_optimisers.ServerAdam)
-    model: Homogeneous = "largest"
+    server: ServerAdam = parameters(ServerAdam, **_MOMENTS)
+    model: Homogeneous = parameter("largest", otherwise=NESTED)
 
     def roles(self) -> Roles:
         """FedAvg with Adam on the server."""
@@ -57,8 +53,8 @@ class FedYogi:
 
     TYPE: ClassVar[str] = "fedyogi"
     INFO: ClassVar[MethodInfo] = replace(FedAdam.INFO, title="FedYogi")
-    server: server_optimisers.ServerYogi = field(default_factory=server_optimisers.ServerYogi)
-    model: Homogeneous = "largest"
+    server: ServerYogi = parameters(ServerYogi, **_MOMENTS)
+    model: Homogeneous = parameter("largest", otherwise=NESTED)
 
     def roles(self) -> Roles:
         """FedAvg with Yogi on the server."""

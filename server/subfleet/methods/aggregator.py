@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import SearchSpace
-from subfleet.methods.describing import Published
 from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture
@@ -20,28 +19,14 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is; tensors are passed th
     from subfleet.elastic.exchanges import Exchange
     from subfleet.elastic.model_state import ModelState
 
-__all__ = [
-    "BY_SAMPLES",
-    "UNIFORM",
-    "AggregationContext",
-    "Aggregator",
-    "ClientUpdate",
-    "EvaluatedModel",
-    "Participant",
-    "Replacement",
-    "Weighting",
-    "count_samples",
-    "keep_aggregate",
-    "share_everything",
-    "weigh_by",
-]
+__all__ = ["AggregationContext", "Aggregator", "ClientUpdate", "Participant", "Replacement", "Weighting", "weigh_by"]
 
 Weighting = Literal["samples", "uniform"]
 """The weight of an update in the mean: its number of samples, or 1."""
-BY_SAMPLES = Published(value="samples", otherwise="each client counts as 1")
-"""For papers that weight updates by samples."""
-UNIFORM = Published(value="uniform", otherwise="an update counts by its samples")
-"""For papers that give every update the same weight."""
+COUNTED_EQUALLY = "each client counts as 1"
+"""The departure from papers that weight updates by samples."""
+COUNTED_BY_SAMPLES = "an update counts by its samples"
+"""The departure from papers that give every update the same weight."""
 
 ModelKind = Literal["trained", "whole", "client", "architecture", "cluster", "tier", "network"]
 """What a method's model is. One model for all clients:

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import AggregationContext, Aggregator
 from subfleet.methods.assigner import Assigner
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import LocalTraining, Roles, UpdateBytes
 from subfleet.methods.sizes import list_widths
 from subfleet.methods.techniques import Techniques
@@ -55,8 +55,6 @@ class AnycostFL:
         "2023",
         varies=("width",),
         judges=("update_codec",),
-        published={"codec": Published(value=TopKQsgd(), otherwise=None)},
-        unpublished=("steps",),
         departures={
             "width is maximised first, then the density of updates, where the paper optimises both together": always,
             "updates are weighted by samples, not by optimised coefficients": always,
@@ -69,7 +67,7 @@ class AnycostFL:
         },
     )
     steps: Annotated[int, Range(least=1, most=1000)] = 16
-    codec: AnyUpdateCodec | None = field(default_factory=TopKQsgd)
+    codec: AnyUpdateCodec | None = parameter(TopKQsgd(), otherwise=None)
 
     def roles(self) -> Roles:
         """Sorted prefixes."""

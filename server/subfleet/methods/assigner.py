@@ -25,17 +25,7 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     from subfleet.elastic.exchanges import Exchange
 
-__all__ = [
-    "Assigner",
-    "Assignment",
-    "AssignmentContext",
-    "Draw",
-    "SizeSearch",
-    "WrittenSize",
-    "assign_largest",
-    "draw_size",
-    "open_stream",
-]
+__all__ = ["Assigner", "Assignment", "AssignmentContext", "Draw", "assign_largest", "draw_size"]
 
 
 def open_stream(text: str) -> random.Random:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Participant, Weighting, weigh_by
-from subfleet.methods.describing import MethodInfo, always
+from subfleet.methods.aggregator import COUNTED_EQUALLY, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import DECLARED, FixedSize, hash_architecture, with_fixed_sizes
+from subfleet.methods.sizes import UNDECLARED, FixedSize, hash_architecture, with_fixed_sizes
 from subfleet.protocol.submodel import Architecture
 
 
@@ -35,13 +35,12 @@ class Clustered:
         paper="the baseline Clustered-FL of FedADP: Unified Model Aggregation for Federated Learning with "
         "Heterogeneous Model Architectures, 2025",
         varies=("width", "depth"),
-        published={"weighting": BY_SAMPLES, "choice": DECLARED},
         departures={
             "a cluster has one architecture, the paper's have similar structures, which it does not define": always
         },
     )
-    weighting: Weighting = "samples"
-    choice: FixedSize = "largest"
+    weighting: Weighting = parameter("samples", otherwise=COUNTED_EQUALLY)
+    choice: FixedSize = parameter("largest", paper="declared", otherwise=UNDECLARED)
 
     def roles(self) -> Roles:
         """A model for each architecture."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.update_codecs import Uncompressed
@@ -14,16 +14,13 @@ from subfleet.protocol.update_codecs import Uncompressed
 if TYPE_CHECKING:
     from subfleet.methods.roles import Method
 
-__all__ = [
-    "Condition",
-    "MethodInfo",
-    "Published",
-    "Setting",
-    "always",
-    "describe_status",
-    "join_departures",
-    "list_departures",
-]
+__all__ = ["MethodInfo", "Published", "Setting", "always", "parameter", "parameters"]
+
+T = TypeVar("T")
+
+_PAPER = "paper"
+"""Key of a parameter's metadata: what the paper has for it, or for each of its own parameters by their paths."""
+_THE_DEFAULT = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +84,6 @@ class MethodInfo:
         varies: how its clients' submodels differ by default.
         runtimes: the program targets that can train it.
         judges: keys of a run's configuration that `departures` covers, so that nothing general is said about them.
-        published: the paper's value of each parameter, or of a nested one (`search.scoring`).
-        unpublished: the other parameters: the paper leaves their values open, or has no such parameters.
         departures: other differences from the paper, one sentence each, and when each applies. A sentence may name
             parameters, such as "{method.proposals}".
     """
@@ -98,14 +93,53 @@ class MethodInfo:
     varies: tuple[Literal["width", "depth", "operator"], ...] = ()
     runtimes: tuple[str, ...] = ("onnx", "executorch", "torch")
     judges: tuple[Literal["norms", "update_codec", "distillation"], ...] = ()
-    published: Mapping[str, Published] = field(default_factory=lambda: MappingProxyType({}))
-    unpublished: tuple[str, ...] = ()
     departures: Mapping[str, Condition] = field(default_factory=lambda: MappingProxyType({}))
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """All parameters, or paths of nested ones."""
-        return (*self.published, *self.unpublished)
+
+def parameter(
+    default: T,
+    *,
+    paper: Any = _THE_DEFAULT,
+    otherwise: str | Mapping[Any, str] | None = "",
+    matters: Callable[[Any], bool] = lambda method: True,
+) -> T:
+    """A parameter of a method, as a field of its dataclass, for which the paper states a value.
+
+    For a plain default, the paper leaves the value open, or has no such parameter.
+
+    Args:
+        default: the default.
+        paper: the paper's value, if it is not the default; see `Published.value`.
+        otherwise: the departure if the parameter has another value; see `Published`.
+        matters: whether the parameter has any effect; see `Published`.
+    """
+    value = Published(value=default if paper is _THE_DEFAULT else paper, otherwise=otherwise, matters=matters)
+    own: T = field(default=default, metadata={_PAPER: {"": value}})
+    return own
+
+
+def parameters(kind: type[T], **paper: Published) -> T:
+    """A parameter of a method that is a record of further parameters; its default is the record's.
+
+    Args:
+        kind: the class of the record.
+        paper: what the paper has, by parameter of the record, if its class does not state it.
+    """
+    paths = {**list_parameters(kind), **paper}
+    own: T = field(default_factory=kind, metadata={_PAPER: {f".{path}": value for path, value in paths.items()}})
+    return own
+
+
+def list_parameters(kind: Any) -> dict[str, Published | None]:
+    """The parameters of a method, nested ones as paths (`search.scoring`), and what the paper has.
+
+    It is None if the paper leaves the value open or has no such parameter.
+    """
+    return {
+        f"{own.name}{path}": value
+        for own in fields(kind)
+        for path, value in own.metadata.get(_PAPER, {"": None}).items()
+    }
 
 
 def join_departures(departures: Sequence[str]) -> str:
@@ -117,9 +151,9 @@ def list_departures(method: Method, setting: Setting) -> tuple[str, ...]:
     """How a method differs from its paper: by design, and by each parameter that does not have the paper's value."""
     own = (text.format(method=method) for text, applies in method.INFO.departures.items() if applies(method, setting))
     by_parameter = (
-        published.describe_departure(path, attrgetter(path)(method))
-        for path, published in method.INFO.published.items()
-        if published.matters(method)
+        value.describe_departure(path, attrgetter(path)(method))
+        for path, value in list_parameters(type(method)).items()
+        if value is not None and value.matters(method)
     )
     return (*own, *filter(None, by_parameter))
 

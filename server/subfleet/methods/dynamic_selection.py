@@ -14,16 +14,16 @@ its program is written, the device gets the largest submodel with a program that
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.technique_settings import DistillationSettings
-from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, SizeSearch, WrittenSize
-from subfleet.methods.describing import Condition, MethodInfo, Published, Setting, always
+from subfleet.methods.describing import Condition, MethodInfo, Setting, always, parameter
 from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
@@ -82,14 +82,6 @@ class DynamicSelection:
         paper="Yao et al., Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection, 2024",
         varies=("width", "depth"),
         judges=("distillation",),
-        published={
-            "search": Published(value="paper", otherwise="the search algorithm is ours"),
-            "epsilon": Published(value=0.8),
-            "t_max": Published(value=5),
-            "distillation": Published(value=_PUBLISHED, otherwise=None),
-            "weighting": UNIFORM,
-        },
-        unpublished=("rates", "estimates"),
         departures={
             "while a submodel has no training program, the device gets the largest one that has": always,
             "activations are the network's own, without the paper's ReLU6": always,
@@ -100,15 +92,15 @@ class DynamicSelection:
             "the temperature of distillation is not 1": _distils_otherwise("temperature"),
         },
     )
-    search: Literal["pareto", "paper"] = "pareto"
+    search: Literal["pareto", "paper"] = parameter("pareto", paper="paper", otherwise="the search algorithm is ours")
     rates: tuple[Annotated[float, Range(least=0.001, most=1)], ...] = (0.25, 0.5, 0.75, 1.0)
     estimates: Literal["planned", "estimated"] = "planned"
-    epsilon: Fraction = 0.8
-    t_max: Count = 5
-    distillation: DistillationSettings | None = field(
-        default_factory=lambda: DistillationSettings(mode="anchored", learning_rate=1e-4)
+    epsilon: Fraction = parameter(0.8)
+    t_max: Count = parameter(5)
+    distillation: DistillationSettings | None = parameter(
+        DistillationSettings(mode="anchored", learning_rate=1e-4), paper=_PUBLISHED, otherwise=None
     )
-    weighting: Weighting = "uniform"
+    weighting: Weighting = parameter("uniform", otherwise=COUNTED_BY_SAMPLES)
 
     def roles(self) -> Roles:
         """A search for each client, and in-place distillation."""

@@ -22,7 +22,7 @@ from subfleet.elastic.lineage import Copied, Inheritance, Replicated
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.methods.aggregator import (
-    BY_SAMPLES,
+    COUNTED_EQUALLY,
     AggregationContext,
     Aggregator,
     ClientUpdate,
@@ -32,9 +32,9 @@ from subfleet.methods.aggregator import (
     weigh_by,
 )
 from subfleet.methods.assigner import Assigner, open_stream
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import DECLARED, FixedSize, with_fixed_sizes
+from subfleet.methods.sizes import UNDECLARED, FixedSize, with_fixed_sizes
 from subfleet.methods.uniting import Succession, Unions
 from subfleet.protocol.submodel import Architecture
 
@@ -77,26 +77,24 @@ class FedADP:
         title="FedADP",
         paper="FedADP: Unified Model Aggregation for Federated Learning with Heterogeneous Model Architectures, 2025",
         varies=("width", "depth"),
-        published={
-            "merge": Published(value="paper", otherwise="clients receive means of copies, and changes are aggregated"),
-            "absent": Published(value="identity", otherwise="a client does not change layers that it lacks"),
-            "copies": Published(
-                value="drawn in every round",
-                otherwise={
-                    "drawn": "copied neurons are drawn once per client, about equally often",
-                    "cyclic": "neurons are copied in cyclic order",
-                },
-            ),
-            "weighting": BY_SAMPLES,
-            "choice": DECLARED,
-        },
         departures={"the server widens and deepens updates, so clients train only their own networks": always},
     )
-    merge: Literal["group", "paper"] = "group"
-    absent: Literal["keep", "identity"] = "keep"
-    copies: Copies = "drawn"
-    weighting: Weighting = "samples"
-    choice: FixedSize = "largest"
+    merge: Literal["group", "paper"] = parameter(
+        "group", paper="paper", otherwise="clients receive means of copies, and changes are aggregated"
+    )
+    absent: Literal["keep", "identity"] = parameter(
+        "keep", paper="identity", otherwise="a client does not change layers that it lacks"
+    )
+    copies: Copies = parameter(
+        "drawn",
+        paper="drawn in every round",
+        otherwise={
+            "drawn": "copied neurons are drawn once per client, about equally often",
+            "cyclic": "neurons are copied in cyclic order",
+        },
+    )
+    weighting: Weighting = parameter("samples", otherwise=COUNTED_EQUALLY)
+    choice: FixedSize = parameter("largest", paper="declared", otherwise=UNDECLARED)
 
     def roles(self) -> Roles:
         """A union of all architectures."""

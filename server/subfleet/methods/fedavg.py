@@ -11,10 +11,10 @@ By default nothing departs from the paper: a uniform random sample of the client
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
-from subfleet.methods.describing import MethodInfo
+from subfleet.methods.aggregator import COUNTED_EQUALLY, Aggregator, Weighting, weigh_by
+from subfleet.methods.describing import MethodInfo, parameter
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
+from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,9 @@ class FedAvg:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="FedAvg",
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
-        published={"model": ONE_MODEL, "weighting": BY_SAMPLES},
     )
-    model: Homogeneous = "largest"
-    weighting: Weighting = "samples"
+    model: Homogeneous = parameter("largest", otherwise=NESTED)
+    weighting: Weighting = parameter("samples", otherwise=COUNTED_EQUALLY)
 
     def roles(self) -> Roles:
         """One size for all clients."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
@@ -29,13 +29,12 @@ from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.technique_settings import NORMS, Central, WeightNorm
 from subfleet.methods.aggregator import Aggregator, ClientUpdate, Replacement
 from subfleet.methods.assigner import Assigner, AssignmentContext
-from subfleet.methods.describing import MethodInfo, Published
+from subfleet.methods.describing import MethodInfo, parameter
 from subfleet.methods.heterofl import with_class_mask
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import SLICES, list_widths, with_fixed_sizes
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
-from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, order_candidates
 
@@ -67,22 +66,6 @@ class FedFA:
         title="FedFA",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures, ECML PKDD 2024",
         varies=("width", "depth"),
-        published={
-            "grafting": Published(value=True, otherwise="nothing is grafted"),
-            "scaling": Published(value=True, otherwise="nothing is scaled"),
-            "fidelity": Published(value="paper", otherwise="models that nobody trained do not change (fidelity)"),
-            "norm": Published(value=None, otherwise=None),
-            "class_mask": Published(value=True, otherwise="outputs of classes that a client lacks are trained too"),
-            "choice": Published(value="declared", otherwise=None),
-            "depth": Published(value=True, otherwise="architectures differ only in width"),
-            "scaled": Published(
-                value="weights",
-                otherwise="changes are scaled, not weights",
-                matters=lambda method: method.scaling,
-            ),
-        },
-        # central: the text allows three readings
-        unpublished=("central", "proposals"),
         departures={
             "architectures are chosen by the log or the first budget, not declared": (
                 lambda method, setting: method.choice == "largest"
@@ -95,16 +78,20 @@ class FedFA:
             ),
         },
     )
-    grafting: bool = True
-    scaling: bool = True
-    fidelity: Literal["paper", "fixed"] = "fixed"
-    norm: WeightNorm | None = None
-    central: Central = "absolute"
-    class_mask: bool = True
-    choice: Literal["largest", "score", "declared"] = field(default="largest", metadata=ADDED_LATER)
-    proposals: Annotated[int, Range(least=2, most=MAX_CANDIDATES)] = field(default=4, metadata=ADDED_LATER)
-    depth: bool = field(default=True, metadata=ADDED_LATER)
-    scaled: Literal["weights", "changes"] = field(default="weights", metadata=ADDED_LATER)
+    grafting: bool = parameter(True, otherwise="nothing is grafted")
+    scaling: bool = parameter(True, otherwise="nothing is scaled")
+    fidelity: Literal["paper", "fixed"] = parameter(
+        "fixed", paper="paper", otherwise="models that nobody trained do not change (fidelity)"
+    )
+    norm: WeightNorm | None = parameter(None, otherwise=None)
+    central: Central = "absolute"  # the text allows three readings
+    class_mask: bool = parameter(True, otherwise="outputs of classes that a client lacks are trained too")
+    choice: Literal["largest", "score", "declared"] = parameter("largest", paper="declared", otherwise=None)
+    proposals: Annotated[int, Range(least=2, most=MAX_CANDIDATES)] = 4
+    depth: bool = parameter(True, otherwise="architectures differ only in width")
+    scaled: Literal["weights", "changes"] = parameter(
+        "weights", otherwise="changes are scaled, not weights", matters=lambda method: method.scaling
+    )
 
     def roles(self) -> Roles:
         """Grafted and scaled updates."""

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import Aggregator, Participant
 from subfleet.methods.assigner import Assignment, AssignmentContext
-from subfleet.methods.describing import MethodInfo, Published
+from subfleet.methods.describing import MethodInfo, parameter, parameters
 from subfleet.methods.roles import LocalTraining, Memory, Roles
 from subfleet.methods.run_networks import Networks, StandingContext
 from subfleet.methods.selector import Selection, SelectionContext, Selector, select_at_random
@@ -75,53 +75,28 @@ class FedorAS:
         title="FedorAS",
         paper="Dudziak et al., FedorAS: Federated Architecture Search under system heterogeneity, 2022",
         varies=("operator",),
-        published={
-            "subspace": Published(value=0.5),
-            "path_sampler": Published(value="greedy", otherwise="paths are drawn uniformly from all valid ones"),
-            "aggregation": Published(value="operators", otherwise="operators are averaged by clients' samples"),
-            "min_contributors": Published(
-                value=2, otherwise={1: "an operator trained by a single client is aggregated"}
-            ),
-            "tiers_by": Published(value="drawn", otherwise="tiers depend on the devices' compute"),
-            "search.evolution.objectives": Published(
-                value="accuracy_macs",
-                otherwise="the search maximises accuracy alone; the paper's NSGA-II also minimises size",
-            ),
-            "start": Published(value="supernet", otherwise="searched networks start with fresh weights"),
-            "tuning_epochs": Published(value=1),
-            "tuning_learning_rate": Published(value=0.01),
-            "tuning_rounds": Published(value=100),
-        },
-        unpublished=(
-            "supernet_rounds",  # 500 to 750, by data set
-            "tiers",  # 4 or 5, by data set
-            "search.evolution.evaluations",
-            "search.evolution.population",
-            "search.evolution.offspring",
-            "search.evolution.mutation",
-            "search.evolution.target",
-            "search.scoring",  # the paper has both
-            "search.scoring_clients",
-            "search.scoring_rounds",
-        ),
         departures={
             "of devices' scores of a path the best and the worst quarter are left out": (
                 lambda method, setting: method.search.scoring == "devices"
             )
         },
     )
-    supernet_rounds: Positive = 500
-    subspace: PositiveFraction = 0.5
-    path_sampler: PathSampler = "greedy"
-    aggregation: Literal["operators", "clients"] = "operators"
-    min_contributors: Positive = 2
-    tiers: Positive = 4
-    tiers_by: Literal["measured", "drawn"] = "measured"
-    search: TierSearch = field(default_factory=TierSearch)
-    start: Literal["supernet", "fresh"] = "supernet"
-    tuning_epochs: Positive = 1
-    tuning_learning_rate: Annotated[float, Range(least=0, below=MAX_SINGLE)] = 0.01
-    tuning_rounds: Positive = 100
+    supernet_rounds: Positive = 500  # in the paper 500 to 750, by data set
+    subspace: PositiveFraction = parameter(0.5)
+    path_sampler: PathSampler = parameter("greedy", otherwise="paths are drawn uniformly from all valid ones")
+    aggregation: Literal["operators", "clients"] = parameter(
+        "operators", otherwise="operators are averaged by clients' samples"
+    )
+    min_contributors: Positive = parameter(2, otherwise={1: "an operator trained by a single client is aggregated"})
+    tiers: Positive = 4  # in the paper 4 or 5, by data set
+    tiers_by: Literal["measured", "drawn"] = parameter(
+        "measured", paper="drawn", otherwise="tiers depend on the devices' compute"
+    )
+    search: TierSearch = parameters(TierSearch)
+    start: Literal["supernet", "fresh"] = parameter("supernet", otherwise="searched networks start with fresh weights")
+    tuning_epochs: Positive = parameter(1)
+    tuning_learning_rate: Annotated[float, Range(least=0, below=MAX_SINGLE)] = parameter(0.01)
+    tuning_rounds: Positive = parameter(100)
 
     def roles(self) -> Roles:
         """A subspace of the supernet for each client, then a network for each tier."""

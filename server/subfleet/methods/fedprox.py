@@ -9,9 +9,9 @@ Server half: the mean of the changes, weighted by samples.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from subfleet.methods.describing import MethodInfo, always
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import Roles, train_near_received
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
+from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Amount
 
@@ -30,8 +30,6 @@ class FedProx:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="FedProx",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
-        published={"model": ONE_MODEL},
-        unpublished=("mu",),
         departures={
             "clients are drawn uniformly and weighted by samples, where algorithm 2 draws by samples and weights "
             "equally": always,
@@ -39,7 +37,7 @@ class FedProx:
         },
     )
     mu: Amount = 0.01
-    model: Homogeneous = "largest"
+    model: Homogeneous = parameter("largest", otherwise=NESTED)
 
     def roles(self) -> Roles:
         """FedAvg with a proximal term."""

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
+from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner, Draw
-from subfleet.methods.describing import MethodInfo
+from subfleet.methods.describing import MethodInfo, parameter
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import list_widths, place_axes
 from subfleet.protocol.submodel import Architecture, Prefix, Roll
@@ -35,10 +35,9 @@ class FedRolex:
         paper="Alam et al., FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction, "
         "NeurIPS 2022",
         varies=("width",),
-        published={"weighting": UNIFORM},
         departures={"channels of a norm group roll together": lambda method, setting: setting.norm == "group"},
     )
-    weighting: Weighting = "uniform"
+    weighting: Weighting = parameter("uniform", otherwise=COUNTED_BY_SAMPLES)
 
     def roles(self) -> Roles:
         """Rolling windows."""

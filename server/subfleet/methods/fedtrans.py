@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
-from subfleet.methods.aggregator import BY_SAMPLES, Aggregator, Weighting, weigh_by
+from subfleet.methods.aggregator import COUNTED_EQUALLY, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assignment, AssignmentContext
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import ClosedRound, LocalTraining, Memory, Roles, train_near_received
 from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.selector import trimmed_mean
@@ -141,76 +141,60 @@ class FedTrans:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="FedTrans",
         paper="Zhu et al., FedTrans: Efficient Federated Learning via Multi-Model Transformation, MLSys 2024",
-        published={
-            "first": Published(
-                value="configured", otherwise="the first model is as wide as the weakest clients can train"
-            ),
-            "alpha": Published(value=0.9),
-            "beta": Published(value=0.003),
-            "gamma": Published(value=10),
-            "factor": Published(value=2.0),
-            "inserted": Published(value=1),
-            "averaged": Published(value="all", otherwise="a round's loss is a trimmed mean"),
-            "slopes": Published(value="first", otherwise="growth depends on a model's latest losses"),
-            "divided": Published(
-                value="compute", otherwise="weights that read a widened cell are divided", matters=_warms_up
-            ),
-            "shares": Published(
-                value="equal", otherwise="copies have drawn fractions, so they diverge", matters=_warms_up
-            ),
-            "noise": Published(value=0.0, otherwise="noise is added to copies", matters=_warms_up),
-            "cells": Published(value="active", otherwise="cells are changed at random"),
-            "warm_up": Published(value=True, otherwise="new models start with random weights"),
-            "share": Published(
-                value="crop",
-                otherwise={
-                    "transform": "models share weights through their growth maps",
-                    "none": "nothing is shared between models",
-                },
-            ),
-            "decay_by": Published(value="run", otherwise="sharing decays with a model's own age", matters=_shares),
-            "normalised": Published(
-                value=False, otherwise="sharing does not change weights that agree", matters=_shares
-            ),
-            "large_to_small": Published(value=False, otherwise="large models share with small ones", matters=_shares),
-            "compatible": Published(value="macs", otherwise="a client's capacity is measured"),
-            "stop_rounds": Published(value=10),
-            "stop_gain": Published(value=0.01, matters=lambda method: method.stop_rounds > 0),
-            "mu": Published(value=0.0, otherwise="a proximal term is added (mu)"),
-            "weighting": BY_SAMPLES,
-        },
-        unpublished=("left_behind", "delta", "smoothing", "decay"),
         departures={
             "a new model is assigned once its programs are exported": always,
             "copied channels are drawn about equally often": lambda method, setting: method.warm_up,
         },
     )
-    first: Literal["weakest", "configured"] = "weakest"
+    first: Literal["weakest", "configured"] = parameter(
+        "weakest", paper="configured", otherwise="the first model is as wide as the weakest clients can train"
+    )
     left_behind: Fraction = 0.1
-    alpha: Fraction = 0.9
-    beta: Annotated[float, Range(words="such as -1e9, with which no network grows")] = 0.003
-    gamma: Positive = 10
+    alpha: Fraction = parameter(0.9)
+    beta: Annotated[float, Range(words="such as -1e9, with which no network grows")] = parameter(0.003)
+    gamma: Positive = parameter(10)
     delta: Positive = 5
     smoothing: PositiveFraction = 0.2
-    factor: Annotated[float, Range(above=1)] = 2.0
-    inserted: Positive = 1
-    averaged: Literal["trimmed", "all"] = "trimmed"
-    slopes: Literal["latest", "first"] = "latest"
-    divided: Literal["read", "compute"] = "read"
-    shares: Shares = "drawn"
-    noise: Amount = 0.0
-    cells: Literal["active", "random"] = "active"
-    warm_up: bool = True
-    share: Share = "transform"
+    factor: Annotated[float, Range(above=1)] = parameter(2.0)
+    inserted: Positive = parameter(1)
+    averaged: Literal["trimmed", "all"] = parameter(
+        "trimmed", paper="all", otherwise="a round's loss is a trimmed mean"
+    )
+    slopes: Literal["latest", "first"] = parameter(
+        "latest", paper="first", otherwise="growth depends on a model's latest losses"
+    )
+    divided: Literal["read", "compute"] = parameter(
+        "read", paper="compute", otherwise="weights that read a widened cell are divided", matters=_warms_up
+    )
+    shares: Shares = parameter(
+        "drawn", paper="equal", otherwise="copies have drawn fractions, so they diverge", matters=_warms_up
+    )
+    noise: Amount = parameter(0.0, otherwise="noise is added to copies", matters=_warms_up)
+    cells: Literal["active", "random"] = parameter("active", otherwise="cells are changed at random")
+    warm_up: bool = parameter(True, otherwise="new models start with random weights")
+    share: Share = parameter(
+        "transform",
+        paper="crop",
+        otherwise={
+            "transform": "models share weights through their growth maps",
+            "none": "nothing is shared between models",
+        },
+    )
     decay: Fraction = 0.98
-    decay_by: DecayBy = "network"
-    normalised: bool = True
-    large_to_small: bool = False
-    compatible: Literal["measured", "macs"] = "measured"
-    stop_rounds: Count = 10
-    stop_gain: Fraction = 0.01
-    mu: Amount = 0.0
-    weighting: Weighting = "samples"
+    decay_by: DecayBy = parameter(
+        "network", paper="run", otherwise="sharing decays with a model's own age", matters=_shares
+    )
+    normalised: bool = parameter(
+        True, paper=False, otherwise="sharing does not change weights that agree", matters=_shares
+    )
+    large_to_small: bool = parameter(False, otherwise="large models share with small ones", matters=_shares)
+    compatible: Literal["measured", "macs"] = parameter(
+        "measured", paper="macs", otherwise="a client's capacity is measured"
+    )
+    stop_rounds: Count = parameter(10)
+    stop_gain: Fraction = parameter(0.01, matters=lambda method: method.stop_rounds > 0)
+    mu: Amount = parameter(0.0, otherwise="a proximal term is added (mu)")
+    weighting: Weighting = parameter("samples", otherwise=COUNTED_EQUALLY)
 
     def roles(self) -> Roles:
         """Networks that grow as far as clients can carry them."""

@@ -20,15 +20,13 @@ from typing import Annotated, ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.methods.assigner import Assigner, Draw, draw_size
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import LocalTraining, Roles, change_objective
 from subfleet.methods.sizes import list_widths
 from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.limits import Fraction
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
-
-_RATES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +49,6 @@ class FjORD:
         "Dropout, NeurIPS 2021",
         varies=("width",),
         judges=("norms",),
-        published={
-            "rates": Published(value=_RATES, otherwise="widths are not 0.2 to 1.0 in fifths"),
-            "self_distillation": Published(value=True, otherwise="there is no self-distillation"),
-            "distillation_weight": Published(
-                value=1.0,
-                otherwise="labels count once when the client's own width is drawn",
-                matters=lambda method: method.self_distillation,
-            ),
-        },
-        unpublished=("temperature",),
         departures={
             "a width is drawn per client and round, not per batch": always,
             "running statistics are shared by all widths": (
@@ -71,9 +59,15 @@ class FjORD:
             ),
         },
     )
-    rates: Annotated[tuple[Annotated[float, Range(least=0.001, most=1)], ...], Length(least=1)] = _RATES
-    self_distillation: bool = True
-    distillation_weight: Fraction = 1.0
+    rates: Annotated[tuple[Annotated[float, Range(least=0.001, most=1)], ...], Length(least=1)] = parameter(
+        (0.2, 0.4, 0.6, 0.8, 1.0), otherwise="widths are not 0.2 to 1.0 in fifths"
+    )
+    self_distillation: bool = parameter(True, otherwise="there is no self-distillation")
+    distillation_weight: Fraction = parameter(
+        1.0,
+        otherwise="labels count once when the client's own width is drawn",
+        matters=lambda method: method.self_distillation,
+    )
     temperature: float = 1.0
 
     def roles(self) -> Roles:

@@ -17,16 +17,15 @@ that are no longer shared, from their last shared state.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import ClassVar, Literal
 
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
-from subfleet.methods.describing import MethodInfo, always
+from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import Roles
-from subfleet.methods.sizes import DECLARED, FixedSize, hash_architecture, with_fixed_sizes
-from subfleet.protocol.schema import ADDED_LATER
+from subfleet.methods.sizes import UNDECLARED, FixedSize, hash_architecture, with_fixed_sizes
 from subfleet.protocol.submodel import Architecture
 
 Layer = tuple[tuple[str, tuple[int, ...]], ...]
@@ -49,13 +48,11 @@ class FlexiFed:
         paper="Wang et al., FlexiFed: Personalized Federated Learning for Edge Clients with Heterogeneous Model "
         "Architectures, WWW 2023",
         varies=("width", "depth"),
-        published={"weighting": UNIFORM, "choice": DECLARED},
-        unpublished=("sharing",),  # the paper has all kinds of sharing
         departures={"implemented from the paper, which has no public code": always},
     )
-    sharing: Literal["basic", "clustered", "max"] = "max"
-    weighting: Weighting = "uniform"
-    choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
+    sharing: Literal["basic", "clustered", "max"] = "max"  # the paper has all of them
+    weighting: Weighting = parameter("uniform", otherwise=COUNTED_BY_SAMPLES)
+    choice: FixedSize = parameter("largest", paper="declared", otherwise=UNDECLARED)
 
     def roles(self) -> Roles:
         """Common layers."""

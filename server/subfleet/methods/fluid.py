@@ -21,8 +21,8 @@ from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.methods.aggregator import ClientUpdate
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
-from subfleet.methods.describing import MethodInfo, always
-from subfleet.methods.oort import MEASURED, Durations, duration_s
+from subfleet.methods.describing import MethodInfo, always, parameter
+from subfleet.methods.oort import EXPECTED, Durations, duration_s
 from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
 from subfleet.methods.selector import Selection, SelectionContext, Selector, select_at_random
 from subfleet.methods.sizes import keep_groups, list_widths, place_axes
@@ -78,10 +78,6 @@ class FLuID:
         title="FLuID",
         paper="Wang et al., FLuID: Mitigating Stragglers in Federated Learning using Invariant Dropout, NeurIPS 2023",
         varies=("width",),
-        published={
-            "durations": MEASURED,
-        },
-        unpublished=("stragglers", "agreeing", "growing_from", "increment"),
         departures={
             "a client without room for the whole model trains a submodel, like a straggler": always,
             "channels of a norm group are left out together": lambda method, setting: setting.norm == "group",
@@ -91,7 +87,7 @@ class FLuID:
     agreeing: PositiveFraction = 0.75
     growing_from: Positive = 10
     increment: Amount = 0.2
-    durations: Durations = "measured"
+    durations: Durations = parameter("measured", otherwise=EXPECTED)
 
     def roles(self) -> Roles:
         """Invariant dropout."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Participant, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner
-from subfleet.methods.describing import MethodInfo, Published
+from subfleet.methods.describing import MethodInfo, parameter
 from subfleet.methods.roles import Roles, change_objective
 from subfleet.methods.sizes import list_widths
 from subfleet.protocol.training import TrainingSettings
@@ -44,11 +44,6 @@ class HeteroFL:
         paper="Diao, Ding and Tarokh, HeteroFL: Computation and Communication Efficient Federated Learning for "
         "Heterogeneous Clients, ICLR 2021",
         varies=("width",),
-        published={
-            "weighting": UNIFORM,
-            "class_mask": Published(value=True, otherwise="outputs of classes that a client lacks are trained too"),
-            "depth": Published(value=False, otherwise="submodels also leave out blocks"),
-        },
         departures={
             # Norms over groups or batches remove any scale.
             "nothing is scaled in training (model.scaler)": (
@@ -61,9 +56,9 @@ class HeteroFL:
             ),
         },
     )
-    weighting: Weighting = "uniform"
-    class_mask: bool = True
-    depth: bool = False
+    weighting: Weighting = parameter("uniform", otherwise=COUNTED_BY_SAMPLES)
+    class_mask: bool = parameter(True, otherwise="outputs of classes that a client lacks are trained too")
+    depth: bool = parameter(False, otherwise="submodels also leave out blocks")
 
     def roles(self) -> Roles:
         """Nested prefixes."""

@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.norm_layers import norm_tensors
-from subfleet.methods.aggregator import UNIFORM, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Participant, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, draw_size
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import Roles
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Count
@@ -43,7 +43,6 @@ class NeFL:
         "IEEE TMC 2025",
         varies=("width", "depth"),
         judges=("norms",),
-        published={"neighbours": Published(value=2), "weighting": UNIFORM},
         departures={
             "submodels above the largest that fits are never drawn": always,
             "blocks have no learnable steps (model.learnable_steps)": (
@@ -51,8 +50,8 @@ class NeFL:
             ),
         },
     )
-    neighbours: Count = 2
-    weighting: Weighting = "uniform"
+    neighbours: Count = parameter(2)
+    weighting: Weighting = parameter("uniform", otherwise=COUNTED_BY_SAMPLES)
 
     def roles(self) -> Roles:
         """Norms and steps for each size."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import ClosedRound, LocalTraining, Memory, Roles, change_objective
 from subfleet.methods.selector import (
     AvailableClient,
@@ -34,7 +34,7 @@ from subfleet.methods.selector import (
     bound_claims,
     draw_without_replacement,
 )
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
+from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Amount, Fraction, Positive, PositiveFraction
 
@@ -43,8 +43,8 @@ Durations = Literal["measured", "expected"]
 clock; or "expected", from cost estimates and the speed and link that it reports now, which is the same for the same
 seed and logs."""
 
-MEASURED = Published(value="measured", otherwise="durations are expected from cost estimates and logs, not measured")
-"""For papers that measure durations."""
+EXPECTED = "durations are expected from cost estimates and logs, not measured"
+"""The departure from papers that measure durations, which all do."""
 
 _RESTING = 1e-9
 """Factor on the score of a resting client, so that it comes after all others."""
@@ -103,23 +103,6 @@ class Oort:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="Oort",
         paper="Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021",
-        published={
-            "cutoff": Published(value=0.95),
-            "clip": Published(value=0.95),
-            "penalty": Published(value=2.0),
-            "pacer_rounds": Published(value=20),
-            "flat": Published(
-                value="where the utility falls",
-                otherwise="the pacer raises its percentile when utility stagnates, as in the authors' code",
-            ),
-            "most_often": Published(
-                value="a number of rounds, after which it is removed",
-                otherwise="clients selected too often pause instead of being removed",
-            ),
-            "durations": MEASURED,
-            "model": ONE_MODEL,
-        },
-        unpublished=("exploration", "exploration_decay", "least_exploration", "percentile", "pacer_step", "steep"),
         departures={
             "utilities are also cut at three standard deviations above the median": always,
             "an explored client that does not answer waits ten rounds": always,
@@ -128,17 +111,25 @@ class Oort:
     exploration: Fraction = 0.9
     exploration_decay: PositiveFraction = 0.98
     least_exploration: Fraction = 0.3
-    cutoff: PositiveFraction = 0.95
-    clip: PositiveFraction = 0.95
-    penalty: Amount = 2.0
+    cutoff: PositiveFraction = parameter(0.95)
+    clip: PositiveFraction = parameter(0.95)
+    penalty: Amount = parameter(2.0)
     percentile: Annotated[float, Range(above=0, most=100)] = 30.0
-    pacer_rounds: Positive = 20
+    pacer_rounds: Positive = parameter(20)
     pacer_step: Amount = 5.0
-    flat: Amount = 0.1
+    flat: Amount = parameter(
+        0.1,
+        paper="where the utility falls",
+        otherwise="the pacer raises its percentile when utility stagnates, as in the authors' code",
+    )
     steep: Amount = 5.0
-    most_often: Amount = 1.5
-    durations: Durations = "measured"
-    model: Homogeneous = "largest"
+    most_often: Amount = parameter(
+        1.5,
+        paper="a number of rounds, after which it is removed",
+        otherwise="clients selected too often pause instead of being removed",
+    )
+    durations: Durations = parameter("measured", otherwise=EXPECTED)
+    model: Homogeneous = parameter("largest", otherwise=NESTED)
 
     def roles(self) -> Roles:
         """FedAvg of the clients with the highest scores, which report the squares of their losses."""

@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from subfleet.methods.aggregator import UNIFORM, Aggregator, Weighting, weigh_by
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Weighting, weigh_by
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import Memory, Roles
 from subfleet.methods.selector import (
     AvailableClient,
@@ -28,7 +28,7 @@ from subfleet.methods.selector import (
     bound_claims,
     draw_without_replacement,
 )
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
+from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Amount
 
@@ -61,26 +61,20 @@ class PowerOfChoice:
     INFO: ClassVar[MethodInfo] = MethodInfo(
         title="Power-of-choice",
         paper="Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022",
-        published={
-            "model": ONE_MODEL,
-            "losses": Published(
-                value="of the model, on all data of a client",
-                otherwise={
-                    "reported": "clients are selected by their last reported losses (the paper's rpow-d)",
-                    "evaluated": "losses are computed on held-out data",
-                },
-            ),
-            "most_often": Published(value=0.0, otherwise="clients selected too often come last"),
-            "weighting": UNIFORM,
-        },
-        unpublished=("candidates",),
         departures={"samples count up to three standard deviations above the median": always},
     )
     candidates: Annotated[float, Range(least=1)] = 2.0
-    model: Homogeneous = "largest"
-    losses: Literal["reported", "evaluated"] = "reported"
-    most_often: Amount = 1.5
-    weighting: Weighting = "uniform"
+    model: Homogeneous = parameter("largest", otherwise=NESTED)
+    losses: Literal["reported", "evaluated"] = parameter(
+        "reported",
+        paper="of the model, on all data of a client",
+        otherwise={
+            "reported": "clients are selected by their last reported losses (the paper's rpow-d)",
+            "evaluated": "losses are computed on held-out data",
+        },
+    )
+    most_often: Amount = parameter(1.5, paper=0.0, otherwise="clients selected too often come last")
+    weighting: Weighting = parameter("uniform", otherwise=COUNTED_BY_SAMPLES)
 
     def roles(self) -> Roles:
         """FedAvg of the clients with the largest losses."""

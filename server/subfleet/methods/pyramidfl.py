@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
-from subfleet.methods.describing import MethodInfo, always
+from subfleet.methods.describing import MethodInfo, always, parameters
 from subfleet.methods.oort import Oort, OortMemory, duration_s
 from subfleet.methods.roles import ClosedRound, Memory, Roles, Trainee
 from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector
@@ -63,19 +63,12 @@ class PyramidFL:
         title="PyramidFL",
         paper="Li et al., PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning, "
         "MobiCom 2022",
-        published={f"oort.{name}": published for name, published in Oort.INFO.published.items()},
-        unpublished=(
-            *(f"oort.{name}" for name in Oort.INFO.unpublished),
-            "least_left_out",
-            "most_left_out",
-            "idle",
-        ),
         departures={
             **Oort.INFO.departures,
             "clients train on all samples, not only on those with the largest losses": always,
         },
     )
-    oort: Oort = field(default_factory=Oort)
+    oort: Oort = parameters(Oort)
     least_left_out: Annotated[float, Range(least=0, below=1)] = 0.1
     most_left_out: Annotated[float, Range(least=0, below=1)] = 0.6
     idle: Fraction = 0.5

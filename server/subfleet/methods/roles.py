@@ -24,20 +24,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec
 
-__all__ = [
-    "ClosedRound",
-    "LocalTraining",
-    "Memory",
-    "Method",
-    "Roles",
-    "RoundUpdates",
-    "Trainee",
-    "UpdateBytes",
-    "change_objective",
-    "drop_self_distillation",
-    "keep_codec",
-    "train_near_received",
-]
+__all__ = ["ClosedRound", "LocalTraining", "Memory", "Roles", "RoundUpdates", "Trainee", "change_objective"]
 
 UpdateBytes = Callable[[AnyUpdateCodec], int]
 """The bytes that the update of a size takes with a codec."""

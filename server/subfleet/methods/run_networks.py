@@ -23,16 +23,7 @@ from subfleet.protocol.submodel import Architecture
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from subfleet.elastic.model_state import ModelState
 
-__all__ = [
-    "BeginContext",
-    "Evolution",
-    "EvolutionContext",
-    "FederatedScoring",
-    "Generation",
-    "Networks",
-    "PathSearch",
-    "StandingContext",
-]
+__all__ = ["Evolution", "EvolutionContext", "Networks", "StandingContext"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import UNIFORM, Aggregator, ClientUpdate, Weighting, weigh_by
+from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, ClientUpdate, Weighting, weigh_by
 from subfleet.methods.assigner import Assignment, AssignmentContext, assign_largest
-from subfleet.methods.describing import MethodInfo, Published, always
+from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
 from subfleet.methods.run_networks import Evolution, EvolutionContext, Networks, StandingContext
-from subfleet.methods.sizes import ONE_MODEL, Homogeneous, assign_homogeneous
+from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.submodel import Architecture
@@ -116,25 +116,23 @@ class Sattler:
         title="Clustered federated learning",
         paper="Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
         "Privacy Constraints, IEEE TNNLS 2021",
-        published={
-            "norms": Published(value="absolute", otherwise="thresholds are relative to the first changes"),
-            "least_half": Published(value=1, otherwise="a single client is never split off and never causes a split"),
-            "linkage": Published(value="single", otherwise="clusters use complete linkage, as in the authors' code"),
-            "weighting": UNIFORM,
-            "model": ONE_MODEL,
-        },
-        unpublished=("mean_norm", "max_norm", "warmup_rounds", "least_clients"),
         departures={"a later client joins the largest cluster without being compared with earlier models": always},
     )
     mean_norm: PositiveAmount = 0.4
     max_norm: PositiveAmount = 1.6
-    norms: Literal["absolute", "relative"] = "absolute"
+    norms: Literal["absolute", "relative"] = parameter(
+        "absolute", otherwise="thresholds are relative to the first changes"
+    )
     warmup_rounds: Count = 20
     least_clients: Annotated[int, Range(least=2)] = 3
-    least_half: Positive = 2
-    linkage: Linkage = "complete"
-    weighting: Weighting = "uniform"
-    model: Homogeneous = "largest"
+    least_half: Positive = parameter(
+        2, paper=1, otherwise="a single client is never split off and never causes a split"
+    )
+    linkage: Linkage = parameter(
+        "complete", paper="single", otherwise="clusters use complete linkage, as in the authors' code"
+    )
+    weighting: Weighting = parameter("uniform", otherwise=COUNTED_BY_SAMPLES)
+    model: Homogeneous = parameter("largest", otherwise=NESTED)
 
     def roles(self) -> Roles:
         """A network for each cluster."""

@@ -23,18 +23,12 @@ from subfleet.protocol.submodel import Architecture
 
 __all__ = [
     "AvailableClient",
-    "ClientEvaluation",
     "LastUpdate",
-    "PastSelection",
     "Selection",
     "SelectionContext",
     "Selector",
-    "add_selection",
-    "bound_claims",
-    "draw_at_random",
     "draw_without_replacement",
     "select_at_random",
-    "trimmed_mean",
 ]
 
 _ROUNDS = 40

@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, assign_largest
-from subfleet.methods.describing import Published
 from subfleet.methods.roles import Roles
 from subfleet.methods.uniting import Unions, place_in_front
 from subfleet.protocol.submodel import Architecture, Explicit, IndexSet, Prefix
@@ -23,15 +23,10 @@ FixedSize = Literal["largest", "declared"]
 (`log_quantile`), or without a log the largest that fits first; "declared", the architecture that it declares, a
 submodel or a network of its own."""
 
-ONE_MODEL = Published(
-    value="largest",
-    otherwise={"nested": "each client trains the largest submodel that fits, instead of one model for all"},
-)
-"""For papers with one model for all clients, whichever model that is."""
-DECLARED = Published(
-    value="declared", otherwise="architectures are chosen by the log or the first budget, not declared"
-)
-"""For papers whose clients come with an architecture."""
+NESTED = MappingProxyType({"nested": "each client trains the largest submodel that fits, instead of one model for all"})
+"""The departure from papers with one model for all clients, whichever model that is."""
+UNDECLARED = "architectures are chosen by the log or the first budget, not declared"
+"""The departure from papers whose clients come with an architecture."""
 
 SLICES = Unions(holds=lambda network, size: True, succeed=place_in_front)
 """Clients' own networks are slices of their union."""

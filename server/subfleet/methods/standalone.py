@@ -6,7 +6,7 @@ survive a crash too.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from subfleet.elastic.network import Network
@@ -14,7 +14,6 @@ from subfleet.methods.aggregator import Aggregator, Participant
 from subfleet.methods.describing import MethodInfo, always
 from subfleet.methods.roles import Roles
 from subfleet.methods.sizes import FixedSize, with_fixed_sizes
-from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
 
 
@@ -32,10 +31,9 @@ class Standalone:
         paper="the reference row without federation",
         varies=("width", "depth"),
         judges=("norms",),
-        unpublished=("choice",),
         departures={"the server stores the copies, so bytes are sent that a device alone would not send": always},
     )
-    choice: FixedSize = field(default="largest", metadata=ADDED_LATER)
+    choice: FixedSize = "largest"
 
     def roles(self) -> Roles:
         """A copy of everything for each client."""

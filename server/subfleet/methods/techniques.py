@@ -13,7 +13,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
-__all__ = ["NormPolicy", "Techniques", "build_calibration", "derive_calibration_training"]
+__all__ = ["Techniques"]
 
 NormPolicy = Literal["averaged", "bank", "recalibrated", "calibrated"]
 """How norms are shared. "averaged": gains, biases and running statistics are averaged like weights. "bank": each size

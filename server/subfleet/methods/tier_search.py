@@ -1,7 +1,7 @@
 """The search for the best path of each tier of devices, one tier after the other (FedorAS, section 3.2)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -9,6 +9,7 @@ from subfleet.elastic.cost import part_costs
 from subfleet.elastic.lineage import Chosen, Drawn, Lineage
 from subfleet.elastic.network import Network
 from subfleet.elastic.supernets import path_architecture, specialise_family
+from subfleet.methods.describing import Published, parameters
 from subfleet.methods.run_networks import FederatedScoring, Generation, PathSearch
 from subfleet.methods.subspacing import list_network_tiers
 from subfleet.protocol.bounds import checked
@@ -47,8 +48,14 @@ class TierSearch:
         scoring_rounds: of each generation, 1 or more; four gave the paper's ranks (section 4.7).
     """
 
-    evolution: EvolutionSettings = field(default_factory=EvolutionSettings)
-    scoring: Literal["server", "devices"] = "server"
+    evolution: EvolutionSettings = parameters(
+        EvolutionSettings,
+        objectives=Published(
+            value="accuracy_macs",
+            otherwise="the search maximises accuracy alone; the paper's NSGA-II also minimises size",
+        ),
+    )
+    scoring: Literal["server", "devices"] = "server"  # the paper has both
     scoring_clients: Positive = 10
     scoring_rounds: Positive = 4
 

@@ -44,7 +44,7 @@ class _StartObserver:
         self.begun = True
 
     def progressed(self, progress: Progress) -> None:
-        """See `ProgressObserver.progressed`."""
+        """See `RunObserver`."""
         self.begun = True
 
 

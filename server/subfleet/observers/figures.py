@@ -30,7 +30,7 @@ class FigureObserver:
         self._log(round_figures(record), record.round)
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        """See `EvaluationObserver.evaluated`."""
+        """See `RunObserver`."""
         self._log(evaluation_figures(record), record.round)
 
 

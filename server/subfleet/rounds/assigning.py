@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
 from subfleet.protocol.messages import Refusal
-from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.text import make_printable
 from subfleet.rounds.context import RunContext
@@ -30,8 +29,8 @@ from subfleet.rounds.obstacles import (
 from subfleet.rounds.offers import MOST_CHARACTERS
 from subfleet.rounds.signals import ClientOutcome, SendTask
 from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
-from subfleet.rounds.tasks import build_draw, build_train_task
-from subfleet.rounds.work import PreparedTask, TaskRequest
+from subfleet.rounds.tasks import build_draw, build_train_task, request_tasks
+from subfleet.rounds.work import PreparedTask
 from subfleet.search.candidates import Candidate, list_lacking_operators
 from subfleet.search.fitting import LIMITS, Limit
 from subfleet.search.query import Search
@@ -40,26 +39,11 @@ from subfleet.search.queue import ProgramFacts
 
 def assign_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Choose a submodel for a client that has answered."""
-    if client.offer.budget is None:
-        return replace(client, stage="skipped", reason="the client reported no budget"), ()
     if client.offer.brought is not None and find_own_size(context, state.lineages, client) is None:
         return replace(client, stage="skipped", reason=NOT_YET), ()
     ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
     return give_size(context, state, replace(client, first_requested=assigned.requested), ask, assigned)
-
-
-def request_task(state: RunState, client: ClientState) -> TaskRequest | None:
-    """Request a client's training task; None if it has no submodel yet."""
-    if client.participant is None:
-        return None
-    return TaskRequest(
-        participant=client.participant,
-        round=state.round,
-        attempt=client.attempt,
-        target=client.offer.runtime,
-        student=None if client.given is None else client.given.student,
-    )
 
 
 def send_training(
@@ -70,9 +54,6 @@ def send_training(
     operators = get_operators(state, client.client_id)
     if lacking := list_lacking_operators(facts.operators, operators):
         return _choose_runnable(context, state, client, lacking)
-    given = client.given
-    if client.offer.budget is None or given is None:
-        return choose_below(context, state, client, "memory")
     planned_bytes = plan_bytes(client, facts, operators, lambda room: room.least_peak_bytes)
     if planned_bytes is None or planned_bytes > _limit_memory(context, state, client):
         return _choose_another(context, state, client, facts, "memory")
@@ -109,7 +90,7 @@ def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> 
 
     The smallest size is kept whatever the log has, since there is nothing below it.
     """
-    room_bytes = client.offer.budget.memory_bytes if client.offer.budget is not None else 0
+    room_bytes = client.offer.budget.memory_bytes
     smallest = list_candidates(context, state, client.offer.runtime)[0].architecture
     if client.offer.lasting is None or client.client_id in state.last or client.size == smallest:
         return room_bytes
@@ -167,7 +148,7 @@ def build_question(
         estimate=estimate,
         draw=build_draw(context, state, client),
         target=client.offer.runtime,
-        budget=client.offer.budget or Budget(memory_bytes=0),
+        budget=client.offer.budget,
         previous=known.size if known is not None else None,
         below=estimate(below) if below is not None else None,
         below_limit=below_limit,
@@ -207,13 +188,10 @@ def give_size(
         requested=assigned.requested,
     )
     client = replace(client, stage="preparing", given=given, task=None)
-    wanted = request_task(state, client)
-    return client, (wanted,) if wanted is not None else ()
+    return client, request_tasks(state, [client])
 
 
 def _explain_none(state: RunState, client: ClientState, ask: AssignmentContext) -> str:
-    if client.offer.budget is None:
-        return "the client reported no budget"
     problems = [one.problem for key, one in sorted(state.live.estimates.items()) if key.endswith(client.offer.runtime)]
     if problems and all(problems):
         return problems[0]
@@ -265,7 +243,7 @@ def answer_refusal(context: RunContext, state: RunState, client: ClientState, re
     if state.phase != "train":
         return final, ()
     more = client.attempt + 1 < context.config.max_attempts
-    if effect.limit is not None and more and client.offer.budget and client.size:
+    if effect.limit is not None and more and client.size:
         smaller = lower_budget(replace(client, attempt=client.attempt + 1), refusal)
         chosen, actions = choose_below(context, state, smaller, effect.limit)
         if chosen.open:
@@ -285,7 +263,7 @@ def find_lasting(context: RunContext, state: RunState, client: ClientState) -> L
 def lower_budget(client: ClientState, refusal: Refusal) -> ClientState:
     """The client state with its budget lowered to the free bytes that a refusal reports."""
     available_bytes = refusal.available_bytes
-    if client.offer.budget is None or available_bytes is None:
+    if available_bytes is None:
         return client
     free_bytes, budget = max(0, available_bytes), client.offer.budget
     if refusal.reason == "memory":

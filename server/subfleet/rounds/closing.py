@@ -73,12 +73,8 @@ def request_aggregation(context: RunContext, state: RunState) -> AggregationRequ
     )
 
 
-def finish_aggregation(
-    context: RunContext, state: RunState, request: AggregationRequest, result: AggregatedRound, now_s: float
-) -> Outcome:
+def finish_aggregation(context: RunContext, state: RunState, result: AggregatedRound, now_s: float) -> Outcome:
     """Close the round; or aggregate again, if the model has diverged."""
-    if state.phase != "aggregate" or request.round != state.round:
-        return state, ()
     damaged = {name: why for name, why in result.refused.items() if name in state.clients}
     state = _refuse(state, damaged)
     if not _list_stage(state, "done"):
@@ -88,12 +84,8 @@ def finish_aggregation(
     return _exclude_suspects(context, state, why, now_s) if why else _close_round(context, state, result, now_s)
 
 
-def retry_aggregation(
-    context: RunContext, state: RunState, request: AggregationRequest, reason: str, now_s: float
-) -> Outcome:
+def retry_aggregation(context: RunContext, state: RunState, reason: str, now_s: float) -> Outcome:
     """Aggregate again: without the networks that clients bring, else without the most suspect update."""
-    if state.phase != "aggregate" or request.round != state.round:
-        return state, ()
     if not list_new_networks(context, state):
         return _exclude_suspects(context, state, reason, now_s)
     why = f"its network cannot be added ({reason})"

@@ -4,7 +4,7 @@ Handlers apply events; only `advance` moves from phase to phase. A caller stores
 performs the actions, so that every promise to a client survives a crash.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,21 +21,22 @@ from subfleet.protocol.messages import (
     Update,
 )
 from subfleet.rounds import signals
-from subfleet.rounds.arrivals import apply_failure, apply_result, request_tasks
+from subfleet.rounds.arrivals import apply_result
 from subfleet.rounds.assigning import answer_refusal, describe_refusal, lower_budget, remember_disk
 from subfleet.rounds.awaiting import find_sent_s, record_answer
 from subfleet.rounds.closing import apply_exclusion, request_aggregation
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.evaluating import record_evaluation, request_evaluations
+from subfleet.rounds.evaluating import record_evaluation
 from subfleet.rounds.judging import build_skip_notice, judge, list_skip_notices, reply
 from subfleet.rounds.live import FleetMember, Sweep
 from subfleet.rounds.members import forget_strangers, holds_lease, record_departure
 from subfleet.rounds.networks import request_estimates
 from subfleet.rounds.obstacles import forget_refusals, record_unfit
 from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
-from subfleet.rounds.phases import advance, request_models
-from subfleet.rounds.sizing import assign_best, assign_unscored, list_lacking, request_new, request_scoring
+from subfleet.rounds.phases import advance
+from subfleet.rounds.sizing import assign_best, assign_unscored, list_lacking, request_new
 from subfleet.rounds.state import ClientState, RunState
+from subfleet.rounds.tasks import request_tasks
 from subfleet.rounds.work import CheckRequest, ProgramRequest
 
 
@@ -82,38 +83,25 @@ def build_round_info(context: RunContext, state: RunState, now_s: float) -> Roun
 
 def list_resume_actions(context: RunContext, state: RunState) -> tuple[signals.Action, ...]:
     """The actions that a server repeats when it continues a stored run: everything that was in progress."""
-    ahead = (ProgramRequest(program=one, round=state.round) for one in state.queue)
-    actions: list[signals.Action] = [*ahead]
+    ahead = tuple(ProgramRequest(program=program, round=state.round) for program in state.queue)
     if state.phase == "aggregate":
-        return (request_aggregation(context, state), *actions)
-    if state.phase == "deploy":
-        return (*actions, *_list_sent_tasks(state), *request_models(state, state.clients.values()))
-    if state.phase == "evaluate":
-        return (*actions, *_list_sent_tasks(state), *request_evaluations(state, state.clients))
-    if state.phase not in ("measure", "train"):  # in a search, the next step requests its generation
-        return tuple(actions)
-    for client in state.clients.values():
-        if client.stage in ("scoring", "out") and client.task is not None:
-            actions.append(signals.SendTask(task=client.task))
-        elif client.stage == "scoring":
-            actions.append(request_scoring(state, client))
-    # Other tasks are requested once sizes can be chosen, in case one is too large.
-    return (*actions, *(list_lacking(context, state) or request_tasks(state)))
-
-
-def _list_sent_tasks(state: RunState) -> Iterator[signals.SendTask]:
-    tasks = (client.task for client in state.clients.values() if client.stage == "out")
-    return (signals.SendTask(task=task) for task in tasks if task is not None)
+        return (request_aggregation(context, state), *ahead)
+    if state.phase not in ("measure", "train", "evaluate", "deploy"):  # the next step requests a search's generation
+        return ahead
+    clients = state.clients.values()
+    tasks = (client.task for client in clients if client.stage in ("scoring", "out"))
+    sent = (signals.SendTask(task=task) for task in tasks if task is not None)
+    lacking = list_lacking(context, state) if state.phase in ("measure", "train") else ()
+    # Tasks are requested once sizes can be chosen, in case one is too large.
+    return (*ahead, *sent, *(lacking or request_tasks(state, clients)))
 
 
 def _handle(context: RunContext, state: RunState, event: signals.Event, now_s: float) -> signals.Outcome:
     match event:
         case signals.Tick():
             outcome: signals.Outcome = forget_strangers(context, state, now_s), ()
-        case signals.RequestDone():
+        case signals.RequestDone() | signals.RequestFailed():
             outcome = apply_result(context, state, event, now_s)
-        case signals.RequestFailed():
-            outcome = apply_failure(context, state, event, now_s)
         case Presence():
             outcome = _receive_presence(context, state, event, now_s)
         case Profile():

@@ -7,13 +7,12 @@ Client states have the stages of the deploy phase: preparing, out, done; or refu
 evaluates the submodel that it would be deployed. A few clients get their tasks in each step.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
 from subfleet.protocol.messages import Evaluated
-from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.awaiting import close_phase, collect, drop_departed, find_sent_s, get_limit_s, record_answer
 from subfleet.rounds.context import RunContext
@@ -23,10 +22,10 @@ from subfleet.rounds.members import list_expected
 from subfleet.rounds.networks import find_standing
 from subfleet.rounds.obstacles import explain_disk, get_operators, plan_bytes
 from subfleet.rounds.progress import Evaluating, Waiting
-from subfleet.rounds.signals import CloseEvaluation, GoOn, Outcome, SendTask
+from subfleet.rounds.signals import ClientOutcome, CloseEvaluation, GoOn, Outcome, SendTask
 from subfleet.rounds.state import ClientState, LastEvaluation, RunState, Submodel
-from subfleet.rounds.tasks import build_evaluate_task
-from subfleet.rounds.work import EvaluationRequest, PreparedTask
+from subfleet.rounds.tasks import build_evaluate_task, request_tasks
+from subfleet.rounds.work import PreparedTask
 
 AT_ONCE = 8
 """Clients that evaluations are requested for in one step."""
@@ -49,7 +48,7 @@ def advance_evaluation(context: RunContext, state: RunState, now_s: float) -> Ou
         new = {name: _build_client(context, state, name) for name in names[:AT_ONCE]}
         state = replace(state, clients=MappingProxyType({**state.clients, **new}))
         more = (GoOn(),) if len(names) > AT_ONCE else ()
-        return state, (*request_evaluations(state, new), *more)
+        return state, (*request_tasks(state, new.values()), *more)
     state, parted = drop_departed(context, state, now_s)
     collection = collect(context, state, "evaluation", now_s)
     if not collection.closes:
@@ -59,36 +58,23 @@ def advance_evaluation(context: RunContext, state: RunState, now_s: float) -> Ou
     return state, (*parted, close, *withdrawn)
 
 
-def request_evaluations(state: RunState, names: Iterable[str]) -> tuple[EvaluationRequest, ...]:
-    """Request the evaluate tasks of clients that wait for one."""
-    clients = (state.clients[name] for name in sorted(names))
-    return tuple(
-        EvaluationRequest(participant=client.participant, round=state.round, target=client.offer.runtime)
-        for client in clients
-        if client.stage == "preparing" and client.participant is not None
-    )
-
-
 def send_evaluation(
-    context: RunContext, state: RunState, request: EvaluationRequest, made: PreparedTask, now_s: float
-) -> Outcome:
+    context: RunContext, state: RunState, client: ClientState, made: PreparedTask, now_s: float
+) -> ClientOutcome:
     """Send an evaluate task, if its program fits the client's budget of its last round."""
-    client = state.find_client(request, "preparing", "evaluate", "search")
-    if client is None or request.participant != client.participant:
-        return state, ()
-    budget = client.offer.budget or Budget(memory_bytes=0)
+    budget_bytes = client.offer.budget.memory_bytes
     operators = get_operators(state, client.client_id)
     planned_bytes = plan_bytes(client, made.facts, operators, lambda room: room.evaluation_peak_bytes)
     if planned_bytes is None:
         reason = f"its runtime {client.offer.runtime!r} lacks an operator of its submodel"
-        return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
-    if planned_bytes > budget.memory_bytes:
-        reason = f"the evaluation needs {planned_bytes} bytes of memory and the budget is {budget.memory_bytes}"
-        return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
-    task = build_evaluate_task(context, state, client, made, planned_bytes, now_s)
-    if reason := explain_disk(client, task):
-        return state.with_clients(replace(client, stage="skipped", reason=reason)), ()
-    return state.with_clients(replace(client, stage="out", task=task)), (SendTask(task=task),)
+    elif planned_bytes > budget_bytes:
+        reason = f"the evaluation needs {planned_bytes} bytes of memory and the budget is {budget_bytes}"
+    else:
+        task = build_evaluate_task(context, state, client, made, planned_bytes, now_s)
+        reason = explain_disk(client, task)
+        if not reason:
+            return replace(client, stage="out", task=task), (SendTask(task=task),)
+    return replace(client, stage="skipped", reason=reason), ()
 
 
 def record_evaluation(

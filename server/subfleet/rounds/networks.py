@@ -72,11 +72,7 @@ def estimate_size(context: RunContext, lineages: Iterable[Lineage], architecture
 def list_carriers(context: RunContext, clients: Iterable[ClientState], lineage: Lineage) -> tuple[str, ...]:
     """The clients with a budget for the largest size of a network, estimated from shapes."""
     largest = context.declared(lineage).candidates[-1]
-    return tuple(
-        client.client_id
-        for client in clients
-        if client.offer.budget is not None and fits(largest, client.offer.runtime, client.offer.budget)
-    )
+    return tuple(client.client_id for client in clients if fits(largest, client.offer.runtime, client.offer.budget))
 
 
 def find_own_size(context: RunContext, lineages: tuple[Lineage, ...], client: ClientState) -> Architecture | None:
@@ -130,7 +126,7 @@ def _is_ready(context: RunContext, state: RunState, client: ClientState, size: A
     if client.size is not None and size.architecture_id == client.size.architecture_id:
         return any(one.id == size.network and one.living for one in state.lineages)
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
-    if written is None or not is_available(context, state, written) or client.offer.budget is None:
+    if written is None or not is_available(context, state, written):
         return False
     budget = client.offer.budget
     planned_bytes = written.facts.planned_for(client.offer.packing_width).planned_peak_bytes

@@ -56,7 +56,7 @@ def find_objection(context: RunContext, state: RunState, client: ClientState, ta
 
 def explain_disk(client: ClientState, task: Task) -> str:
     """Why a task does not fit a device's disk; empty if it does, or the disk is unknown."""
-    most_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
+    most_bytes = client.offer.budget.disk_bytes
     taken_bytes = needed_bytes(task)
     if most_bytes is None or taken_bytes <= most_bytes:
         return ""
@@ -65,7 +65,7 @@ def explain_disk(client: ClientState, task: Task) -> str:
 
 def select_models(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[ProgramRef, ...]:
     """The inference models that fit a device's disk; the model for its own runtime comes first."""
-    left_bytes = None if client.offer.budget is None else client.offer.budget.disk_bytes
+    left_bytes = client.offer.budget.disk_bytes
     if left_bytes is None:
         return tuple(programs)
     targets = set[str]()
@@ -79,7 +79,7 @@ def select_models(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[
 
 def _is_too_slow(context: RunContext, state: RunState, client: ClientState, task: Task) -> bool:
     """Whether a task takes longer to fetch than its deadline; the device still has its last program."""
-    if client.offer.budget is None or client.offer.budget.downlink_bytes is None:
+    if client.offer.budget.downlink_bytes is None:
         return False
     rate_bps = max(8 * client.offer.budget.downlink_bytes / context.config.communication_s, LEAST_LINK_BPS)
     last = state.last.get(client.client_id)

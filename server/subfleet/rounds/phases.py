@@ -1,6 +1,6 @@
 """Moves a run from phase to phase and keeps every deadline; nothing else does. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from subfleet.rounds.selection import NOT_DRAWN, select_clients
 from subfleet.rounds.signals import Action, GoOn, Outcome
 from subfleet.rounds.sizing import drop_late_scores, give_sizes, list_lacking, request_new
 from subfleet.rounds.state import ClientState, RunState, Submodel
-from subfleet.rounds.work import ModelsRequest
+from subfleet.rounds.tasks import request_tasks
 
 AT_ONCE = 64
 """Clients that models are requested for in one step."""
@@ -173,19 +173,13 @@ def _build_deploy_client(context: RunContext, state: RunState, last: ClientState
     )
 
 
-def request_models(state: RunState, clients: Iterable[ClientState]) -> tuple[ModelsRequest, ...]:
-    """Request the models of clients that wait for them."""
-    waiting = (client.participant for client in clients if client.stage == "preparing")
-    return tuple(ModelsRequest(participant=one, round=state.round) for one in waiting if one is not None)
-
-
 def _advance_deployment(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Request the models of the next few clients, and end the phase when it waits for no client."""
     names = nsmallest(AT_ONCE + 1, state.last.keys() - state.clients.keys())
     if names:
         new = [_build_deploy_client(context, state, state.last[name]) for name in names[:AT_ONCE]]
         more = (GoOn(),) if len(names) > AT_ONCE else ()
-        return state.with_clients(*new), (*request_models(state, new), *more)
+        return state.with_clients(*new), (*request_tasks(state, new), *more)
     state, parted = awaiting.drop_departed(context, state, now_s)
     if next(awaiting.list_awaited_models(context, state, now_s), None) is not None:
         return state, parted

@@ -31,7 +31,7 @@ from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.awaiting import close_phase, collect, drop_departed, get_punctuality
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.evaluating import build_evaluator, request_evaluations
+from subfleet.rounds.evaluating import build_evaluator
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.members import list_expected
 from subfleet.rounds.networks import list_lineages, list_networks, replace_lineages
@@ -39,6 +39,7 @@ from subfleet.rounds.progress import Searching, Waiting
 from subfleet.rounds.signals import Action, CloseGeneration, Outcome
 from subfleet.rounds.sizing import request_new
 from subfleet.rounds.state import RunState, get_memory
+from subfleet.rounds.tasks import request_tasks
 from subfleet.rounds.weights import find_fraction_limit, limit_client_fraction
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
 from subfleet.search.path_evolution import kendall_tau
@@ -70,18 +71,24 @@ def request_generation(state: RunState) -> GenerationRequest:
 
 
 def receive_generation(
-    context: RunContext, state: RunState, request: GenerationRequest, made: ProposedGeneration, now_s: float
+    context: RunContext,
+    state: RunState,
+    request: GenerationRequest,
+    made: ProposedGeneration | None,
+    problem: str,
+    now_s: float,
 ) -> Outcome:
     """Record a generation's scores, let devices score it, or end the search if nothing is left to propose."""
-    state = state.without_request(request)
     search = context.roles.networks.path_search
     if state.phase != "search" or request != request_generation(state) or search is None:
         return state, ()
+    if made is None:
+        return _fail(state, problem, now_s), ()
     supernet = _find_supernet(context, state)
     if made.generation is None:
         found = _conclude(context, state, search, supernet)
         if found is None:
-            return fail_generation(state, request, _NOBODY, now_s), ()
+            return _fail(state, _NOBODY, now_s), ()
         return found.enter(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
         return begin_scoring(state, supernet, made, now_s), ()
@@ -94,13 +101,10 @@ def receive_generation(
     return _record_generation(context, state, search, close, now_s)
 
 
-def fail_generation(state: RunState, request: GenerationRequest, reason: str, now_s: float) -> RunState:
+def _fail(state: RunState, reason: str, now_s: float) -> RunState:
     """Fail the run: a search that cannot go on has no networks for it."""
-    state = state.without_request(request)
-    if state.phase != "search" or request != request_generation(state):
-        return state
-    failure = f"generation {request.number} of the search after round {request.round} cannot be scored: {reason}"
-    return state.fail(failure, now_s)
+    number, after = state.generations + 1, state.aggregated_round
+    return state.fail(f"generation {number} of the search after round {after} cannot be scored: {reason}", now_s)
 
 
 def find_searched_round(context: RunContext, state: RunState) -> int:
@@ -124,7 +128,7 @@ def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outco
         memory = search.skip(get_memory(context, state), generation)
         return replace(state, memory=memory).enter(state.at, now_s), actions
     if generation is None or not scores:
-        return fail_generation(state, request_generation(state), _NOBODY, now_s), actions
+        return _fail(state, _NOBODY, now_s), actions
     close = CloseGeneration(
         round=state.aggregated_round,
         generation=generation,
@@ -218,7 +222,7 @@ def score_by_devices(
                 name: build_evaluator(state, name, network.full_architecture(), scores.supernet) for name in names
             }
             state = replace(state, clients=MappingProxyType(clients))
-            actions += request_evaluations(state, clients)
+            actions += request_tasks(state, clients.values())
         state, parted = drop_departed(context, state, now_s)
         actions += parted
         collection = collect(context, state, "paths", now_s)
@@ -255,7 +259,7 @@ def _list_able(context: RunContext, state: RunState, scores: GenerationScores, n
         last, profile = state.last.get(name), state.profiles.get(name)
         if last is None or profile is None or not profile.held_out_count:
             continue
-        most = last.offer.budget.forward_macs if last.offer.budget is not None else None
+        most = last.offer.budget.forward_macs
         if most is None or most >= least_macs:
             yield name
 

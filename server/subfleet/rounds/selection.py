@@ -116,8 +116,6 @@ def _build_available(
     context: RunContext, state: RunState, client: ClientState, training: TrainingSettings, estimate: Estimate
 ) -> AvailableClient:
     """A client that has answered, as methods see it."""
-    if client.offer.budget is None:
-        raise ValueError(f"client {client.client_id} has answered, but reported no budget")
     last = state.last.get(client.client_id)
     past = None if last is None else _build_last_update(last, estimate)
     size = estimate(list_networks(context, state)[0].space[0] if past is None else past.size)
@@ -196,11 +194,10 @@ def estimate_time(
     if client.offer.macs_per_s is not None:
         passes = training.sample_passes(client.offer.sample_count)
         training_s = min(TRAINING_MACS_PER_FORWARD * size.forward_macs * passes / client.offer.macs_per_s, _MOST_S)
-    budget = client.offer.budget
     return ExpectedTime(
         training_s=training_s,
-        downlink_s=_estimate_link_s(context, size.weight_bytes, None if budget is None else budget.downlink_bytes),
-        uplink_s=_estimate_link_s(context, size.update_bytes, None if budget is None else budget.uplink_bytes),
+        downlink_s=_estimate_link_s(context, size.weight_bytes, client.offer.budget.downlink_bytes),
+        uplink_s=_estimate_link_s(context, size.update_bytes, client.offer.budget.uplink_bytes),
     )
 
 

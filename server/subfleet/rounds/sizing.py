@@ -19,7 +19,6 @@ from types import MappingProxyType
 from subfleet.methods.assigner import Assignment, SizeSearch
 from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.messages import Scores
-from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Score
 from subfleet.rounds.assigning import assign_client, build_question, give_size
@@ -30,8 +29,8 @@ from subfleet.rounds.networks import get_estimates, request_estimates
 from subfleet.rounds.obstacles import list_unscorable_sizes
 from subfleet.rounds.signals import Action, ClientOutcome, GoOn, Outcome, SendTask, Withdraw
 from subfleet.rounds.state import ClientState, RunState
-from subfleet.rounds.tasks import build_score_task
-from subfleet.rounds.work import CostRequest, ProgramRequest, Scorable, ScoringRequest, SearchRequest, SearchResult
+from subfleet.rounds.tasks import build_score_task, request_tasks
+from subfleet.rounds.work import CostRequest, ProgramRequest, Scorable, SearchRequest, SearchResult
 from subfleet.search.query import CostEstimates, FoundSize, Search
 from subfleet.search.queue import rank_requested
 
@@ -121,7 +120,7 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
     new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
     for client in clients:
-        if client.stage != "answered" or client.offer.budget is None or state.explored_attempt == state.run_attempt:
+        if client.stage != "answered" or state.explored_attempt == state.run_attempt:
             continue
         target = client.offer.runtime
         ask = replace(build_question(context, state, client, search=searches[target]), estimate=recalled[target])
@@ -161,7 +160,7 @@ _LEAST = 2
 def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Propose candidates to a client that has answered, if the method has some; else choose a size at once."""
     propose = context.roles.assigner.propose
-    if propose is None or client.offer.budget is None or context.config.calibrates(state.round):
+    if propose is None or context.config.calibrates(state.round):
         return assign_client(context, state, client)
     unscorable = list_unscorable_sizes(state, client.client_id, client.offer.runtime)
     proposed = propose(build_question(context, state, client))
@@ -169,14 +168,7 @@ def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> 
     if len(proposals) < _LEAST:
         return assign_client(context, state, client)
     waiting = replace(client, stage="scoring", proposals=tuple(one.architecture for one in proposals))
-    return waiting, (request_scoring(state, waiting),)
-
-
-def request_scoring(state: RunState, client: ClientState) -> ScoringRequest:
-    """Request a client's score task."""
-    return ScoringRequest(
-        client_id=client.client_id, round=state.round, target=client.offer.runtime, sizes=client.proposals
-    )
+    return waiting, request_tasks(state, [waiting])
 
 
 def send_scoring(
@@ -185,21 +177,14 @@ def send_scoring(
     """Send the candidates with programs that fit the budget; with fewer than two no score is needed."""
     budget, width = client.offer.budget, client.offer.packing_width
     planned = {one: planned_for(one.planned_peak_bytes, one.packings, width) for one in candidates}
-    fitting = [one for one, size_bytes in planned.items() if budget is not None and size_bytes <= budget.memory_bytes]
-    fitting = _limit_to_disk(budget, fitting)
-    if budget is None or len(fitting) < _LEAST:
+    fitting = [one for one, size_bytes in planned.items() if size_bytes <= budget.memory_bytes]
+    if budget.disk_bytes is not None:  # the smallest ones, as many as fit together
+        taken = accumulate(one.program.blob.size_bytes + one.weights.size_bytes for one in fitting)
+        fitting = fitting[: sum(taken_bytes <= budget.disk_bytes for taken_bytes in taken)]
+    if len(fitting) < _LEAST:
         return assign_unscored(context, state, client)
     task = build_score_task(context, state, client, {one: planned[one] for one in fitting}, now_s)
     return replace(client, task=task), (SendTask(task=task),)
-
-
-def _limit_to_disk(budget: Budget | None, candidates: list[Scorable]) -> list[Scorable]:
-    """The smallest candidates, as many as fit together on a device's disk."""
-    left_bytes = None if budget is None else budget.disk_bytes
-    if left_bytes is None:
-        return candidates
-    taken = accumulate(one.program.blob.size_bytes + one.weights.size_bytes for one in candidates)
-    return candidates[: sum(taken_bytes <= left_bytes for taken_bytes in taken)]
 
 
 def assign_best(context: RunContext, state: RunState, client: ClientState, scores: Scores) -> ClientOutcome:

@@ -42,11 +42,11 @@ from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import FleetMember, LiveState, Requested
+from subfleet.rounds.live import FleetMember, LiveState
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Failed, FailedAttempts, Phase, PhaseName, Searching, Waiting
-from subfleet.rounds.work import ClientRequest, ModelFile
+from subfleet.rounds.work import ModelFile
 from subfleet.search.fitting import Obstacle
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
@@ -65,7 +65,7 @@ class Offer:
         runtime: the program target that it runs.
         packing_width: of its kernels.
         macs_per_s: multiply-accumulates per second in training; None is unknown.
-        budget: the most that a task may cost it now; None if it does not take part.
+        budget: the most that a task may cost it now.
         lasting: the budget that its replayed log has for most of its time; None if it reported none.
         memory_free_bytes: free memory as the device reported it.
         memory_budget_bytes: memory for training, within the limits of the run.
@@ -80,7 +80,7 @@ class Offer:
     runtime: str = ""
     packing_width: PackingWidth | None = None
     macs_per_s: float | None = None
-    budget: Budget | None = None
+    budget: Budget = field(default_factory=lambda: Budget(memory_bytes=0))
     lasting: Budget | None = None
     memory_free_bytes: int | None = None
     memory_budget_bytes: int = 0
@@ -327,12 +327,6 @@ class RunState:
             self, clients=MappingProxyType({**self.clients, **{client.client_id: client for client in clients}})
         )
 
-    def find_client(self, request: ClientRequest, stage: Stage, *phases: PhaseName) -> ClientState | None:
-        """The client of a request, if it is still at this stage of the same round and in one of these phases."""
-        client = self.clients.get(request.client_id)
-        current = self.phase in phases and self.round == request.round
-        return client if current and client is not None and client.stage == stage else None
-
     def enter(self, phase: Phase, now_s: float) -> "RunState":
         """The state at the beginning of a phase."""
         return replace(self, at=phase, live=replace(self.live, entered_s=now_s))
@@ -340,10 +334,6 @@ class RunState:
     def fail(self, why: str, now_s: float) -> "RunState":
         """The state of a failed run."""
         return self.enter(Failed(why=why), now_s)
-
-    def without_request(self, made: Requested) -> "RunState":
-        """The state without a shared request, which has ended."""
-        return replace(self, live=replace(self.live, requested=self.live.requested - {made}))
 
     def restart(self, now_s: float) -> "RunState":
         """The state for a server that starts now: it has heard no client, and deadlines start anew."""

@@ -1,6 +1,9 @@
-"""Builds the tasks of a run, one function for each kind of work. Pure: a task has the same id after a crash."""
+"""Requests and builds the tasks of a run, one function for each kind of work. Pure.
 
-from collections.abc import Mapping, Sequence
+A task has the same id after a crash.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from subfleet.methods.assigner import Draw
@@ -9,21 +12,46 @@ from subfleet.methods.techniques import build_calibration
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.programs import ProgramRef
-from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train, Work
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
+from subfleet.rounds import work
 from subfleet.rounds.awaiting import get_limit_s
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import get_network
 from subfleet.rounds.state import ClientState, RunState, get_memory
-from subfleet.rounds.work import PreparedTask, Scorable
 
 BATCHES = 2
 """Number of batches whose gradients a score compares (Li et al., ICLR 2023, section 4)."""
 
 
+def request_task(state: RunState, client: ClientState) -> work.ClientRequest | None:
+    """Request what the next task of a client needs; None if the client waits for no task."""
+    target = client.offer.runtime
+    if client.stage == "scoring" and client.task is None:
+        return work.ScoringRequest(client_id=client.client_id, round=state.round, target=target, sizes=client.proposals)
+    if client.stage != "preparing" or client.given is None or client.participant is None:
+        return None
+    if state.phase == "deploy":
+        return work.ModelsRequest(participant=client.participant, round=state.round)
+    if state.phase in ("evaluate", "search"):
+        return work.EvaluationRequest(participant=client.participant, round=state.round, target=target)
+    return work.TaskRequest(
+        participant=client.participant,
+        round=state.round,
+        attempt=client.attempt,
+        target=target,
+        student=client.given.student,
+    )
+
+
+def request_tasks(state: RunState, clients: Iterable[ClientState]) -> tuple[work.ClientRequest, ...]:
+    """Request the tasks of the clients that wait for one, by their ids."""
+    requests = (request_task(state, client) for client in sorted(clients, key=lambda client: client.client_id))
+    return tuple(request for request in requests if request is not None)
+
+
 def build_train_task(
-    context: RunContext, state: RunState, client: ClientState, made: PreparedTask, planned_bytes: int, now_s: float
+    context: RunContext, state: RunState, client: ClientState, made: work.PreparedTask, planned_bytes: int, now_s: float
 ) -> Task:
     """The task that trains a client's submodel, or calibrates its norms in a round that calibrates."""
     if client.given is None:
@@ -32,18 +60,18 @@ def build_train_task(
     network = get_network(context, state.lineages, architecture).network
     trainee = Trainee(draw=build_draw(context, state, client), size=size, tensors=tuple(network.shapes(architecture)))
     settings = context.local_training(state.round, trainee, student=client.given.student)
-    work: Work
+    content: Work
     if context.config.calibrates(state.round):
         calibration = build_calibration(network, architecture)
-        work = Calibrate(settings=settings, calibration=calibration)
+        content = Calibrate(settings=settings, calibration=calibration)
     else:
-        work = Train(
+        content = Train(
             settings=settings,
-            update_codec=context.update_codec(network, architecture, _get_budget(client)),
+            update_codec=context.update_codec(network, architecture, client.offer.budget),
             sends=_list_sent(context, trainee),
             paths=client.given.paths,
         )
-    return _build_task(context, state, client, work, (_submodel(context, client, made),), planned_bytes, now_s)
+    return _build_task(context, state, client, content, (_submodel(context, client, made),), planned_bytes, now_s)
 
 
 def build_draw(context: RunContext, state: RunState, client: ClientState) -> Draw:
@@ -61,7 +89,7 @@ def _list_sent(context: RunContext, trainee: Trainee) -> tuple[str, ...]:
 
 
 def build_score_task(
-    context: RunContext, state: RunState, client: ClientState, planned_bytes: Mapping[Scorable, int], now_s: float
+    context: RunContext, state: RunState, client: ClientState, planned_bytes: Mapping[work.Scorable, int], now_s: float
 ) -> Task:
     """The task that scores candidates.
 
@@ -75,8 +103,8 @@ def build_score_task(
     candidates = tuple(
         TaskSubmodel(architecture=one.size, program=one.program, weights=one.weights) for one in planned_bytes
     )
-    work = Score(settings=derive_score_training(context.training(state.round)), batches=BATCHES)
-    return _build_task(context, state, client, work, candidates, max(planned_bytes.values()), now_s)
+    content = Score(settings=derive_score_training(context.training(state.round)), batches=BATCHES)
+    return _build_task(context, state, client, content, candidates, max(planned_bytes.values()), now_s)
 
 
 def name_score_task(context: RunContext, state: RunState, client_id: str) -> str:
@@ -102,7 +130,7 @@ def derive_score_training(training: TrainingSettings) -> TrainingSettings:
 
 
 def build_evaluate_task(
-    context: RunContext, state: RunState, client: ClientState, made: PreparedTask, planned_bytes: int, now_s: float
+    context: RunContext, state: RunState, client: ClientState, made: work.PreparedTask, planned_bytes: int, now_s: float
 ) -> Task:
     """The task that evaluates a client's submodel after a round, or the paths of a generation."""
     training = context.training(state.round)
@@ -126,7 +154,7 @@ def build_deploy_task(
     return _build_task(context, state, client, Deploy(), submodels, 0, now_s)
 
 
-def _submodel(context: RunContext, client: ClientState, made: PreparedTask) -> TaskSubmodel:
+def _submodel(context: RunContext, client: ClientState, made: work.PreparedTask) -> TaskSubmodel:
     architecture = client.architecture or context.space[0]
     return TaskSubmodel(architecture=architecture, program=made.program, weights=made.weights)
 
@@ -135,21 +163,21 @@ def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds
     context: RunContext,
     state: RunState,
     client: ClientState,
-    work: Work,
+    content: Work,
     submodels: Sequence[TaskSubmodel],
     planned_bytes: int,
     now_s: float,
 ) -> Task:
-    task_id, limit = _choose_id_and_limit_s(context, state, client, work)
+    task_id, limit = _choose_id_and_limit_s(context, state, client, content)
     return Task(
         task_id=task_id,
         run_id=context.run_id,
         round=state.round,
         client_id=client.client_id,
         submodels=tuple(submodels),
-        work=work,
+        work=content,
         planned_peak_bytes=planned_bytes,
-        budget=_get_budget(client),
+        budget=client.offer.budget,
         deadline_s=max(0.0, limit - (now_s - state.live.entered_s)),
         message_id=task_id,
         attempt=state.attempt,
@@ -158,10 +186,12 @@ def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds
     )
 
 
-def _choose_id_and_limit_s(context: RunContext, state: RunState, client: ClientState, work: Work) -> tuple[str, float]:
+def _choose_id_and_limit_s(
+    context: RunContext, state: RunState, client: ClientState, content: Work
+) -> tuple[str, float]:
     """The id of a client's task, and its deadline in seconds after the beginning of the phase."""
     client_id, deadlines = client.client_id, context.config.deadlines
-    match work:
+    match content:
         case Train() | Calibrate():
             task_id = f"{_name_attempt(context, state)}/{client_id}/{client.attempt}"
             limit = get_limit_s(context, "training")
@@ -173,7 +203,7 @@ def _choose_id_and_limit_s(context: RunContext, state: RunState, client: ClientS
         case Deploy():  # a run that is extended deploys again
             task_id, limit = f"{context.run_id}/deploy/{client_id}/{state.round}", deadlines.deploy_s
         case _:
-            never(work)
+            never(content)
     return task_id, limit
 
 
@@ -183,10 +213,6 @@ def _name_evaluation(state: RunState) -> str:
     if scores is None:
         return "evaluate"
     return f"generation{state.generations + 1}.{scores.closed}.{scores.made.ticket}"
-
-
-def _get_budget(client: ClientState) -> Budget:
-    return client.offer.budget or Budget(memory_bytes=0)
 
 
 def _name_attempt(context: RunContext, state: RunState) -> str:

@@ -7,14 +7,7 @@ from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget, LogLow, Reading
 from subfleet.protocol.submodel import Architecture
 
-__all__ = [
-    "TRAINING_MACS_PER_FORWARD",
-    "Candidate",
-    "build_budget",
-    "limit_forward_macs",
-    "list_lacking_operators",
-    "order_candidates",
-]
+__all__ = ["Candidate"]
 
 TRAINING_MACS_PER_FORWARD = 3
 """Multiply-accumulates of a training step over those of its forward pass: a backward pass takes twice as many."""

@@ -11,10 +11,9 @@ from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.journal.journal import Journal
-from subfleet.journal.lineages import build_network_records
 from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import RunResult
-from subfleet.journal.rows import list_deployed_models
+from subfleet.journal.rows import build_network_records, list_deployed_models
 from subfleet.methods.describing import describe_status
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.rounds.context import RunContext
@@ -104,7 +103,7 @@ def build_result(context: RunContext, state: RunState, journal: Journal, checkpo
         finished=state.phase == "finished",
         accuracy=records[-1].accuracy if records else None,
         rounds=records,
-        deployed=list_deployed_models(context, [client for _, client in sorted(state.clients.items())]),
+        deployed=list_deployed_models(client for _, client in sorted(state.clients.items())),
         model_path=checkpoint_path(checkpoints, state.aggregated_round) if state.aggregated_round else None,
         supernet_path=checkpoint_path(checkpoints, searched) if searched else None,
         networks=build_network_records(context, state, records, evaluations),

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from subfleet.methods import METHODS
-from subfleet.methods.describing import Setting, list_departures
+from subfleet.methods.describing import Setting, list_departures, list_parameters
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing.rounds import DrawnClient, draw_state, make_assignee, make_context, play
 from subfleet.testing.submodels import have_same_bits
@@ -56,7 +56,9 @@ def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
     for path, default in rows.items():
         value = attrgetter(path)(kind())
         assert dataclasses.is_dataclass(value) if path in elsewhere else default == SCRIPT.cell(value), path
-    assert rows.keys() - elsewhere == {path for path in kind.INFO.parameters if path.partition(".")[0] not in elsewhere}
+    assert rows.keys() - elsewhere == {
+        path for path in list_parameters(kind) if path.partition(".")[0] not in elsewhere
+    }
 
 
 def test_the_script_writes_what_a_section_needs() -> None:

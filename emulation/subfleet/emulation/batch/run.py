@@ -207,11 +207,11 @@ class _History:
         self._observer.round_finished(self.rounds[-1])
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        """See `EvaluationObserver.evaluated`."""
+        """See `RunObserver`."""
         self._observer.evaluated(record.unmeasured())
 
     def progressed(self, progress: Progress) -> None:
-        """See `ProgressObserver.progressed`."""
+        """See `RunObserver`."""
         self._observer.progressed(progress)
 
 

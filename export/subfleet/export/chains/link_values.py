@@ -1,11 +1,20 @@
 """The values of a chain's programs, and of the whole chain as a training or evaluation program has them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from subfleet.export.steps.layout import label_of, mask_of, metric_values, scalar, weights_of
+from subfleet.export.steps.layout import (
+    after_step,
+    label_of,
+    mask_of,
+    metric_values,
+    scalar,
+    states_of,
+    weights_of,
+    with_role,
+)
 from subfleet.export.steps.optimisers import OPTIMISERS
 from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
@@ -44,8 +53,7 @@ class LinkValues:
     def gradients(self) -> tuple[ValueInfo, ...]:
         """The outputs of a backward program: gradients of the input, unless it is the first link, and of parameters."""
         before = [replace(self.reads, name="read_gradient", role="features_gradient")]
-        own = (replace(value, name=f"gradient.{value.tensor}", role="gradient") for value in self.parameters)
-        return (*(before if self.reads.role == "features" else ()), *own)
+        return (*(before if self.reads.role == "features" else ()), *with_role(self.parameters, "gradient"))
 
     def loss_outputs(self, objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
         """Return the outputs of the last link's program in training."""
@@ -58,7 +66,7 @@ class LinkValues:
 
     @property
     def _new_buffers(self) -> tuple[ValueInfo, ...]:
-        return tuple(map(_new, of_role(self.weights, "buffer")))
+        return tuple(map(after_step, of_role(self.weights, "buffer")))
 
 
 def of_role(values: Iterable[ValueInfo], role: Role) -> tuple[ValueInfo, ...]:
@@ -68,16 +76,15 @@ def of_role(values: Iterable[ValueInfo], role: Role) -> tuple[ValueInfo, ...]:
 
 def update_inputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> tuple[ValueInfo, ...]:
     """Return the inputs of the program that updates a piece's parameters."""
-    gradients = (replace(value, name=f"gradient.{value.tensor}", role="gradient") for value in parameters)
     scalars = (scalar(kind, "optimiser_state") for kind in OPTIMISERS[optimiser.name].scalars(optimiser))
     fed = (scalar("learning_rate", "learning_rate"), scalar("gradient_scale", "gradient_scale"))
-    return (*fed, *parameters, *gradients, *_states(parameters, optimiser), *scalars)
+    return (*fed, *parameters, *with_role(parameters, "gradient"), *states_of(parameters, optimiser), *scalars)
 
 
 def update_outputs(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> tuple[ValueInfo, ...]:
     """Return the outputs of the program that updates a piece's parameters."""
     inputs = update_inputs(parameters, optimiser)
-    return tuple(_new(value) for value in inputs if value.role in ("parameter", "optimiser_state"))
+    return tuple(after_step(value) for value in inputs if value.role in ("parameter", "optimiser_state"))
 
 
 def chain_training(
@@ -104,10 +111,10 @@ def chain_training(
         for kind in OPTIMISERS[optimiser.name].scalars(optimiser)
         for part in parts
     )
-    carried = (*weights, *_states(of_role(weights, "parameter"), optimiser), *scalars)
+    carried = (*weights, *states_of(of_role(weights, "parameter"), optimiser), *scalars)
     fed = (scalar(name, name) for name in ("learning_rate", "batch_weight", "apply"))
     inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *fed, *carried)
-    return inputs, (*metric_values(objective), *map(_new, carried))
+    return inputs, (*metric_values(objective), *map(after_step, carried))
 
 
 def chain_evaluation(
@@ -116,12 +123,3 @@ def chain_evaluation(
     """Return inputs and outputs of a whole chain, as of an evaluation program."""
     inputs = (sample, label_of(objective, logits.shape), mask_of(sample.shape[0]), *weights_of(module))
     return inputs, (*metric_values(objective), replace(logits, name="logits", role="logits"))
-
-
-def _states(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> Iterator[ValueInfo]:
-    for kind in OPTIMISERS[optimiser.name].states(optimiser):
-        yield from (replace(value, name=f"{kind}.{value.tensor}", role="optimiser_state") for value in parameters)
-
-
-def _new(value: ValueInfo) -> ValueInfo:
-    return replace(value, name=f"new.{value.name}")

@@ -16,7 +16,7 @@ from subfleet.export.layers import LayerContext
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, inference_step
 from subfleet.export.steps.layout import label_of, scalar
 from subfleet.export.steps.module_calls import call_with_state, prepare_module, run_exits, state_of, updated_buffers
-from subfleet.export.steps.objectives import OBJECTIVES, total
+from subfleet.export.steps.objectives import OBJECTIVES, label_metrics, total
 from subfleet.export.steps.optimisers import apply_optimiser
 from subfleet.export.steps.reference.pytorch import (
     as_exits,
@@ -168,7 +168,7 @@ def training_steps(
         label = label_of(objective, values.gives.shape)
         inputs = (values.reads, label, values.mask, scalar("batch_weight", "batch_weight"), *values.weights)
         step = link_step(_go_to_the_loss, inputs, values.loss_outputs(objective), objective)
-        steps = {"backward": replace(step, class_count=label.limit, padded_labels=objective.padded)}
+        steps = {"backward": replace(step, padded_labels=objective.padded)}
     else:
         inputs = (values.reads, values.mask, *values.weights)
         steps = {
@@ -216,10 +216,10 @@ class _LinkResult:
         if not self.leaves:
             return ()
         with self.context.backward_pass():
-            gradients_found: Sequence[Tensor | None] = torch.autograd.grad(
+            parts: Sequence[Tensor | None] = torch.autograd.grad(
                 differentiated, list(self.leaves.values()), by, allow_unused=True
             )
-        gradients = {name: part for name, part in zip(self.leaves, gradients_found, strict=True) if part is not None}
+        gradients = {name: part for name, part in zip(self.leaves, parts, strict=True) if part is not None}
         lacking = sorted(self.leaves.keys() - gradients.keys())
         if lacking:
             raise ExportError(
@@ -281,11 +281,8 @@ def _go_to_the_loss(result: _LinkResult) -> tuple[Tensor, ...]:
     counted = rule.count_mask(labels, result.given.single("sample_mask"))
     losses = rule.losses(settings, result.output, labels)
     loss = total(losses * counted) / result.given.single("batch_weight").clamp(min=1.0)
-    own = losses.detach()
-    metrics = [loss.detach(), total(rule.correct(result.output.detach(), labels) * counted), total(counted)]
-    if settings.squares:
-        metrics.append(total(own * own * counted))
-    return (*metrics, *result.gradients(loss), *result.buffers)
+    metrics = label_metrics(settings, result.output, labels, losses, counted)
+    return (loss.detach(), *metrics, *result.gradients(loss), *result.buffers)
 
 
 def _update(values: LinkValues, optimiser: OptimiserSettings) -> Step:

@@ -1,6 +1,6 @@
 """Writes the programs of pieces for a target, and verifies them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,9 +12,16 @@ from subfleet.export.targets.torch import TARGET as TORCH
 from subfleet.export.targets.torch import plan_torch
 from subfleet.export.tools import as_export_errors
 from subfleet.export.tracing import trace
-from subfleet.export.verification import seeded_generator, verify_evaluation, verify_inference
-from subfleet.export.verification.distances import Exact
-from subfleet.export.verification.verifying import ATTEMPTS, FEW_SAMPLES, Trial, second_step, verify_trials
+from subfleet.export.verification.distances import Run, Trial
+from subfleet.export.verification.verifying import (
+    ATTEMPTS,
+    FEW_SAMPLES,
+    second_step,
+    seeded_generator,
+    verify_evaluation,
+    verify_inference,
+    verify_trials,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +31,7 @@ class WrittenStep:
     Attributes:
         step: the step that it computes.
         program: its bytes, empty for PyTorch, and its own memory.
-        max_abs_diff: as in `subfleet.export.verification.Verified`.
+        max_abs_diff: as in `subfleet.export.verification.verifying.Verified`.
     """
 
     step: Step
@@ -49,10 +56,7 @@ def write_step(step: Step, kind: str, *, target: str, seed: str) -> WrittenStep:
         return WrittenStep(step=step, program=program, max_abs_diff=_difference(run, step, kind, seed))
 
 
-_Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-
-
-def _write(step: Step, kind: str, target: str) -> tuple[WrittenProgram, _Run]:
+def _write(step: Step, kind: str, target: str) -> tuple[WrittenProgram, Run]:
     if target == TORCH:
         memory = plan_torch(step, trace(step, {}))
         return WrittenProgram(body=b"", memory=memory, operators=()), lambda example: step.run(*example)
@@ -63,19 +67,18 @@ def _write(step: Step, kind: str, target: str) -> tuple[WrittenProgram, _Run]:
     return written, lambda example: writer.run(written.body, dict(zip(names, example, strict=True)))
 
 
-def _difference(run: _Run, step: Step, kind: str, seed: str) -> float:
+def _difference(run: Run, step: Step, kind: str, seed: str) -> float:
     """Return the difference from the original module in double precision; raise ExportError if it is too large."""
     generator = seeded_generator(seed)
     if kind == "evaluate":
         return verify_evaluation(run, step, generator)
     if kind == "update":
-        example = second_step(step, generator)
-        return verify_trials(run, [Trial(example=example, exact=Exact(step, example))]).max_abs_diff
+        return verify_trials(run, [Trial(step, second_step(step, generator))]).max_abs_diff
     if not any(value.role == "sample_mask" for value in step.inputs):
         return verify_inference(run, step, step.example(generator))
     counts = (None, *[FEW_SAMPLES] * ATTEMPTS)
     examples = ((count, _mask_padding_gradient(step, step.example(generator, sample_count=count))) for count in counts)
-    trials = (Trial(example=example, exact=Exact(step, example), is_whole=count is None) for count, example in examples)
+    trials = (Trial(step, example, is_whole=count is None) for count, example in examples)
     return verify_trials(lambda example: _mask_padding(step, example, run(example)), trials).max_abs_diff
 
 

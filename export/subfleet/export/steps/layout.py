@@ -1,9 +1,9 @@
 """The inputs and outputs of a training step in order, and those that other steps share."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from subfleet.export.steps.module_calls import buffers_of
 from subfleet.export.steps.objectives import OBJECTIVES
@@ -12,65 +12,9 @@ from subfleet.protocol.programs import Role, ValueInfo
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepShapes:
-    """What determines the inputs and outputs of a step.
-
-    Attributes:
-        sample: the step's input.
-        logits: shape of the prediction.
-        randoms: shapes of the random inputs.
-        parameters: shapes of the trained parameters, by tensor name.
-        frozen: shapes of the other parameters, by tensor name.
-        buffers: shapes by tensor name.
-        objective: the objective.
-        optimiser: the optimiser's settings.
-        accumulate: whether gradients are summed over micro-batches.
-    """
-
-    sample: ValueInfo
-    logits: tuple[int, ...]
-    randoms: tuple[tuple[int, ...], ...]
-    parameters: Mapping[str, tuple[int, ...]]
-    frozen: Mapping[str, tuple[int, ...]]
-    buffers: Mapping[str, tuple[int, ...]]
-    objective: ObjectiveSettings
-    optimiser: OptimiserSettings
-    accumulate: bool
-
-    @property
-    def coefficients(self) -> tuple[str, ...]:
-        """Names of the scalars of `TrainingSettings` that the step takes."""
-        used = {
-            "proximal_mu": self.objective.proximal,
-            "distillation_weight": self.objective.distillation != "none",
-        }
-        return tuple(name for name, is_wanted in used.items() if is_wanted)
-
-
 def scalar(name: str, role: Role) -> ValueInfo:
     """Describe a scalar value."""
     return ValueInfo(name=name, dtype="F32", shape=(), role=role)
-
-
-def _tensor_values(
-    shapes: Mapping[str, tuple[int, ...]], kind: str, role: Role, prefix: str = ""
-) -> Iterator[ValueInfo]:
-    for name, shape in shapes.items():
-        yield ValueInfo(name=f"{prefix}{kind}.{name}", dtype="F32", shape=shape, role=role, tensor=name)
-
-
-def _carried_values(shapes: StepShapes, prefix: str) -> Iterator[ValueInfo]:
-    """Yield the values that are carried from step to step."""
-    rule = OPTIMISERS[shapes.optimiser.name]
-    yield from _tensor_values(shapes.parameters, "parameter", "parameter", prefix)
-    yield from _tensor_values(shapes.buffers, "buffer", "buffer", prefix)
-    for kind in rule.states(shapes.optimiser):
-        yield from _tensor_values(shapes.parameters, kind, "optimiser_state", prefix)
-    for kind in rule.scalars(shapes.optimiser):
-        yield scalar(f"{prefix}{kind}", "optimiser_state")
-    if shapes.accumulate:
-        yield from _tensor_values(shapes.parameters, "gradient", "gradient", prefix)
 
 
 def label_of(objective: ObjectiveSettings, logits: tuple[int, ...]) -> ValueInfo:
@@ -92,31 +36,8 @@ def mask_of(batch_size: int) -> ValueInfo:
 
 def weights_of(module: nn.Module) -> tuple[ValueInfo, ...]:
     """Describe a module's parameters and buffers as inputs of a step."""
-    parameters = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
-    buffers = {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()}
-    return (*_tensor_values(parameters, "parameter", "parameter"), *_tensor_values(buffers, "buffer", "buffer"))
-
-
-def step_inputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
-    """Return a training step's inputs."""
-    batch_size = shapes.sample.shape[0]
-    class_count = shapes.logits[-1]
-    label = label_of(shapes.objective, shapes.logits)
-    values = [shapes.sample, label, mask_of(batch_size), scalar("learning_rate", "learning_rate")]
-    if shapes.accumulate:
-        values += [scalar("batch_weight", "batch_weight"), scalar("apply", "apply")]
-    if shapes.objective.class_mask:
-        values.append(ValueInfo(name="class_mask", dtype="F32", shape=(class_count,), role="class_mask"))
-    values += [scalar(name, "coefficient") for name in shapes.coefficients]
-    values += [
-        ValueInfo(name=f"random.{index}", dtype="F32", shape=shape, role="random")
-        for index, shape in enumerate(shapes.randoms)
-    ]
-    values += _carried_values(shapes, "")
-    values += _tensor_values(shapes.frozen, "frozen", "frozen")
-    if shapes.objective.proximal:
-        values += _tensor_values(shapes.parameters, "anchor", "anchor")
-    return tuple(values)
+    parameters = _tensor_values(dict(module.named_parameters()), "parameter")
+    return (*parameters, *_tensor_values(buffers_of(module), "buffer"))
 
 
 def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
@@ -125,6 +46,73 @@ def metric_values(objective: ObjectiveSettings) -> tuple[ValueInfo, ...]:
     return tuple(scalar(name, name) for name in (*names, *(("squares",) if objective.squares else ())))
 
 
-def step_outputs(shapes: StepShapes) -> tuple[ValueInfo, ...]:
-    """Return a training step's outputs."""
-    return (*metric_values(shapes.objective), *_carried_values(shapes, "new."))
+def with_role(values: Iterable[ValueInfo], role: Role, kind: str = "") -> Iterator[ValueInfo]:
+    """Yield the values of another role for the same tensors, such as the gradients of parameters.
+
+    Args:
+        values: values of tensors.
+        role: the other role.
+        kind: first part of their names; the role if it is empty.
+    """
+    for value in values:
+        yield replace(value, name=f"{kind or role}.{value.tensor}", role=role)
+
+
+def states_of(parameters: Sequence[ValueInfo], optimiser: OptimiserSettings) -> Iterator[ValueInfo]:
+    """Yield the states that an optimiser keeps for each parameter, by kind."""
+    for kind in OPTIMISERS[optimiser.name].states(optimiser):
+        yield from with_role(parameters, "optimiser_state", kind)
+
+
+def after_step(value: ValueInfo) -> ValueInfo:
+    """Describe the output that holds a carried value after the step."""
+    return replace(value, name=f"new.{value.name}")
+
+
+def training_values(  # noqa: PLR0913 - each determines some of the values
+    module: nn.Module,
+    sample: ValueInfo,
+    logits: tuple[int, ...],
+    randoms: Sequence[tuple[int, ...]],
+    *,
+    objective: ObjectiveSettings,
+    optimiser: OptimiserSettings,
+    accumulate: bool,
+) -> tuple[tuple[ValueInfo, ...], tuple[ValueInfo, ...]]:
+    """Return the inputs and outputs of a training step.
+
+    Args:
+        module: the module; parameters that need no gradient are frozen.
+        sample: the step's input.
+        logits: shape of the prediction.
+        randoms: shapes of the random inputs.
+        objective: the objective.
+        optimiser: the optimiser's settings.
+        accumulate: whether gradients are summed over micro-batches.
+    """
+    named = dict(module.named_parameters())
+    parameters = tuple(_tensor_values({name: part for name, part in named.items() if part.requires_grad}, "parameter"))
+    frozen = _tensor_values({name: part for name, part in named.items() if not part.requires_grad}, "frozen")
+    carried = [*parameters, *_tensor_values(buffers_of(module), "buffer"), *states_of(parameters, optimiser)]
+    carried += [scalar(kind, "optimiser_state") for kind in OPTIMISERS[optimiser.name].scalars(optimiser)]
+    values = [sample, label_of(objective, logits), mask_of(sample.shape[0]), scalar("learning_rate", "learning_rate")]
+    if accumulate:
+        carried += with_role(parameters, "gradient")
+        values += [scalar("batch_weight", "batch_weight"), scalar("apply", "apply")]
+    if objective.class_mask:
+        values.append(ValueInfo(name="class_mask", dtype="F32", shape=logits[-1:], role="class_mask"))
+    if objective.proximal:
+        values.append(scalar("proximal_mu", "coefficient"))
+    if objective.distillation != "none":
+        values.append(scalar("distillation_weight", "coefficient"))
+    values += [
+        ValueInfo(name=f"random.{index}", dtype="F32", shape=shape, role="random")
+        for index, shape in enumerate(randoms)
+    ]
+    anchors = with_role(parameters, "anchor") if objective.proximal else ()
+    return (*values, *carried, *frozen, *anchors), (*metric_values(objective), *map(after_step, carried))
+
+
+def _tensor_values(tensors: Mapping[str, Tensor], role: Role) -> Iterator[ValueInfo]:
+    for name, tensor in tensors.items():
+        yield ValueInfo(name=f"{role}.{name}", dtype="F32", shape=tuple(tensor.shape), role=role, tensor=name)

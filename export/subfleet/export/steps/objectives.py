@@ -154,6 +154,23 @@ OBJECTIVES: Mapping[str, ObjectiveRule] = MappingProxyType(
 )
 
 
+def label_metrics(
+    settings: ObjectiveSettings, logits: Tensor, labels: Tensor, losses: Tensor, counted: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the number of correct predictions, of labels that count, and with `squares` the sum of squared losses.
+
+    Args:
+        settings: the objective.
+        logits: of the prediction.
+        labels: as the objective takes them.
+        losses: of the prediction, in the labels' shape.
+        counted: 1 where a label counts.
+    """
+    own = losses.detach()
+    correct = total(OBJECTIVES[settings.name].correct(logits.detach(), labels) * counted)
+    return correct, total(counted), *((total(own * own * counted),) if settings.squares else ())
+
+
 def _divergences(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     """Compute KL(softmax(teacher / T) || softmax(student / T)) times T squared, over the last dimension.
 

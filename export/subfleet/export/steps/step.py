@@ -77,7 +77,6 @@ class Step:
             `subfleet.export.steps.reference`.
         inputs: in order.
         outputs: in order.
-        class_count: exclusive upper bound of the labels; 0 if they are not classes.
         padded_labels: whether labels below 0 are common: tokens that do not count.
         carried: the network's own parameters and buffers, by name: no constant may share their memory.
         held: all tensors that the network holds, by name.
@@ -87,7 +86,6 @@ class Step:
     reference: Callable[..., tuple[Tensor, ...]]
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
-    class_count: int = 0
     padded_labels: bool = False
     carried: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
     held: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))

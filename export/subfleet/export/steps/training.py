@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from subfleet.export.layers import LayerContext
-from subfleet.export.steps.layout import StepShapes, step_inputs, step_outputs
+from subfleet.export.steps.layout import training_values
 from subfleet.export.steps.mixing import check_samples_apart
 from subfleet.export.steps.module_calls import (
     buffers_of,
@@ -23,7 +24,13 @@ from subfleet.export.steps.module_calls import (
     state_of,
     updated_buffers,
 )
-from subfleet.export.steps.objectives import OBJECTIVES, mutual_distillation, self_distillation, total
+from subfleet.export.steps.objectives import (
+    OBJECTIVES,
+    label_metrics,
+    mutual_distillation,
+    self_distillation,
+    total,
+)
 from subfleet.export.steps.optimisers import apply_optimiser, clip_gradients
 from subfleet.export.steps.parameter_hooks import apply_post_hooks, check_hooks, copy_hooks
 from subfleet.export.steps.recompute import blocks_of, recompute_blocks
@@ -73,35 +80,24 @@ def training_step(  # noqa: PLR0913 - each says one thing of the step
     given, in_parts = sample.value(batch_size), accumulate and not one_part
     run_shapes = run_on_shapes(module, given, training=True, in_parts=in_parts)
     _check_exits(run_shapes, batch_size, objective)
-    shapes = StepShapes(
-        sample=given,
-        logits=run_shapes.output_shapes[-1],
-        randoms=run_shapes.random_shapes + _check_student(run_shapes, given, objective, student, in_parts),
-        **_state_shapes(module),
-        objective=objective,
-        optimiser=optimiser,
-        accumulate=accumulate,
+    randoms = run_shapes.random_shapes + _check_student(run_shapes, given, objective, student, in_parts)
+    settings: dict[str, Any] = {"objective": objective, "optimiser": optimiser}
+    inputs, outputs = training_values(
+        module, given, run_shapes.output_shapes[-1], randoms, **settings, accumulate=accumulate
     )
-    inputs, outputs = step_inputs(shapes), step_outputs(shapes)
-    networks: dict[str, Any] = {"module": module, "student": student, "inputs": inputs}
+    settings["student"] = student
     if in_parts:
-        _check_parts(module, sample, {"objective": objective, "optimiser": optimiser, "student": student})
+        check_hooks(module)
+        check_samples_apart(training_step(module, sample, batch_size=2, accumulate=True, one_part=True, **settings))
     return Step(
-        run=_TrainingRun(**networks, shapes=shapes, recompute=recompute, in_parts=in_parts),
-        reference=TrainingReference(**networks, objective=objective, optimiser=optimiser, outputs=outputs),
+        run=_TrainingRun(module=module, inputs=inputs, recompute=recompute, in_parts=in_parts, **settings),
+        reference=TrainingReference(module=module, inputs=inputs, outputs=outputs, **settings),
         inputs=inputs,
         outputs=outputs,
-        class_count=next(value.limit for value in inputs if value.role == "label"),
         padded_labels=objective.padded,
         carried=state_of(module) | (state_of(student.module) if student else {}),
         held=StateSnapshot(module).tensors,
     )
-
-
-def _check_parts(module: nn.Module, sample: SampleSpec, settings: Mapping[str, Any]) -> None:
-    """Check that micro-batches add up to their batch."""
-    check_hooks(module)
-    check_samples_apart(training_step(module, sample, batch_size=2, accumulate=True, one_part=True, **settings))
 
 
 def _check_student(
@@ -146,44 +142,11 @@ def _check_exits(network: ModuleShapes, batch_size: int, objective: ObjectiveSet
             )
 
 
-def _state_shapes(module: nn.Module) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return the shapes of trained and frozen parameters and of buffers, as arguments of `StepShapes`."""
-    parts = dict(module.named_parameters())
-    return {
-        "parameters": {name: tuple(part.shape) for name, part in parts.items() if part.requires_grad},
-        "frozen": {name: tuple(part.shape) for name, part in parts.items() if not part.requires_grad},
-        "buffers": {name: tuple(tensor.shape) for name, tensor in buffers_of(module).items()},
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LossSums:
-    """Sums over the labels of a batch that count.
-
-    Attributes:
-        loss: of all losses.
-        correct: number of correct predictions.
-        count: number of labels.
-        squares: of the prediction's own losses; None if the objective does not ask for it.
-    """
-
-    loss: Tensor
-    correct: Tensor
-    count: Tensor
-    squares: Tensor | None = None
-
-    @property
-    def metrics(self) -> tuple[Tensor, ...]:
-        """What a step returns besides the mean loss, in order."""
-        return (self.correct, self.count, *(() if self.squares is None else (self.squares,)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PassResult:
-    """The result of forward and backward of one batch: gradients by parameter, buffers in order."""
+    """The result of forward and backward of one batch: metrics and buffers in order, gradients by parameter."""
 
-    loss: Tensor
-    sums: _LossSums
+    metrics: tuple[Tensor, ...]
     gradients: Mapping[str, Tensor]
     buffers: Sequence[Tensor]
 
@@ -194,7 +157,8 @@ class _TrainingRun:
 
     module: nn.Module
     student: Student | None
-    shapes: StepShapes
+    objective: ObjectiveSettings
+    optimiser: OptimiserSettings
     recompute: bool
     in_parts: bool
     inputs: tuple[ValueInfo, ...]
@@ -222,12 +186,9 @@ class _TrainingRun:
                 leaves | frozen | buffers, partial(self._run, given, trained, leaves, buffers, context)
             )
         parameters, *rest = self.update(given, result.gradients)
-        return (
-            *(result.loss, *result.sums.metrics, *parameters, *result.buffers),
-            *(tensor for group in rest for tensor in group),
-        )
+        return (*result.metrics, *parameters, *result.buffers, *chain.from_iterable(rest))
 
-    def _call_with_state(self, state: Mapping[str, Tensor], body: "Callable[[], _PassResult]") -> "_PassResult":
+    def _call_with_state(self, state: Mapping[str, Tensor], body: Callable[[], _PassResult]) -> _PassResult:
         """Call a function while the module has this state, and the student its part of it."""
         if self.student is not None:
             nested = {name: part.extract(state[name]) for name, part in self.student.maps.items()}
@@ -241,29 +202,26 @@ class _TrainingRun:
         leaves: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
         context: LayerContext,
-    ) -> "_PassResult":
+    ) -> _PassResult:
         """Run forward and backward of the module."""
-        sums = self._losses(given)
+        loss, metrics = self._losses(given)
         new_buffers = updated_buffers(self.module, context, buffers)
         # A batch that is all padding or has no label that counts has the loss 0.
-        loss = sums.loss / (given.single("batch_weight") if self.shapes.accumulate else sums.count).clamp(min=1.0)
+        loss = loss / next(iter(given.all("batch_weight")), metrics[1]).clamp(min=1.0)
         if not loss.requires_grad:
             raise ExportError(
                 "the loss depends on no trainable parameter; give the network one that its output depends on, "
                 "with requires_grad=True"
             )
         with context.backward_pass():
-            gradients_found: Sequence[Tensor | None] = torch.autograd.grad(
-                loss, list(leaves.values()), allow_unused=True
-            )
-        gradients = {
-            name: gradient for name, gradient in zip(leaves, gradients_found, strict=True) if gradient is not None
-        }
+            parts: Sequence[Tensor | None] = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradients = {name: part for name, part in zip(leaves, parts, strict=True) if part is not None}
         gradients = apply_post_hooks(leaves, gradients, trained)
-        return _PassResult(loss=loss.detach(), sums=sums, gradients=gradients, buffers=new_buffers)
+        return _PassResult(metrics=(loss.detach(), *metrics), gradients=gradients, buffers=new_buffers)
 
-    def _losses(self, given: StepInputs) -> _LossSums:
-        settings = self.shapes.objective
+    def _losses(self, given: StepInputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the sum of all losses, and the metrics of the prediction."""
+        settings = self.objective
         rule = OBJECTIVES[settings.name]
         inputs, labels = given.single("input"), given.single("label")
         exits = self._mask_logits(given, run_exits(self.module, inputs))
@@ -278,25 +236,20 @@ class _TrainingRun:
         if settings.distillation == "mutual":
             losses = losses + mutual_distillation(exits, settings) * weight
         counted = rule.count_mask(labels, given.single("sample_mask"))
-        return _LossSums(
-            loss=total(losses * counted),
-            correct=total(rule.correct(exits[-1].detach(), labels) * counted),
-            count=total(counted),
-            squares=total(own.detach() * own.detach() * counted) if settings.squares else None,
-        )
+        return total(losses * counted), label_metrics(settings, exits[-1], labels, own, counted)
 
     def _mask_logits(self, given: StepInputs, exits: Sequence[Tensor]) -> list[Tensor]:
         """Set logits of classes that the client lacks to 0 (HeteroFL, section 3.3)."""
-        if not self.shapes.objective.class_mask:
+        if not self.objective.class_mask:
             return list(exits)
         return [logits * given.single("class_mask") for logits in exits]
 
     def update(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """Return new parameters, each kind of states, scalar states, and summed gradients."""
         old, summed = given.by_tensor("parameter"), given.by_tensor("gradient")
-        apply = given.single("apply") if self.shapes.accumulate else None
+        apply = next(iter(given.all("apply")), None)
         totals = {name: summed[name] + part if summed else part for name, part in gradients.items()}
-        groups = apply_optimiser(self.shapes.optimiser, given, self._regularise(given, totals), apply)
+        groups = apply_optimiser(self.optimiser, given, self._regularise(given, totals), apply)
         if apply is not None:
             groups.append([totals[name] * (1 - apply) if name in totals else summed[name].clone() for name in old])
         return groups
@@ -304,11 +257,11 @@ class _TrainingRun:
     def _regularise(self, given: StepInputs, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add the proximal term's gradient (FedProx, section 3.2), then clip."""
         ready = dict(gradients)
-        if self.shapes.objective.proximal:
+        if self.objective.proximal:
             parameters, anchors = given.by_tensor("parameter"), given.by_tensor("anchor")
             mu = given.coefficient("proximal_mu")
             ready = {name: part + mu * (parameters[name] - anchors[name]) for name, part in ready.items()}
-        if self.shapes.optimiser.max_gradient_norm:
-            limited = clip_gradients(list(ready.values()), self.shapes.optimiser.max_gradient_norm)
+        if self.optimiser.max_gradient_norm:
+            limited = clip_gradients(list(ready.values()), self.optimiser.max_gradient_norm)
             ready = dict(zip(ready, limited, strict=True))
         return ready

@@ -22,7 +22,7 @@ from subfleet.export.request_steps import step_of, training_step_of
 from subfleet.export.requests import EvaluateRequest, ProgramRequest, TrainRequest
 from subfleet.export.steps import Step
 from subfleet.export.tracing import trace
-from subfleet.export.verification import seeded_generator, verify_evaluation, verify_training
+from subfleet.export.verification.verifying import seeded_generator, verify_evaluation, verify_training
 from subfleet.export.versions import tool_versions
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.class_names import ClassNames

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,24 +72,34 @@ class Distance:
         return self.own <= max(self.limit, allowed)
 
 
+def list_failures(distances: Iterable[Distance], jump: float = 0.0) -> list[Distance]:
+    """List the results that are too far off; see `Distance.passes`."""
+    return [distance for distance in distances if not distance.passes(jump)]
+
+
 _MORE_REFERENCES = 4
 _ROUNDING = 2.0**-23
 """Of single precision, as a fraction."""
 _COMPUTED_WITH = frozenset({"input", "parameter", "frozen", "buffer", "features"})
 
 
-class Exact:
-    """The exact results of a step on one example, by the original module in double precision.
+Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""A program: a tensor for each of the step's inputs to one for each of its outputs."""
 
-    Args:
-        step: the step.
-        example: its inputs, in single precision.
+
+class Trial:
+    """An example of a step, with its exact results by the original module in double precision.
+
+    Attributes:
+        example: the step's inputs, in single precision.
+        is_whole: whether all samples of the batch are real.
 
     Raises:
         ExportError: the original module cannot be copied, or not run in double precision.
     """
 
-    def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
+    def __init__(self, step: Step, example: Sequence[Tensor], *, is_whole: bool = True) -> None:
+        self.example, self.is_whole = tuple(example), is_whole
         doubled = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in example)
         # The same random numbers: differences by chance are not rounding.
         with SeededRandomness(0):
@@ -97,15 +107,21 @@ class Exact:
         with SeededRandomness(0):
             eager = step.reference(*example)
         before = {f"new.{value.name}": tensor for value, tensor in zip(step.inputs, example, strict=True)}
-        self._outputs = step.outputs
-        self._right = right
+        self._step, self._right = step, right
         self._sizes = [
             _length(tensor - before.get(value.name, 0.0)) for value, tensor in zip(step.outputs, right, strict=True)
         ]
         self._usual = _usual_sizes(step, self._sizes)
         self._eager = self._eager_distances(eager)
-        self._step, self._example = step, tuple(example)
         self._is_spread = False
+
+    def measure(self, run: Run) -> list[Distance]:
+        """Return the distances of a program's results; if too large, with more estimates of PyTorch's rounding."""
+        results = run(self.example)
+        distances = self.distances(results)
+        if list_failures(distances) and self.add_references():
+            distances = self.distances(results)
+        return distances
 
     def add_references(self) -> bool:
         """Estimate PyTorch's rounding from more runs in single precision, with inputs that differ by a rounding.
@@ -121,14 +137,12 @@ class Exact:
         self._is_spread = True
         generator = torch.Generator().manual_seed(0)
         for _ in range(_MORE_REFERENCES):
-            near = [_perturb(value, tensor, generator) for value, tensor in self._pairs()]
+            pairs = zip(self._step.inputs, self.example, strict=True)
+            near = [_perturb(value, tensor, generator) for value, tensor in pairs]
             with SeededRandomness(0):
                 more = self._eager_distances(self._step.reference(*near))
             self._eager = [max(pair) for pair in zip(self._eager, more, strict=True)]
         return True
-
-    def _pairs(self) -> Iterator[tuple[ValueInfo, Tensor]]:
-        return zip(self._step.inputs, self._example, strict=True)
 
     def _eager_distances(self, eager: Sequence[Tensor]) -> list[float]:
         distances = [
@@ -152,7 +166,7 @@ class Exact:
         Raises:
             ExportError: its shape is wrong.
         """
-        value, right = self._outputs[index], self._right[index]
+        value, right = self._step.outputs[index], self._right[index]
         if right.shape != result.shape:
             raise ExportError(
                 f"the program's {value.name!r} is {tuple(result.shape)}, but must be {tuple(right.shape)}"

@@ -9,14 +9,14 @@ change by about their own size.
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from subfleet.export.steps import Step
-from subfleet.export.verification.distances import EAGER_FACTOR, Distance, Exact
+from subfleet.export.verification.distances import EAGER_FACTOR, Distance, Run, Trial, list_failures
 from subfleet.protocol.errors import ExportError
 
 _ANCHOR_DISTANCE = 1e-3
@@ -113,51 +113,15 @@ FEW_SAMPLES = 2
 ATTEMPTS = 4
 _OTHER_BATCHES = 2
 
-Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""A program: a tensor for each of the step's inputs to one for each of its outputs."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """Inputs of a program, and their exact results."""
-
-    example: tuple[Tensor, ...]
-    exact: Exact
-    is_whole: bool = True
-
-    def run(self, run: Run) -> "TrialResult":
-        """Return the distances of a program's results; if too large, with more estimates of PyTorch's rounding."""
-        results = run(self.example)
-        outcome = TrialResult(distances=self.exact.distances(results))
-        if not outcome.passes and self.exact.add_references():
-            outcome = TrialResult(distances=self.exact.distances(results))
-        return outcome
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
-    """The outcome of a trial."""
-
-    distances: Sequence[Distance]
-
-    @property
-    def passes(self) -> bool:
-        """Whether every result is close enough."""
-        return not self.failures()
-
-    @property
-    def jump(self) -> float:
-        """The fraction of itself by which a gradient may jump, as PyTorch's own do."""
-        shares = (
-            distance.eager / distance.size
-            for distance in self.distances
-            if distance.jumps and distance.size and distance.is_seen
-        )
-        return min(max(_JUMP, EAGER_FACTOR * max(shares, default=0.0)), _LARGEST_JUMP)
-
-    def failures(self, jump: float = 0.0) -> list[Distance]:
-        """Return the results that are too far off."""
-        return [distance for distance in self.distances if not distance.passes(jump)]
+def _allowed_jump(distances: Sequence[Distance]) -> float:
+    """Return the fraction of itself by which a gradient may jump, as PyTorch's own do."""
+    shares = (
+        distance.eager / distance.size
+        for distance in distances
+        if distance.jumps and distance.size and distance.is_seen
+    )
+    return min(max(_JUMP, EAGER_FACTOR * max(shares, default=0.0)), _LARGEST_JUMP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,9 +157,9 @@ def verify_inference(run: Run, step: Step, example: Sequence[Tensor]) -> float:
     Raises:
         ExportError: a result differs by more than rounding explains, or shapes differ.
     """
-    result = Trial(example=tuple(example), exact=Exact(step, example)).run(run)
-    check_result(result)
-    return _largest(result.distances)
+    distances = Trial(step, example).measure(run)
+    _check_distances(distances)
+    return _largest(distances)
 
 
 def verify_evaluation(run: Run, step: Step, generator: torch.Generator) -> float:
@@ -215,7 +179,7 @@ def trials_of(step: Step, generator: torch.Generator, *, apply: bool = True) -> 
     """Yield a whole batch, then a few samples at a time, then other batches."""
     for sample_count in (None, *[FEW_SAMPLES] * ATTEMPTS, *[None] * _OTHER_BATCHES):
         example = second_step(step, generator, apply=apply, sample_count=sample_count)
-        yield Trial(example=example, exact=Exact(step, example), is_whole=sample_count is None)
+        yield Trial(step, example, is_whole=sample_count is None)
 
 
 def verify_trials(run: Run, trials: Iterable[Trial]) -> Verified:
@@ -227,37 +191,34 @@ def verify_trials(run: Run, trials: Iterable[Trial]) -> Verified:
     Raises:
         ExportError: it does not.
     """
-    unseen: frozenset[str] | None = None
-    passed, is_near, first, last = None, False, TrialResult(distances=()), TrialResult(distances=())
+    passed: Sequence[Distance] | None = None
+    first, last, is_near = list[Distance](), list[Distance](), False
     for trial in trials:
-        last = trial.run(run)
-        passed = passed or (last if last.passes else None)
+        last = trial.measure(run)
+        if passed is None and not list_failures(last):
+            passed = last
         if trial.is_whole:
-            unseen = (
-                frozenset(distance.name for distance in last.distances if not distance.is_seen)
-                if unseen is None
-                else unseen
-            )
-            check_result(last, _LARGEST_JUMP)
-            is_near = is_near or not last.failures(last.jump)
-            first = first if first.distances else last
+            _check_distances(last, _LARGEST_JUMP)
+            is_near = is_near or not list_failures(last, _allowed_jump(last))
+            first = first or last
         if is_near and passed is not None:
-            return Verified(max_abs_diff=_largest(passed.distances), unseen=unseen or frozenset())
-    check_result(last if is_near else first, 0.0 if is_near else first.jump)
+            unseen = frozenset(distance.name for distance in first if not distance.is_seen)
+            return Verified(max_abs_diff=_largest(passed), unseen=unseen)
+    _check_distances(last if is_near else first, 0.0 if is_near else _allowed_jump(first))
     raise ExportError("the program was compared with nothing; report it with the request")
 
 
-def check_result(result: TrialResult, jump: float = 0.0) -> None:
-    """Raise unless every value of a trial lies within its limit.
+def _check_distances(distances: Sequence[Distance], jump: float = 0.0) -> None:
+    """Check that every result of a trial is within its limit.
 
     Args:
-        result: the trial.
-        jump: relative distance that the step itself may add, see `TrialResult.failures`.
+        distances: of the results.
+        jump: fraction of itself by which a gradient may jump.
 
     Raises:
         ExportError: a value is NaN or infinite in PyTorch, or off by more than its limit.
     """
-    failures = result.failures(jump)
+    failures = list_failures(distances, jump)
     lost = next((distance for distance in failures if math.isnan(distance.size)), None)
     if lost is not None:
         raise ExportError(

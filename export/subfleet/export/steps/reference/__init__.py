@@ -5,6 +5,6 @@ the real samples, so it also defines what padding must give. Programs are compar
 single precision it shows PyTorch's own error.
 """
 
-from subfleet.export.steps.reference.step_references import EvaluationReference, InferenceReference, TrainingReference
+from subfleet.export.steps.reference.step_references import ForwardReference, TrainingReference
 
-__all__ = ["EvaluationReference", "InferenceReference", "TrainingReference"]
+__all__ = ["ForwardReference", "TrainingReference"]

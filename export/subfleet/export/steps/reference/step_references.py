@@ -29,19 +29,21 @@ from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceReference:
-    """The original module in evaluation mode.
+class ForwardReference:
+    """The original module in evaluation mode, with PyTorch's own loss of the real samples in an evaluation.
 
     Attributes:
-        module: as given to `inference_step`.
+        module: as given to `evaluation_step` or `inference_step`.
+        objective: of an evaluation; None in inference.
         inputs: the step's inputs.
     """
 
     module: nn.Module
+    objective: ObjectiveSettings | None
     inputs: tuple[ValueInfo, ...]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits of the last exit, in the precision of the tensors.
+        """Return the logits of all samples, in an evaluation after loss, correct and count, in the tensors' precision.
 
         Raises:
             ExportError: the original module cannot be copied, or not run in this precision.
@@ -50,35 +52,10 @@ class InferenceReference:
         precision = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
         module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
         with torch.no_grad(), compute_in(precision):
-            return (as_exits(module.eval()(given.single("input")))[-1],)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationReference:
-    """The original module in evaluation mode, with PyTorch's own loss of the real samples.
-
-    Attributes:
-        module: as given to `evaluation_step`.
-        objective: the objective.
-        inputs: the step's inputs.
-    """
-
-    module: nn.Module
-    objective: ObjectiveSettings
-    inputs: tuple[ValueInfo, ...]
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return loss, correct, count, and the logits of all samples with padding, in the precision of the tensors.
-
-        Raises:
-            ExportError: the original module cannot be copied, or not run in this precision.
-        """
-        given = StepInputs(self.inputs, tensors)
-        real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
-        precision = given.single("sample_mask").dtype
-        module = copy_module(self.module, given.by_tensor("parameter") | given.by_tensor("buffer"), precision)
-        with torch.no_grad(), compute_in(precision):
             logits = as_exits(module.eval()(given.single("input")))[-1]
+            if self.objective is None:
+                return (logits,)
+            real_B = given.single("sample_mask") > 0  # noqa: N806 - shapes in names
             real, labels = logits[real_B], given.single("label")[real_B]
             count = counted_labels(self.objective, labels).sum()
             loss = own_loss(self.objective, real, labels) / count.clamp(min=1)
