@@ -50,11 +50,8 @@ def hold(gigabytes):
 def count_heaps(path):
     libc, at_once = ctypes.CDLL(None), threading.Barrier(5)
     libc.fopen.restype = ctypes.c_void_p
-    def allocate():
-        libc.malloc(1000)
-        at_once.wait()
     for _ in range(4):
-        threading.Thread(target=allocate).start()
+        threading.Thread(target=lambda: (libc.malloc(1000), at_once.wait())).start()
     at_once.wait()
     file = ctypes.c_void_p(libc.fopen(os.fsencode(path), b"w"))
     libc.malloc_info(0, file)
