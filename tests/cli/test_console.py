@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from subfleet.cli.console import PlainLines, Tables, create_display, format_progress
+from subfleet.cli.console import PlainLines, Tables, format_progress, open_display
 from subfleet.journal.records import ClientRow, Progress, RoundRecord
 from subfleet.reporting.columns import CLIENT_COLUMNS
 
@@ -149,7 +149,8 @@ def test_tables_need_a_terminal_of_80_characters(
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "stdout", file())
-    assert isinstance(create_display(json=False), kind)
+    with open_display(json=False) as display:
+        assert isinstance(display, kind)
 
 
 HALF = Progress(round=2, round_count=5, answered=3, devices=6, left_s=None)

@@ -30,6 +30,7 @@ def loaded(network: Network, architecture: Architecture, state: dict[str, Tensor
     return module.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.TYPE} {config.norm}")
 def test_a_network_without_a_block_computes_as_if_that_were_the_identity(config: Family) -> None:
     network = network_of(config)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from subfleet.cli.console import create_display
 from subfleet.cli.serving import serve_fleet
 from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
 from subfleet.emulation.hosting import open_host
@@ -140,7 +139,7 @@ def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache:
             folder = serve_fleet(
                 described,
                 place / "served",
-                create_display(json=True),
+                Unobserved(),
                 threading.Event(),
                 http=HttpAddress(host="127.0.0.1", port=0),
                 cache=cache,

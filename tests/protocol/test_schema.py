@@ -16,9 +16,9 @@ from matrices import examples
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.protocol.bounds import NAMED_ONCE, Condition, Each, Length, Range, Texts, checked
-from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError, Refused
+from subfleet.protocol.errors import ConfigError, InvalidError, Problem, ProtocolError
 from subfleet.protocol.registry import Registry
-from subfleet.protocol.schema import from_plain, problems_with, to_plain, validate
+from subfleet.protocol.schema import from_plain, read_plain, to_plain, validate
 from subfleet.settings.reading import list_included_runs, read_run, read_runs
 from subfleet.settings.run import Run
 
@@ -179,6 +179,14 @@ def test_one_problem_is_one_sentence_with_its_keys(change: dict[str, Any], said:
     assert "\n" not in str(caught.value)
 
 
+def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
+    try:
+        read_plain(kind, plain)
+    except InvalidError as error:
+        return error.problems
+    return ()
+
+
 def test_everything_that_is_wrong_is_told_at_once_of_values_and_of_records() -> None:
     wrong = {
         **WHOLE,
@@ -242,7 +250,7 @@ def test_a_record_that_is_made_in_python_is_held_to_the_same() -> None:
 
 
 def test_what_was_refused_before_is_told_with_the_rest() -> None:
-    refused = Refused(problems=(Problem(text="is no shape"), Problem(text="is late", keys=("at", 0))))
+    refused = InvalidError([Problem(text="is no shape"), Problem(text="is late", keys=("at", 0))])
     assert [one.sentence() for one in problems_with(Drawing, {"frame": refused, "most": "1"})] == [
         "frame is no shape",
         "frame.at[0] is late",

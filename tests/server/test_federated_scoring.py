@@ -32,8 +32,7 @@ from server.searching_cases import (
 from subfleet.journal.generations import describe_generation
 from subfleet.journal.rows import build_generation_record
 from subfleet.link.traffic import Traffic
-from subfleet.methods.subspacing import list_network_tiers
-from subfleet.methods.tier_search import TierMemory, TierSearch
+from subfleet.methods.tier_search import TierMemory, TierSearch, list_network_tiers
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.programs import ProgramRef

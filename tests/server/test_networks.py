@@ -85,7 +85,6 @@ def evolving(before: ModelState, **changes: Any) -> EvolutionContext:
         "clients": (),
         "losses": {},
         "carried_by": lambda lineage: (),
-        "trained": tuple,
         "aggregated_with": lambda network_id, names: before,
     }
     return EvolutionContext(**{**settings, **changes})

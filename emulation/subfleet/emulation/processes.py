@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
@@ -16,7 +17,7 @@ from subfleet.journal.records import DeployedModel, RunObserver
 from subfleet.protocol.errors import ConfigError, RunError
 from subfleet.protocol.schema import canonical_json
 from subfleet.reporting.run_figures import compute_figures
-from subfleet.serving.deployment import Deployment, serve_run
+from subfleet.serving.deployment import serve_run
 from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.settings.fleet import DeviceSettings
 from subfleet.settings.run import Run
@@ -66,16 +67,10 @@ def run_processes(
             fleet.wait(LEAVE_S)  # clients leave while their models are evaluated
 
     data = replace(run.data, test=str(files.test), test_samples=0)
-    deployment = Deployment(
-        run=replace(run, data=data, outliers=run.outliers.emulated(attacked=False)),
-        folder=folder,
-        exports=exports,
-        clients=clients,
-        broker=broker,
-        samples=gathered.evaluation,
-    )
+    emulated = replace(run, data=data, outliers=run.outliers.emulated(attacked=False))
+    served = partial(serve_run, exports=exports, clients=clients, broker=broker, samples=gathered.evaluation)
     tiers = {device.client_id: device.tier for device in gathered.devices}
-    with serve_run(deployment, observer, stop) as (server, result):
+    with served(emulated, folder, observer, stop) as (server, result):
         return write_outcome(
             folder,
             result,

@@ -199,16 +199,11 @@ def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
 def _check(record: object) -> None:
     kind: Any = type(record)
     checks = _collect_checks(kind)
-    for name, test in checks.tests:
-        value = getattr(record, name)
-        if value is not None and test(value):
-            raise InvalidError(_find_problems(checks, {field: getattr(record, field) for field in checks.fields}))
-    for rule, names in checks.rules:
-        if problems := _apply_rule(rule, [getattr(record, name) for name in names]):
-            raise InvalidError(_find_problems(checks, {field: getattr(record, field) for field in checks.fields}))
-    for rule in checks.last_rules:
-        if problems := _apply_rule(rule, [record]):
-            raise InvalidError(problems)
+    problems = _find_problems(checks, {field: getattr(record, field) for field in checks.fields})
+    for rule in () if problems else checks.last_rules:
+        problems += _apply_rule(rule, [record])
+    if problems:
+        raise InvalidError(problems)
 
 
 def problems_with_values(kind: type, values: Mapping[str, Any]) -> list[Problem]:
@@ -263,14 +258,14 @@ def _collect_checks(kind: Any) -> _Checks:
 def _find_problems(checks: _Checks, values: Mapping[str, Any]) -> list[Problem]:
     """Find the problems of fields, and of rules whose fields are all right."""
     problems: list[Problem] = []
-    right = set(values)
+    wrong = []
     for name, test in checks.tests:
         value = values.get(name)
         if value is not None and (found := test(value)):
             problems += _prefix(name, found)
-            right.remove(name)
+            wrong.append(name)
     for rule, names in checks.rules:
-        if right.issuperset(names):
+        if (values.keys() - wrong).issuperset(names):
             problems += _apply_rule(rule, [values[name] for name in names])
     return problems
 

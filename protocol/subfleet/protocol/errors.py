@@ -44,7 +44,6 @@ __all__ = [
     "PortError",
     "Problem",
     "ProtocolError",
-    "Refused",
     "RunError",
     "SubfleetError",
     "TakenError",
@@ -96,19 +95,17 @@ class Problem:
         return f"{path or 'it'} {self.text}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A placeholder in plain data for a value that was refused before; a reader reports its problems."""
-
-    problems: tuple[Problem, ...]
-
-
 class InvalidError(ConfigError, ValueError):
     """Values of a record are out of bounds, or contradict each other."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(problem.sentence() for problem in problems))
         self.problems = tuple(problems)
+
+    @classmethod
+    def of(cls, error: Exception) -> "InvalidError":
+        """The error itself, or one with the text of another error as its problem."""
+        return error if isinstance(error, cls) else cls([Problem(text=str(error), is_sentence=True)])
 
 
 class FileError(SubfleetError):

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -25,7 +25,6 @@ from subfleet.protocol.errors import (
     InvalidError,
     Problem,
     ProtocolError,
-    Refused,
     SubfleetError,
     TooLargeError,
 )
@@ -115,10 +114,11 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     Raises:
         ProtocolError: a field is missing, unknown, of the wrong type or out of its bounds; it names the first.
     """
-    value, problems = _read(kind, plain)
-    if problems:
-        raise ProtocolError(problems[0].sentence(where or getattr(kind, "__name__", str(kind))))
-    return value
+    try:
+        return read_plain(kind, plain)
+    except InvalidError as error:
+        sentence = error.problems[0].sentence(where or getattr(kind, "__name__", str(kind)))
+        raise ProtocolError(sentence) from error
 
 
 def validate(kind: type[T], plain: Any, what: str) -> T:
@@ -128,41 +128,35 @@ def validate(kind: type[T], plain: Any, what: str) -> T:
         ConfigError: names every unknown and missing key, every value of a wrong type or out of its bounds, and
             whatever does not go together.
     """
-    value, problems = _read(kind, plain)
-    if len(problems) == 1:
-        raise ConfigError(f"{what}: {problems[0].sentence()}")
-    if problems:
-        head = f"{what} has {len(problems)} problems:"
-        raise ConfigError("\n  - ".join([head, *(problem.sentence() for problem in problems)]))
+    try:
+        return read_plain(kind, plain)
+    except InvalidError as error:
+        sentences = [problem.sentence() for problem in error.problems]
+        if len(sentences) == 1:
+            raise ConfigError(f"{what}: {sentences[0]}") from error
+        head = f"{what} has {len(sentences)} problems:"
+        raise ConfigError("\n  - ".join([head, *sentences])) from error
+
+
+def read_plain(kind: type[T], plain: Any) -> T:
+    """Build a value of `kind` from plain data.
+
+    Raises:
+        InvalidError: has all problems.
+    """
+    value: T = _make_reader(typing.cast("Hashable", kind))(plain)
     return value
 
 
-def problems_with(kind: type, plain: Any) -> tuple[Problem, ...]:
-    """Find all problems that prevent building a record from plain data."""
-    return tuple(_read(kind, plain)[1])
+_Read = Callable[[Any], Any]
+"""Builds a value from plain data, or raises InvalidError."""
 
 
-_Read = Callable[[Any, list[Problem]], Any]
-"""Builds a value from plain data; where it cannot, it adds problems and returns `_NOTHING`."""
-_NOTHING: Any = object()
-
-
-def _read(kind: type[T], plain: Any) -> tuple[T, list[Problem]]:
-    problems: list[Problem] = []
-    return _make_reader(typing.cast("Hashable", kind))(plain, problems), problems
-
-
-def _refuse(plain: Any, words: str, problems: list[Problem]) -> Any:
-    if isinstance(plain, Refused):
-        problems += plain.problems
-    else:
-        problems.append(Problem(text=f"is {plain!r:.80}, but must be {words}"))
-    return _NOTHING
-
-
-def _join_path(key: str | int, problems: list[Problem], start: int) -> None:
-    """Prefix the problems from `start` on with a key."""
-    problems[start:] = [problem.under(key) for problem in problems[start:]]
+def _refuse(plain: Any, words: str) -> InvalidError:
+    """Say what a value must be. An error in its place was found before, and is passed on."""
+    if isinstance(plain, InvalidError):
+        return plain
+    return InvalidError([Problem(text=f"is {plain!r:.80}, but must be {words}")])
 
 
 @cache  # what an annotation means is found out once: a manifest has thousands of values of a few kinds
@@ -180,8 +174,7 @@ def _make_reader(kind: Any) -> _Read:
     elif origin is tuple:
         read = partial(_read_items, _make_reader(members[0])) if ... in members else partial(_read_places, members)
     elif origin in (dict, Mapping):
-        key, item = map(_make_reader, members)
-        read = partial(_read_mapping, key, item)
+        read = partial(_read_mapping, *map(_make_reader, members))
     elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
         read = partial(_read_record, kind)
     else:
@@ -189,9 +182,31 @@ def _make_reader(kind: Any) -> _Read:
     return read
 
 
+def _read_each(items: Iterable[tuple[str | int, _Read, Any]], problems: list[Problem]) -> dict[Any, Any]:
+    """Read values under their keys until there are too many problems; those that are wrong are left out."""
+    values = {}
+    for key, read, item in items:
+        try:
+            values[key] = read(item)
+        except InvalidError as error:
+            problems += [problem.under(key) for problem in error.problems]
+            if len(problems) >= MOST_PROBLEMS:
+                break
+    return values
+
+
+def _read_all(items: Iterable[tuple[str | int, _Read, Any]]) -> dict[Any, Any]:
+    """Read values under their keys; raises InvalidError if any is wrong."""
+    problems: list[Problem] = []
+    values = _read_each(items, problems)
+    if problems:
+        raise InvalidError(problems)
+    return values
+
+
 @cache
-def _list_fields(kind: type) -> tuple[Mapping[str, _Read], frozenset[str]]:
-    """List the readers of a dataclass's fields, and the required fields."""
+def _list_fields(kind: type) -> tuple[Mapping[str, _Read], frozenset[str], str]:
+    """List the readers of a dataclass's fields and of its tag, the required fields, and the tag; "" without one."""
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)
     required = {
@@ -199,24 +214,37 @@ def _list_fields(kind: type) -> tuple[Mapping[str, _Read], frozenset[str]]:
         for field in fields
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    return {field.name: _make_reader(hints[field.name]) for field in fields}, frozenset(required)
+    tag = get_tag(kind) if hasattr(kind, "TYPE") else ""
+    readers = {field.name: _make_reader(hints[field.name]) for field in fields}
+    if tag:
+        readers[tag] = partial(_read_choice, (getattr(kind, "TYPE", ""),))
+    return readers, frozenset(required), tag
 
 
-def _read_record(kind: type, plain: Any, problems: list[Problem]) -> Any:
+def _read_record(kind: type, plain: Any) -> Any:
     if not isinstance(plain, dict):
-        return _refuse(plain, "a table", problems)
-    before = len(problems)
-    values = _read_fields(kind, plain, problems)
-    if len(problems) > before:
-        problems += problems_with_values(kind, _list_defaults(kind, plain) | values)
-        return _NOTHING
+        raise _refuse(plain, "a table")
+    readers, required, tag = _list_fields(kind)
+    problems: list[Problem] = []
+    items = ((key, readers.get(key) or partial(_refuse_key, kind, key), item) for key, item in plain.items())
+    values = _read_each(items, problems)
+    values.pop(tag, None)
+    if not plain.keys() >= required:
+        missing = (key for key in readers if key in required and key not in plain)
+        problems += [Problem(text="is missing, but must be there", keys=(key,)) for key in missing]
+    if problems:
+        raise InvalidError([*problems, *problems_with_values(kind, _list_defaults(kind, plain) | values)])
     try:
         return kind(**values)
-    except InvalidError as error:
-        problems += error.problems
+    except InvalidError:
+        raise
     except (ValueError, OverflowError, SubfleetError) as error:
-        problems.append(Problem(text=str(error), is_sentence=True))
-    return _NOTHING
+        raise InvalidError.of(error) from error
+
+
+def _refuse_key(kind: type, key: str, plain: Any) -> Any:
+    known = (field.name for field in dataclasses.fields(kind))
+    raise InvalidError([Problem(text=explain_unknown_key(key, known))])
 
 
 def _list_defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,31 +254,6 @@ def _list_defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
     return made | {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
 
 
-def _read_fields(kind: type, plain: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """Read the values of the valid fields."""
-    fields, required = _list_fields(kind)
-    values = {}
-    for name, item in plain.items():
-        count = len(problems)
-        if count >= MOST_PROBLEMS:
-            break
-        if name in fields:
-            value = fields[name](item, problems)
-            if value is _NOTHING:
-                _join_path(name, problems, count)
-            else:
-                values[name] = value
-        elif hasattr(kind, "TYPE") and name == get_tag(kind):
-            _read_choice((kind.TYPE,), item, problems)
-            _join_path(name, problems, count)
-        else:
-            problems.append(explain_unknown_key(str(name), fields))
-    if not plain.keys() >= required:
-        missing = (name for name in fields if name in required and name not in plain)
-        problems += [Problem(text="is missing, but must be there", keys=(name,)) for name in missing]
-    return values
-
-
 def _make_union_reader(members: tuple[Any, ...]) -> _Read:
     kinds = [member for member in members if member is not type(None)]
     read = (
@@ -258,127 +261,101 @@ def _make_union_reader(members: tuple[Any, ...]) -> _Read:
         if len(kinds) == 1
         else partial(_read_closed, {getattr(kind, "TYPE", ""): kind for kind in kinds})
     )
-    return partial(_read_optional, read) if len(kinds) < len(members) else read
+    return (lambda plain: None if plain is None else read(plain)) if len(kinds) < len(members) else read
 
 
-def _read_optional(read: _Read, plain: Any, problems: list[Problem]) -> Any:
-    return None if plain is None else read(plain, problems)
+def _read_closed(kinds: Mapping[str, type], plain: Any) -> Any:
+    return _read_record(kinds[_read_tag("type", tuple(kinds), plain)], plain)
 
 
-def _read_closed(kinds: Mapping[str, type], plain: Any, problems: list[Problem]) -> Any:
-    name = _name_member("type", tuple(kinds), plain, problems)
-    return _NOTHING if name is None else _read_record(kinds[name], plain, problems)
-
-
-def _read_open(registry: Registry[Any], plain: Any, problems: list[Problem]) -> Any:
-    if (name := _name_member(registry.tag, registry.names, plain, problems)) is None:
-        return _NOTHING
+def _read_open(registry: Registry[Any], plain: Any) -> Any:
+    name = _read_tag(registry.tag, registry.names, plain)
     try:
         kind = registry.named(name)
     except ConfigError as error:
-        problems.append(Problem(text=str(error), is_sentence=True))
-        return _NOTHING
-    return _read_record(kind, plain, problems)
+        raise InvalidError.of(error) from error
+    return _read_record(kind, plain)
 
 
-def _name_member(tag: str, names: Sequence[str], plain: Any, problems: list[Problem]) -> str | None:
-    """Find the union member by the name under its tag; None with a problem if there is none."""
+def _read_tag(tag: str, names: Sequence[str], plain: Any) -> str:
+    """Read the name of a union's member under its tag."""
     if not isinstance(plain, dict):
-        _refuse(plain, "a table", problems)
-        return None
+        raise _refuse(plain, "a table")
     name = plain.get(tag)
     if isinstance(name, str) and name in names:
         return name
     found = f"has the {tag} {name!r:.80}" if tag in plain else f"has no {tag}"
     meant = suggest(name, names) if isinstance(name, str) else ""
-    problems.append(Problem(text=f"{found}, but must be one of {list(names)}{meant}"))
-    return None
+    raise InvalidError([Problem(text=f"{found}, but must be one of {list(names)}{meant}")])
 
 
-def _read_items(read: _Read, plain: Any, problems: list[Problem]) -> Any:
+def _read_items(read: _Read, plain: Any) -> Any:
     if not isinstance(plain, (list, tuple)):
-        return _refuse(plain, "a list", problems)
-    before = count = len(problems)
-    values = []
-    for place, item in enumerate(plain):
-        value = read(item, problems)
-        if value is _NOTHING:
-            _join_path(place, problems, count)
-            count = len(problems)
-            if count >= MOST_PROBLEMS:
-                break
-        values.append(value)
-    return tuple(values) if count == before else _NOTHING
+        raise _refuse(plain, "a list")
+    return tuple(_read_all((index, read, item) for index, item in enumerate(plain)).values())
 
 
-def _read_places(members: tuple[Any, ...], plain: Any, problems: list[Problem]) -> Any:
+def _read_places(members: tuple[Any, ...], plain: Any) -> Any:
     if not isinstance(plain, (list, tuple)) or len(plain) != len(members):
-        return _refuse(plain, f"a list of {len(members)}", problems)
-    before, values = len(problems), []
-    for place, (kind, item) in enumerate(zip(members, plain, strict=True)):
-        count = len(problems)
-        values.append(_make_reader(kind)(item, problems))
-        _join_path(place, problems, count)
-    return tuple(values) if len(problems) == before else _NOTHING
+        raise _refuse(plain, f"a list of {len(members)}")
+    return tuple(_read_all(zip(range(len(members)), map(_make_reader, members), plain, strict=True)).values())
 
 
-def _read_mapping(read_key: _Read, read_item: _Read, plain: Any, problems: list[Problem]) -> Any:
+def _read_mapping(read_key: _Read, read_item: _Read, plain: Any) -> Any:
     if not isinstance(plain, dict):
-        return _refuse(plain, "a table", problems)
-    before, values = len(problems), {}
-    for key, item in plain.items():
-        wrong: list[Problem] = []
-        name = read_key(key, wrong)
-        problems += [Problem(text=f"has the key {key!r:.80}, which {problem.text}") for problem in wrong]
-        count = len(problems)
-        values[name] = read_item(item, problems)
-        _join_path(str(key), problems, count)
-        if len(problems) >= MOST_PROBLEMS:
-            break
-    return values if len(problems) == before else _NOTHING
+        raise _refuse(plain, "a table")
+    keys: list[Problem] = []
+    _read_each(((key, read_key, key) for key in plain), keys)
+    problems = [Problem(text=f"has the key {problem.keys[0]!r:.80}, which {problem.text}") for problem in keys]
+    values = _read_each(((key, read_item, item) for key, item in plain.items()), problems)
+    if problems:
+        raise InvalidError(problems)
+    return values
 
 
-def _read_choice(members: Sequence[Any], plain: Any, problems: list[Problem]) -> Any:
-    if isinstance(plain, (str, int)) and (text := choice_problem(members, plain)):
-        problems.append(Problem(text=text))
-        return _NOTHING
-    return plain if isinstance(plain, (str, int)) else _refuse(plain, f"one of {list(members)}", problems)
+def _read_choice(members: Sequence[Any], plain: Any) -> Any:
+    if not isinstance(plain, (str, int)):
+        raise _refuse(plain, f"one of {list(members)}")
+    if text := choice_problem(members, plain):
+        raise InvalidError([Problem(text=text)])
+    return plain
 
 
-def _read_float(plain: Any, problems: list[Problem]) -> Any:
+def _read_float(plain: Any) -> Any:
     if isinstance(plain, float) and math.isfinite(plain):
         return plain
     if isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= MAX_INTEGER:
         return float(plain)
-    return _refuse(plain, "a finite number", problems)
+    raise _refuse(plain, "a finite number")
 
 
-def _read_int(plain: Any, problems: list[Problem]) -> Any:
+def _read_int(plain: Any) -> Any:
     if isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= MAX_INTEGER:
         return plain
-    return _refuse(plain, "a whole number", problems)
+    raise _refuse(plain, "a whole number")
 
 
-def _read_bool(plain: Any, problems: list[Problem]) -> Any:
-    return plain if isinstance(plain, bool) else _refuse(plain, "true or false", problems)
+def _read_bool(plain: Any) -> Any:
+    if isinstance(plain, bool):
+        return plain
+    raise _refuse(plain, "true or false")
 
 
-def _read_str(plain: Any, problems: list[Problem]) -> Any:
+def _read_str(plain: Any) -> Any:
     if not isinstance(plain, str):
-        return _refuse(plain, "text", problems)
+        raise _refuse(plain, "text")
     if len(plain) > MAX_TEXT_CHARACTERS:
         text = f"has {len(plain)} characters, but may have {MAX_TEXT_CHARACTERS} at most"
-        problems.append(Problem(text=text))
-        return _NOTHING
+        raise InvalidError([Problem(text=text)])
     if _NO_TEXT.search(plain) is not None:
-        return _refuse(plain, "text without NUL and without half characters", problems)
+        raise _refuse(plain, "text without NUL and without half characters")
     return plain
 
 
-def _read_nothing(kind: Any, plain: Any, problems: list[Problem]) -> Any:
-    return _refuse(plain, str(getattr(kind, "__name__", kind)), problems)
+def _read_nothing(kind: Any, plain: Any) -> Any:
+    raise _refuse(plain, str(getattr(kind, "__name__", kind)))
 
 
 _SCALARS: Mapping[Any, _Read] = MappingProxyType(
-    {float: _read_float, int: _read_int, bool: _read_bool, str: _read_str, Any: lambda plain, problems: plain}
+    {float: _read_float, int: _read_int, bool: _read_bool, str: _read_str, Any: lambda plain: plain}
 )

@@ -3,8 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-from subfleet.protocol.errors import Problem
-
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Make a clause with the closest known name, such as "; did you mean 'x'?"; "" if none is close."""
@@ -12,7 +10,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def explain_unknown_key(key: str, known: Iterable[str]) -> Problem:
-    """Make the problem of an unknown key, with a suggestion."""
+def explain_unknown_key(key: str, known: Iterable[str]) -> str:
+    """Make the clause about an unknown key, with a suggestion."""
     known = sorted(known)
-    return Problem(text=f"is an unknown key{suggest(key, known) or f'; known are {known}'}", keys=(key,))
+    return f"is an unknown key{suggest(key, known) or f'; known are {known}'}"

@@ -129,7 +129,6 @@ class _Attempt:
             clients=clients,
             losses={client.client_id: client.update.loss for client in request.clients if client.update is not None},
             carried_by=partial(list_carriers, self.context, request.clients),
-            trained=self._read_updates,
             aggregated_with=lambda network_id, names: self._part(network_id, names).aggregate(),
             brought=request.brought,
             observation=observation,

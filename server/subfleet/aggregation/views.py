@@ -111,7 +111,7 @@ class Views:
         network = view.network
         # The statistics of a supernet are means over all paths, so they are those of no path.
         of_no_path = network.config.norm == "batch" and not network.is_path(network.full_architecture())
-        if not (self.context.roles.techniques.recalibrates or of_no_path):
+        if not (self.context.roles.techniques.norms == "recalibrated" or of_no_path):
             return view.tensors
         return recalibrate(network, view.tensors, view.client.architecture, torch.split(self.samples, _BATCH_SIZE))
 

@@ -1,29 +1,13 @@
 """The commands of `subfleet`. Each imports what it needs when it runs."""
 
-import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from subfleet.cli import options
 from subfleet.cli.data import data
-from subfleet.cli.errors import report_errors
-from subfleet.cli.options import (
-    RUNS,
-    Broker,
-    Ca,
-    Cert,
-    Description,
-    Json,
-    Key,
-    Overrides,
-    PasswordFile,
-    RunName,
-    Runs,
-    Verbose,
-    check_broker,
-    read_broker_address,
-)
+from subfleet.cli.decorators import Answers, Json, command, query
 from subfleet.cli.runs import runs as runs_app
 from subfleet.protocol.errors import ConfigError, ExportError, FileError, RunError
 from subfleet.settings.fleet import HostKind
@@ -57,153 +41,143 @@ def _options(
     """Train one elastic model across a fleet of unequal devices."""
 
 
-@app.command(epilog="Example: subfleet run quickstart --set rounds=3 --seeds 1..3")
+@command(app, "run quickstart --set rounds=3 --seeds 1..3")
 def run(
-    description: Description,
+    description: options.Description,
     host: Annotated[
         HostKind | None,
         typer.Option(help="Run each device as a process (processes), or all devices in this process (batch)."),
     ] = None,
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     seeds: Annotated[str | None, typer.Option(help="Run once with each seed, such as 1..5 or 1,2,7.")] = None,
-    name: RunName = None,
-    runs: Runs = RUNS,
-    broker: Broker = None,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    password_file: PasswordFile = None,
+    name: options.RunName = None,
+    runs: options.Runs = options.RUNS,
+    broker: options.Broker = None,
+    ca: options.Ca = None,
+    cert: options.Cert = None,
+    key: options.Key = None,
+    password_file: options.PasswordFile = None,
     json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Run an emulated fleet on this machine: the server and all devices of the description."""
-    with report_errors(verbose=verbose):
-        address = read_broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
-        from subfleet.cli.running import run_and_show, set_host
-        from subfleet.settings.reading import read_runs
-        from subfleet.settings.sweeps import parse_seeds
+    address = options.read_broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
+    from subfleet.cli.running import run_and_show, set_host
+    from subfleet.settings.reading import read_runs
+    from subfleet.settings.sweeps import parse_seeds
 
-        described = set_host(read_runs(description, overrides or (), parse_seeds(seeds) if seeds else ()), host)
-        check_broker(address)
-        run_and_show(described, runs, json=json, name=name, broker=address)
+    described = set_host(read_runs(description, overrides or (), parse_seeds(seeds) if seeds else ()), host)
+    options.check_broker(address)
+    run_and_show(described, runs, json=json, name=name, broker=address)
 
 
-@app.command(epilog="Example: subfleet serve fleet --broker mqtt://localhost:1883")
+@command(app, "serve fleet --broker mqtt://localhost:1883")
 def serve(
-    description: Description,
-    overrides: Overrides = None,
-    broker: Broker = None,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    password_file: PasswordFile = None,
+    description: options.Description,
+    overrides: options.Overrides = None,
+    broker: options.Broker = None,
+    ca: options.Ca = None,
+    cert: options.Cert = None,
+    key: options.Key = None,
+    password_file: options.PasswordFile = None,
     wait: Annotated[bool, typer.Option("--wait", help="If the broker is not there yet, wait for it.")] = False,
-    name: RunName = None,
-    runs: Runs = RUNS,
+    name: options.RunName = None,
+    runs: options.Runs = options.RUNS,
     http_host: Annotated[str, typer.Option(help="Address on which the HTTP API listens.")] = "127.0.0.1",
     http_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the HTTP API; 0 selects a free port.")
     ] = 8000,
     json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Serve a fleet of real devices: the server, its HTTP API, and an embedded broker unless --broker is given."""
-    with report_errors(verbose=verbose):
-        address = read_broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
-        from subfleet.cli.console import create_display
-        from subfleet.cli.running import stop_on_signals
-        from subfleet.cli.serving import serve_fleet
-        from subfleet.programs.place import open_default_cache
-        from subfleet.reporting.api import HttpAddress
-        from subfleet.settings.reading import read_run
+    address = options.read_broker_address(broker, ca=ca, cert=cert, key=key, password_file=password_file)
+    from subfleet.cli.console import open_display
+    from subfleet.cli.running import stop_on_signals
+    from subfleet.cli.serving import serve_fleet
+    from subfleet.programs.place import open_default_cache
+    from subfleet.reporting.api import HttpAddress
+    from subfleet.settings.reading import read_run
 
-        described = read_run(description, overrides or ())
-        with stop_on_signals() as stop:
-            folder = serve_fleet(
-                described,
-                runs,
-                create_display(json=json),
-                stop,
-                http=HttpAddress(host=http_host, port=http_port),
-                cache=open_default_cache(),
-                name=name,
-                broker=address,
-                wait=wait,
-            )
-        if json and folder is not None:
-            typer.echo((folder / "summary.json").read_text(encoding="utf-8"))
+    described = read_run(description, overrides or ())
+    with stop_on_signals() as stop, open_display(json=json) as display:
+        folder = serve_fleet(
+            described,
+            runs,
+            display,
+            stop,
+            http=HttpAddress(host=http_host, port=http_port),
+            cache=open_default_cache(),
+            name=name,
+            broker=address,
+            wait=wait,
+        )
+    if json and folder is not None:
+        typer.echo((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-@app.command(epilog="Example: subfleet preflight fleet --json")
+@query(app, "preflight fleet --json")
 def preflight(
-    description: Description,
-    overrides: Overrides = None,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+    description: options.Description,
+    overrides: options.Overrides = None,
+) -> Answers:
     """Export every submodel of a run for every runtime; report its memory, or the layer that cannot be trained."""
-    with report_errors(verbose=verbose):
-        from rich.console import Console
+    from rich.console import Console
 
-        from subfleet.cli.console import show_progress
-        from subfleet.cli.preflight import export_submodels, show_verdicts
-        from subfleet.programs.place import open_default_cache
-        from subfleet.protocol.schema import to_plain
-        from subfleet.settings.reading import read_run
-        from subfleet.settings.stored_networks import resolve_model
+    from subfleet.cli.console import show_progress
+    from subfleet.cli.preflight import export_submodels, show_verdicts
+    from subfleet.programs.place import open_default_cache
+    from subfleet.protocol.schema import to_plain
+    from subfleet.settings.reading import read_run
+    from subfleet.settings.stored_networks import resolve_model
 
-        verdicts = []
-        with show_progress("Exporting") as show:
-            described = resolve_model(read_run(description, overrides or ()), RUNS)
-            for verdict in export_submodels(described, open_default_cache()):
-                verdicts.append(verdict)
-                show(f"{len(verdicts)} done, last {verdict.submodel} for {verdict.target}")
-        if json:
-            typer.echo(json_module.dumps([to_plain(verdict) for verdict in verdicts]))
-        else:
-            show_verdicts(verdicts, Console())
-        failed = [verdict for verdict in verdicts if verdict.problem]
-        if failed:
-            raise ExportError(
-                f"{len(failed)} of {len(verdicts)} programs cannot be written, first {failed[0].submodel} for "
-                f"{failed[0].target}: {failed[0].problem}"
-            )
+    verdicts = []
+    with show_progress("Exporting") as show:
+        described = resolve_model(read_run(description, overrides or ()), options.RUNS)
+        for verdict in export_submodels(described, open_default_cache()):
+            verdicts.append(verdict)
+            show(f"{len(verdicts)} done, last {verdict.submodel} for {verdict.target}")
+    yield [to_plain(verdict) for verdict in verdicts], lambda: show_verdicts(verdicts, Console())
+    failed = [verdict for verdict in verdicts if verdict.problem]
+    if failed:
+        raise ExportError(
+            f"{len(failed)} of {len(verdicts)} programs cannot be written, first {failed[0].submodel} for "
+            f"{failed[0].target}: {failed[0].problem}"
+        )
 
 
-@app.command(epilog="Example: subfleet compare runs/heterofl-s* runs/fjord-s* --out comparison")
+@query(app, "compare runs/heterofl-s* runs/fjord-s* --out comparison")
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs that are over.")],
     out: Annotated[
         Path | None, typer.Option(help="Write comparison.svg, comparison.csv and comparison.md to this folder.")
     ] = None,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answers:
     """Compare runs: each configuration over its seeds, and its gain over the first one, paired by seed."""
-    with report_errors(verbose=verbose):
-        from rich.console import Console
+    from subfleet.reporting.comparison import compare_entrants, read_entrants, to_json
 
-        from subfleet.cli.console import show_table, to_text
-        from subfleet.protocol.task_kinds import METRICS
-        from subfleet.reporting.comparison import COSTS, FIGURES, build_rows, compare_entrants, read_entrants, to_json
+    comparisons = compare_entrants(read_entrants(folders))
+    if out is not None:
+        _write_comparison(out, comparisons)
+    yield to_json(comparisons), lambda: _show_comparison(comparisons, out)
 
-        comparisons = compare_entrants(read_entrants(folders))
-        if out is not None:
-            _write_comparison(out, comparisons)
-        if json:
-            typer.echo(json_module.dumps(to_json(comparisons)))
-            return
-        rows, console = build_rows(comparisons), Console()
-        # Outliers, metrics of clients and costs have tables of their own, so that each fits the screen.
-        headline = METRICS[comparisons[0].entrant.headline].title
-        groups = ({"outliers"}, {*FIGURES.values()} - {headline}, {title for title, *_ in COSTS.values()})
-        selected = [[title for title in rows[0] if title in group] for group in groups]
-        rest = [title for title in rows[0] if not any(title in group for group in groups)]
-        for titles in (rest, *(["name", *titles] for titles in selected if titles)):
-            cells = ([row[title] for title in titles] for row in rows)
-            show_table(console, titles, cells, left=("name",), unwrapped=("name",))
-        if out is not None:
-            console.print(to_text(f"comparison.svg, comparison.csv and comparison.md are in {out}"))
+
+def _show_comparison(comparisons: "tuple[Comparison, ...]", out: Path | None) -> None:
+    from rich.console import Console
+
+    from subfleet.cli.console import show_table
+    from subfleet.protocol.task_kinds import METRICS
+    from subfleet.reporting.comparison import COSTS, FIGURES, build_rows
+
+    rows = build_rows(comparisons)
+    # Outliers, metrics of clients and costs have tables of their own, so that each fits the screen.
+    headline = METRICS[comparisons[0].entrant.headline].title
+    groups = ({"outliers"}, {*FIGURES.values()} - {headline}, {title for title, *_ in COSTS.values()})
+    selected = [[title for title in rows[0] if title in group] for group in groups]
+    rest = [title for title in rows[0] if not any(title in group for group in groups)]
+    for titles in (rest, *(["name", *titles] for titles in selected if titles)):
+        cells = ([row[title] for title in titles] for row in rows)
+        show_table(Console(), titles, cells, left=("name",), unwrapped=("name",))
+    if out is not None:
+        typer.echo(f"comparison.svg, comparison.csv and comparison.md are in {out}")
 
 
 def _write_comparison(out: Path, comparisons: "tuple[Comparison, ...]") -> None:
@@ -221,34 +195,30 @@ def _write_comparison(out: Path, comparisons: "tuple[Comparison, ...]") -> None:
         raise FileError(f"{out} cannot be written: {error.strerror}; choose another folder with --out") from error
 
 
-@app.command(epilog="Example: subfleet example fleet > mine.toml")
+@command(app, "example fleet > mine.toml")
 def example(
     name: Annotated[str, typer.Argument(help="Name of an included run; see `subfleet examples`.")] = "fleet",
-    verbose: Verbose = False,
 ) -> None:
     """Print the description of an included run, as a starting point for your own."""
-    with report_errors(verbose=verbose):
-        from subfleet.protocol.suggestion import suggest
-        from subfleet.settings.reading import list_included_runs, read_included_run
+    from subfleet.protocol.suggestion import suggest
+    from subfleet.settings.reading import list_included_runs, read_included_run
 
-        known = list_included_runs()
-        if name not in known:
-            raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{suggest(name, known)}")
-        typer.echo(read_included_run(name), nl=False)
+    known = list_included_runs()
+    if name not in known:
+        raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{suggest(name, known)}")
+    typer.echo(read_included_run(name), nl=False)
 
 
-@app.command(epilog="Example: subfleet examples --json")
-def examples(json: Json = False, verbose: Verbose = False) -> None:
+@query(app, "examples --json")
+def examples() -> Answers:
     """List the included runs, which `subfleet run` and `subfleet serve` accept by name."""
-    with report_errors(verbose=verbose):
-        from subfleet.settings.reading import list_included_runs, read_included_run
+    from subfleet.settings.reading import list_included_runs, read_included_run
 
-        titles = {name: read_included_run(name).partition("\n")[0].removeprefix("# ") for name in list_included_runs()}
-        lines = (f"{name}: {title}" for name, title in titles.items())
-        typer.echo(json_module.dumps(titles) if json else "\n".join(lines))
+    titles = {name: read_included_run(name).partition("\n")[0].removeprefix("# ") for name in list_included_runs()}
+    yield titles, lambda: typer.echo("\n".join(f"{name}: {title}" for name, title in titles.items()))
 
 
-@app.command(epilog="Example: subfleet methods fedtrans")
+@query(app, "methods fedtrans")
 def methods(
     name: Annotated[
         str | None, typer.Argument(help="Show the parameters of this method beside the values of its paper.")
@@ -256,35 +226,26 @@ def methods(
     check: Annotated[
         bool, typer.Option("--check", help="Run three rounds of each method with every norm policy (minutes).")
     ] = False,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answers:
     """List the federated methods: paper, what varies between clients, runtimes, status."""
-    with report_errors(verbose=verbose):
-        from rich.console import Console
+    from rich.console import Console
 
-        from subfleet.cli.method_list import describe_method, describe_methods, show_methods, show_parameters
+    from subfleet.cli.method_list import describe_method, describe_methods, show_methods, show_parameters
 
-        if name is not None:
-            if check:
-                raise ConfigError(f"--check runs every method, but {name!r:.80} is named; leave one of them out")
-            if json:
-                typer.echo(json_module.dumps(describe_method(name)))
-            else:
-                show_parameters(Console(), name)
-            return
-        verdicts = _check_methods() if check else None
-        if json:
-            typer.echo(json_module.dumps(describe_methods() if verdicts is None else verdicts))
-        else:
-            show_methods(Console(), verdicts)
-        results = [(method, norms, text) for method, row in (verdicts or {}).items() for norms, text in row.items()]
-        failed = [result for result in results if result[-1] != "ok"]
-        if failed:
-            method, norms, text = failed[0]
-            raise RunError(
-                f"{len(failed)} of {len(results)} checks of methods fail, first {method} with norms {norms!r}: {text}"
-            )
+    if name is not None:
+        if check:
+            raise ConfigError(f"--check runs every method, but {name!r:.80} is named; leave one of them out")
+        yield describe_method(name), lambda: show_parameters(Console(), name)
+        return
+    verdicts = _check_methods() if check else None
+    yield describe_methods() if verdicts is None else verdicts, lambda: show_methods(Console(), verdicts)
+    results = [(method, norms, text) for method, row in (verdicts or {}).items() for norms, text in row.items()]
+    failed = [result for result in results if result[-1] != "ok"]
+    if failed:
+        method, norms, text = failed[0]
+        raise RunError(
+            f"{len(failed)} of {len(results)} checks of methods fail, first {method} with norms {norms!r}: {text}"
+        )
 
 
 def _check_methods() -> dict[str, dict[str, str]]:

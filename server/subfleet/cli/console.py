@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -13,7 +12,8 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from subfleet.journal.records import ClientRow, Progress, RoundRecord
+from subfleet.journal.guarding import Unobserved
+from subfleet.journal.records import ClientRow, Progress, RoundRecord, RunObserver
 from subfleet.protocol.text import make_printable
 from subfleet.reporting.columns import CLIENT_COLUMNS, Column, describe_participation
 
@@ -58,22 +58,6 @@ def show_table(
     for row in rows:
         table.add_row(*map(to_text, row))
     console.print(table)
-
-
-class Display(Protocol):
-    """Shows a run. It is a `RunObserver`, with `progressed` or without it."""
-
-    def say(self, text: str) -> None:
-        """Show one sentence."""
-        ...
-
-    def round_finished(self, record: RoundRecord) -> None:
-        """Show a round, with a row for each device."""
-        ...
-
-    def clear(self) -> None:
-        """Remove temporary output, such as a progress line; called when the run has ended or failed."""
-        ...
 
 
 class Tables:
@@ -165,32 +149,27 @@ class PlainLines:
         for row in record.clients:
             self._line("  " + "  ".join(f"{column.title}={column.cell(row)}" for column in CLIENT_COLUMNS))
 
-    def clear(self) -> None:
-        """Nothing to remove."""
-
     def _line(self, text: str) -> None:
         self._console.print(to_text(text), soft_wrap=True)
 
 
-class SilentDisplay:
-    """Shows nothing, because the command prints one JSON object."""
+@contextmanager
+def open_display(*, json: bool) -> Iterator[RunObserver]:
+    """A context with what shows runs on standard output; its progress line is removed at the end.
 
-    def say(self, text: str) -> None:
-        """Show nothing."""
-
-    def round_finished(self, record: RoundRecord) -> None:
-        """Show nothing."""
-
-    def clear(self) -> None:
-        """Nothing to remove."""
-
-
-def create_display(*, json: bool) -> Display:
-    """The display for standard output: none for JSON, tables for a terminal of 80 characters or more, else lines."""
-    if json:
-        return SilentDisplay()
+    It shows nothing if one JSON object is printed, tables on a terminal of 80 characters or more, else lines.
+    """
     console = Console(file=sys.stdout)
-    return Tables(console) if console.is_terminal and console.width >= LEAST_WIDTH else PlainLines(console)
+    if json:
+        yield Unobserved()
+    elif console.is_terminal and console.width >= LEAST_WIDTH:
+        tables = Tables(console)
+        try:
+            yield tables
+        finally:
+            tables.clear()
+    else:
+        yield PlainLines(console)
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """The commands of `subfleet data`."""
 
-import json as json_module
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subfleet.cli.errors import report_errors
-from subfleet.cli.options import Json, Verbose
+from subfleet.cli.decorators import Answers, query
 
 if TYPE_CHECKING:
     from subfleet.tasks import Dataset
@@ -32,36 +30,34 @@ _AVAILABILITY = {
 _SHOWN_CLASSES = 12
 
 
-@data.command(name="list", epilog="Example: subfleet data list --json")
-def list_datasets(json: Json = False, verbose: Verbose = False) -> None:
+@query(data, "data list --json", name="list")
+def list_datasets() -> Answers:
     """List the data sets that runs and `--data NAME:train` accept, and where their files are."""
-    with report_errors(verbose=verbose):
-        from rich.console import Console
-        from rich.table import Table
+    from rich.console import Console
 
-        from subfleet.cli.console import to_text
-        from subfleet.tasks.named_dataset import DATASETS
+    from subfleet.cli.console import show_table
+    from subfleet.tasks.named_dataset import DATASETS
 
-        described = {name: _describe(task) for name, task in DATASETS.items()}
-        described |= {name: _describe_broken(name, reason) for name, reason in DATASETS.broken.items()}
-        described = dict(sorted(described.items()))
-        if json:
-            typer.echo(json_module.dumps(described))
-            return
-        table = Table("name", "sample", "classes", "owners", "files", "what is learned", box=None, padding=(0, 2, 0, 0))
-        # Only the last column wraps, so that names can be copied.
-        for column in table.columns[:-1]:
-            column.no_wrap = True
-        for name, named in described.items():
-            shape = "x".join(map(str, named["input_shape"]))
-            stands_in = f" (stands in for {named['stand_in_for']})" if named["stand_in_for"] else ""
-            availability = _AVAILABILITY[named["files"]]
-            cells = (name, shape, str(named["classes"]), named["owner"], availability, named["summary"] + stands_in)
-            table.add_row(*map(to_text, cells))
-        Console().print(table)
+    described = {name: _describe(task) for name, task in DATASETS.items()}
+    described |= {name: _describe_broken(name, reason) for name, reason in DATASETS.broken.items()}
+    described = dict(sorted(described.items()))
+    titles = ("name", "sample", "classes", "owners", "files", "what is learned")
+    cells = (
+        (
+            name,
+            "x".join(map(str, row["input_shape"])),
+            str(row["classes"]),
+            row["owner"],
+            _AVAILABILITY[row["files"]],
+            row["summary"] + (f" (stands in for {row['stand_in_for']})" if row["stand_in_for"] else ""),
+        )
+        for name, row in described.items()
+    )
+    # Only the last column wraps, so that names can be copied.
+    yield described, lambda: show_table(Console(), titles, cells, left=titles, unwrapped=titles[:-1])
 
 
-@data.command(epilog="Example: subfleet data show fashion_mnist --partition dirichlet --alpha 0.3 --clients 50")
+@query(data, "data show fashion_mnist --partition dirichlet --alpha 0.3 --clients 50")
 def show(
     name: Annotated[str, typer.Argument(help="Name of the data set; see `subfleet data list`.")],
     partition: Annotated[
@@ -70,30 +66,24 @@ def show(
     clients: Annotated[int, typer.Option(min=1, help="Number of clients in the partition.")] = 10,
     alpha: Annotated[float, typer.Option(help="Concentration of a Dirichlet partition, above 0.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the partition.")] = 0,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answers:
     """Count the samples of a data set by class. It is downloaded if it is not there yet."""
-    with report_errors(verbose=verbose):
-        from subfleet.emulation.partitions import partition as divide
-        from subfleet.protocol.schema import validate
-        from subfleet.settings.samples import PartitionSettings
-        from subfleet.tasks.named_dataset import DATASETS
+    from subfleet.emulation.partitions import partition as divide
+    from subfleet.protocol.schema import validate
+    from subfleet.settings.samples import PartitionSettings
+    from subfleet.tasks.named_dataset import DATASETS
 
-        task = DATASETS.named(name)
-        settings = None
-        if partition:
-            settings = validate(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
-        parts = task.load(announce=lambda text: typer.echo(text, err=True))
-        shown = {**_describe(task), "train": _count(parts.train), "test": _count(parts.test)}
-        if settings is not None:
-            parts_by_client = divide(parts.train, settings, clients=clients, seed=seed)
-            split = [_count(parts.train.take(indices)) for indices in parts_by_client]
-            shown["partition"] = {"name": partition, "clients": split}
-        if json:
-            typer.echo(json_module.dumps(shown))
-        else:
-            _print_details(shown)
+    task = DATASETS.named(name)
+    settings = None
+    if partition:
+        settings = validate(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")
+    parts = task.load(announce=lambda text: typer.echo(text, err=True))
+    shown = {**_describe(task), "train": _count(parts.train), "test": _count(parts.test)}
+    if settings is not None:
+        parts_by_client = divide(parts.train, settings, clients=clients, seed=seed)
+        split = [_count(parts.train.take(indices)) for indices in parts_by_client]
+        shown["partition"] = {"name": partition, "clients": split}
+    yield shown, lambda: _print_details(shown)
 
 
 def _describe(task: "NamedDataset") -> dict[str, Any]:

@@ -12,8 +12,6 @@ from subfleet.transport.address import BrokerAddress, BrokerOptions, mqtt_client
 from subfleet.transport.mqtt import MqttTransport
 from subfleet.transport.tls import make_tls_context
 
-Verbose = Annotated[bool, typer.Option("--verbose", help="Write a detailed log to standard error.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Description = Annotated[
     str,
     typer.Argument(metavar="FILE|NAME", help="Description of the run: a TOML file, or the name of an included run."),

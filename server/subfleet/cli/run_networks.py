@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from rich.console import Console
 from safetensors.torch import load, save
 from torch import Tensor
@@ -223,6 +224,18 @@ def write_path(
         "files": files,
         "max_abs_diff": differences,
     }
+
+
+def show_path(written: Row) -> None:
+    """Print what `write_path` has written."""
+    typer.echo(f"{written['forward_macs']} multiplications a sample, {written['parameters']} parameters:")
+    for choice, operator in written["operators"].items():
+        typer.echo(f"  {choice}: {operator}")
+    typer.echo(f"Its weights are in {written['weights']}")
+    for target, file in written["files"].items():
+        difference = written["max_abs_diff"][target]
+        deviation = "an unknown amount" if difference is None else f"{difference:.1e}"
+        typer.echo(f"{file} for {target} differs from PyTorch by {deviation}")
 
 
 def _write(path: Path, content: bytes) -> Path:

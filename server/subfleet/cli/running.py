@@ -19,8 +19,8 @@ from subfleet.settings.run_folder import DESCRIPTION, SUMMARY, choose_folder, re
 from subfleet.settings.stored_networks import resolve_model
 
 if TYPE_CHECKING:
-    from subfleet.cli.console import Display
     from subfleet.export.cache import CacheFolder
+    from subfleet.journal.records import RunObserver
     from subfleet.serving.outcome import Outcome
     from subfleet.transport.address import BrokerAddress
 
@@ -57,21 +57,21 @@ def run_and_show(
     broker: "BrokerAddress | None" = None,
 ) -> None:
     """Run all, and print the results as text or JSON; see `run_all`."""
-    from subfleet.cli.console import create_display
+    from subfleet.cli.console import open_display
     from subfleet.programs.place import open_default_cache
 
-    display = create_display(json=json)
-    for outcome in run_all(runs, folder, display, cache=open_default_cache(), name=name, broker=broker):
-        if json:
-            typer.echo((outcome.folder / SUMMARY).read_text(encoding="utf-8"))
-        for line in describe_outcome(outcome):
-            display.say(line)
+    with open_display(json=json) as display:
+        for outcome in run_all(runs, folder, display, cache=open_default_cache(), name=name, broker=broker):
+            if json:
+                typer.echo((outcome.folder / SUMMARY).read_text(encoding="utf-8"))
+            for line in describe_outcome(outcome):
+                display.say(line)
 
 
 def run_all(
     runs: Sequence[Run],
     folder: Path,
-    display: "Display",
+    display: "RunObserver",
     *,
     cache: "CacheFolder",
     name: str | None = None,
@@ -114,7 +114,7 @@ def run_all(
     return outcomes
 
 
-def _resolve_model(run: Run, folder: Path, display: "Display") -> Run:
+def _resolve_model(run: Run, folder: Path, display: "RunObserver") -> Run:
     if run.model_of is not None:
         display.say(f"{run.name} takes network {run.model_of.network!r} of run {run.model_of.run}")
     return resolve_model(run, folder)
@@ -137,7 +137,9 @@ def _is_over(folder: Path, run: Run) -> bool:
     )
 
 
-def _run(run: Run, folder: Path, display: "Display", cache: "CacheFolder", broker: "BrokerAddress | None") -> "Outcome":
+def _run(
+    run: Run, folder: Path, display: "RunObserver", cache: "CacheFolder", broker: "BrokerAddress | None"
+) -> "Outcome":
     from subfleet.emulation.hosting import open_host
     from subfleet.observers import open_run_folder
 
@@ -147,10 +149,7 @@ def _run(run: Run, folder: Path, display: "Display", cache: "CacheFolder", broke
         open_host(run.host.type, cache, broker) as host,
         stop_on_signals() as stop,
     ):
-        try:
-            return host(run, created, observer, stop)
-        finally:
-            display.clear()
+        return host(run, created, observer, stop)
 
 
 def describe_outcome(outcome: "Outcome") -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The commands of `subfleet runs`."""
 
-import json as json_module
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from subfleet.cli.errors import report_errors
-from subfleet.cli.options import RUNS, Json, Runs, Verbose
+from subfleet.cli.decorators import Answers, Json, command, query
+from subfleet.cli.options import RUNS, Runs
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.settings.fleet import HostKind
 
@@ -18,17 +18,15 @@ Name = Annotated[str, typer.Argument(help="Name of the run's folder.")]
 runs = typer.Typer(no_args_is_help=True, help="List, show, resume, replay and remove runs.")
 
 
-@runs.command("list", epilog="Example: subfleet runs list --json")
-def list_runs(folder: Runs = RUNS, json: Json = False, verbose: Verbose = False) -> None:
+@query(runs, "runs list --json", name="list")
+def list_runs(folder: Runs = RUNS) -> Answers:
     """List the runs in a folder with their method, rounds, seed and result."""
-    with report_errors(verbose=verbose):
-        from subfleet.protocol.task_kinds import format_metrics
-        from subfleet.settings.run_folder import DESCRIPTION
+    from subfleet.protocol.task_kinds import format_metrics
+    from subfleet.settings.run_folder import DESCRIPTION
 
-        rows = [_describe(path.parent) for path in sorted(folder.glob(f"*/{DESCRIPTION}"))]
-        if json:
-            typer.echo(json_module.dumps(rows))
-            return
+    rows = [_describe(path.parent) for path in sorted(folder.glob(f"*/{DESCRIPTION}"))]
+
+    def show_rows() -> None:
         if not rows:
             typer.echo(f"there is no run in {folder}; begin one with: subfleet run quickstart")
         for row in rows:
@@ -36,40 +34,35 @@ def list_runs(folder: Runs = RUNS, json: Json = False, verbose: Verbose = False)
             model = f" of {row['model']}" if row["model"] else ""
             typer.echo(f"{row['folder']}: {row['method']}, {row['rounds']} rounds, seed {row['seed']}, {result}{model}")
 
+    yield rows, show_rows
 
-@runs.command(epilog="Example: subfleet runs show quickstart")
-def show(name: Name, folder: Runs = RUNS, json: Json = False, verbose: Verbose = False) -> None:
+
+@query(runs, "runs show quickstart")
+def show(name: Name, folder: Runs = RUNS) -> Answers:
     """Show the settings and the result of a run."""
-    with report_errors(verbose=verbose):
-        from subfleet.protocol.schema import to_plain
-        from subfleet.settings.run_folder import read_description
+    from subfleet.protocol.schema import to_plain
+    from subfleet.settings.run_folder import read_description
 
-        path = _find(folder, name)
-        shown = {**_describe(path), "settings": to_plain(read_description(path))}
-        typer.echo(json_module.dumps(shown, indent=None if json else 2))
+    path = _find(folder, name)
+    shown = {**_describe(path), "settings": to_plain(read_description(path))}
+    yield shown, lambda: typer.echo(json.dumps(shown, indent=2))
 
 
-@runs.command(epilog="Example: subfleet runs networks fedtrans fedavg")
+@query(runs, "runs networks fedtrans fedavg")
 def networks(
     names: Annotated[list[str], typer.Argument(help="Names of the runs' folders.")],
     folder: Runs = RUNS,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answers:
     """List the final networks of runs by the cost of a forward pass. Each can be the model of another run."""
-    with report_errors(verbose=verbose):
-        from rich.console import Console
+    from rich.console import Console
 
-        from subfleet.cli.run_networks import describe_networks, show_networks
+    from subfleet.cli.run_networks import describe_networks, show_networks
 
-        rows = describe_networks([_find(folder, name) for name in names])
-        if json:
-            typer.echo(json_module.dumps(rows))
-        else:
-            show_networks(rows, Console())
+    rows = describe_networks([_find(folder, name) for name in names])
+    yield rows, lambda: show_networks(rows, Console())
 
 
-@runs.command(epilog="Example: subfleet runs path fedoras --random 1 --target onnx --out path")
+@query(runs, "runs path fedoras --random 1 --target onnx --out path")
 def path(
     name: Name,
     operators: Annotated[
@@ -84,41 +77,28 @@ def path(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the files.")] = Path("path"),
     folder: Runs = RUNS,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answers:
     """Write a path of a run's supernet with its weights before fine-tuning, or a network that the run found.
 
     With --network, also the network of a tier that no device belongs to any more can be written.
     """
-    with report_errors(verbose=verbose):
-        from subfleet.cli.run_networks import choose_path, load_network, load_supernet, write_path
-        from subfleet.programs.place import open_default_cache
+    from subfleet.cli.run_networks import choose_path, load_network, load_supernet, show_path, write_path
+    from subfleet.programs.place import open_default_cache
 
-        if network is None:
-            weights = load_supernet(_find(folder, name))
-            architecture = choose_path(weights.network, operators or (), random)
-        elif operators or random is not None:
-            raise ConfigError("--network is given beside --operator or --random; leave one out")
-        else:
-            weights = load_network(_find(folder, name), network)
-            architecture = weights.network.full_architecture()
-        targets = target or weights.run.deploy_targets or weights.run.targets
-        written = write_path(weights, architecture, targets, out, cache=open_default_cache())
-        if json:
-            typer.echo(json_module.dumps(written))
-            return
-        typer.echo(f"{written['forward_macs']} multiplications a sample, {written['parameters']} parameters:")
-        for choice, operator in written["operators"].items():
-            typer.echo(f"  {choice}: {operator}")
-        typer.echo(f"Its weights are in {written['weights']}")
-        for format_name, file in written["files"].items():
-            difference = written["max_abs_diff"][format_name]
-            deviation = "an unknown amount" if difference is None else f"{difference:.1e}"
-            typer.echo(f"{file} for {format_name} differs from PyTorch by {deviation}")
+    if network is None:
+        weights = load_supernet(_find(folder, name))
+        architecture = choose_path(weights.network, operators or (), random)
+    elif operators or random is not None:
+        raise ConfigError("--network is given beside --operator or --random; leave one out")
+    else:
+        weights = load_network(_find(folder, name), network)
+        architecture = weights.network.full_architecture()
+    targets = target or weights.run.deploy_targets or weights.run.targets
+    written = write_path(weights, architecture, targets, out, cache=open_default_cache())
+    yield written, lambda: show_path(written)
 
 
-@runs.command(epilog="Example: subfleet runs resume quickstart")
+@command(runs, "runs resume quickstart")
 def resume(
     name: Name,
     folder: Runs = RUNS,
@@ -126,18 +106,16 @@ def resume(
         int | None, typer.Option(min=1, help="Continue to this many rounds; it may be more than the run had.")
     ] = None,
     json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Resume an interrupted run with its own settings, or continue a run with more rounds."""
-    with report_errors(verbose=verbose):
-        from subfleet.cli.running import run_and_show
-        from subfleet.settings.run_folder import read_description
+    from subfleet.cli.running import run_and_show
+    from subfleet.settings.run_folder import read_description
 
-        run = read_description(_find(folder, name))
-        run_and_show([run if rounds is None else replace(run, rounds=rounds)], folder, json=json, name=name)
+    run = read_description(_find(folder, name))
+    run_and_show([run if rounds is None else replace(run, rounds=rounds)], folder, json=json, name=name)
 
 
-@runs.command(epilog="Example: subfleet runs replay fedtrans --host batch")
+@command(runs, "runs replay fedtrans --host batch")
 def replay(
     name: Name,
     folder: Runs = RUNS,
@@ -146,32 +124,28 @@ def replay(
         typer.Option(help="Run each device as a process, or all in this process (batch). Default: as the run did."),
     ] = None,
     json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Repeat a run that is over in a new folder. Programs become available in the same rounds as they did."""
-    with report_errors(verbose=verbose):
-        from subfleet.cli.running import run_and_show, set_host
-        from subfleet.settings.run_folder import read_replay
+    from subfleet.cli.running import run_and_show, set_host
+    from subfleet.settings.run_folder import read_replay
 
-        run_and_show(set_host([read_replay(_find(folder, name))], host), folder, json=json)
+    run_and_show(set_host([read_replay(_find(folder, name))], host), folder, json=json)
 
 
-@runs.command(epilog="Example: subfleet runs remove quickstart --yes")
+@command(runs, "runs remove quickstart --yes")
 def remove(
     name: Name,
     folder: Runs = RUNS,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    verbose: Verbose = False,
 ) -> None:
     """Remove a run's folder with everything in it."""
-    with report_errors(verbose=verbose):
-        path = _find(folder, name)
-        if not yes and not _confirm(f"Remove {path} with everything in it?"):
-            return
-        try:
-            shutil.rmtree(path)
-        except OSError as error:
-            raise FileError(f"{path} cannot be removed: {error.strerror}") from error
+    path = _find(folder, name)
+    if not yes and not _confirm(f"Remove {path} with everything in it?"):
+        return
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise FileError(f"{path} cannot be removed: {error.strerror}") from error
 
 
 def _confirm(question: str) -> bool:

@@ -3,18 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from subfleet.aggregation.devices import compute_device
-from subfleet.cli.console import Display
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import GuardedObserver
+from subfleet.journal.records import RunObserver
 from subfleet.observers import observe_run, open_run_folder
 from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.reporting.run_figures import compute_figures
 from subfleet.reporting.texts import describe_ending, describe_result
-from subfleet.serving.deployment import Deployment, StoppedError, serve_run
+from subfleet.serving.deployment import StoppedError, serve_run
 from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.settings.run import Run
 from subfleet.settings.stored_networks import resolve_model
@@ -27,7 +28,7 @@ _PORT = 1883
 def serve_fleet(  # noqa: PLR0913 - the options of the command
     described: Run,
     runs: Path,
-    display: Display,
+    display: RunObserver,
     stop: threading.Event,
     *,
     http: HttpAddress,
@@ -60,7 +61,6 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
     run = resolve_model(described, runs)
     compute_device(run.device)
     with ExitStack() as stack:
-        stack.callback(display.clear)
         folder, shown = stack.enter_context(open_run_folder(runs / (name or run.name), run, display))
         observer = stack.enter_context(observe_run(run, folder, shown))
         exports = stack.enter_context(ExportPool(cache))
@@ -72,11 +72,9 @@ def serve_fleet(  # noqa: PLR0913 - the options of the command
                     observer.say(line)
                 yield []
 
-        deployment = Deployment(
-            run=run, folder=folder, exports=exports, clients=clients, broker=broker, embedded_port=_PORT, wait=wait
-        )
         outcome = None
-        with suppress(StoppedError), serve_run(deployment, observer, stop) as (server, result):
+        served = partial(serve_run, exports=exports, clients=clients, broker=broker, embedded_port=_PORT, wait=wait)
+        with suppress(StoppedError), served(run, folder, observer, stop) as (server, result):
             outcome = write_outcome(
                 folder, result, observer, figures=lambda: compute_figures(collect_gallery(server), result)
             )

@@ -39,7 +39,7 @@ def apply_result(  # noqa: C901, PLR0912 - a case for each request
         case work.TaskRequest() | work.ScoringRequest() | work.EvaluationRequest() | work.ModelsRequest():
             outcome = _continue_client(context, state, request, result, problem, now_s)
         case work.ProgramRequest():
-            outcome = _receive_program(context, state, request, result or ProgramFacts.untrainable(problem)), ()
+            outcome = _receive_program(context, state, request, result or ProgramFacts(problem=problem)), ()
         case work.CostRequest():
             outcome = _receive_estimates(context, state, request, result, problem)
         case work.SearchRequest():
@@ -73,7 +73,7 @@ def _continue_client(
         case work.ScoringRequest():
             client, actions = send_scoring(context, state, client, made or (), now_s)
         case _ if made is None:
-            state = _remember_program(context, state, client, ProgramFacts.untrainable(problem))
+            state = _remember_program(context, state, client, ProgramFacts(problem=problem))
             lasts: Lasts = find_lasting(context, state, client) if state.phase == "train" else "passing"
             client = replace(client, stage="skipped", reason=problem, lasts=lasts)
         case work.TaskRequest():

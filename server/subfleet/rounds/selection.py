@@ -10,7 +10,6 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.selector import (
     AvailableClient,
-    ClientEvaluation,
     LastUpdate,
     SelectionContext,
     draw_at_random,
@@ -22,7 +21,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import estimate_size, list_networks
-from subfleet.rounds.state import ClientState, LastEvaluation, RunState, get_memory
+from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
@@ -120,6 +119,7 @@ def _build_available(
     past = None if last is None else _build_last_update(last, estimate)
     size = estimate(list_networks(context, state)[0].space[0] if past is None else past.size)
     expected = estimate_time(context, client, size, training)
+    evaluation = state.evaluated.get(client.client_id)
     return AvailableClient(
         client_id=client.client_id,
         sample_count=client.offer.sample_count,
@@ -129,15 +129,8 @@ def _build_available(
         expected_downlink_s=expected.downlink_s,
         expected_uplink_s=expected.uplink_s,
         past=past,
-        evaluation=_build_evaluation(state.evaluated.get(client.client_id)),
+        evaluation=None if evaluation is None else evaluation.evaluated,
     )
-
-
-def _build_evaluation(last: LastEvaluation | None) -> ClientEvaluation | None:
-    if last is None:
-        return None
-    found = last.evaluated
-    return ClientEvaluation(round=last.round, loss=found.loss, accuracy=found.accuracy, label_count=found.label_count)
 
 
 def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | None:

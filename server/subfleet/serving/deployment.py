@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.journal.records import RunObserver, RunResult
@@ -37,41 +36,33 @@ class StoppedError(RunError):
     """The run was stopped before its end, and can be resumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
-    """A run, and where it is served.
+@contextmanager
+def serve_run(  # noqa: PLR0913 - where and how a run is served
+    run: Run,
+    folder: Path,
+    observer: RunObserver,
+    stop: threading.Event,
+    *,
+    exports: Exports,
+    clients: Clients,
+    broker: BrokerAddress | None = None,
+    embedded_port: int = 0,
+    wait: bool = False,
+    samples: Dataset | None = None,
+) -> Iterator[tuple[Server, RunResult]]:
+    """Run to the end; in the context, clients learn of the end and leave.
 
-    Attributes:
+    Args:
         run: settings of the run.
         folder: of the run; the state of the server is in `server/`.
+        observer: of the run.
+        stop: set it to stop the run.
         exports: the exporter; it is not closed.
         clients: lets clients join.
         broker: None starts an embedded one on the loopback interface.
         embedded_port: port of the embedded broker; 0 selects a free port.
         wait: if the broker is not there yet, wait for it.
         samples: evaluation data, if they have been read.
-    """
-
-    run: Run
-    folder: Path
-    exports: Exports
-    clients: Clients
-    broker: BrokerAddress | None = None
-    embedded_port: int = 0
-    wait: bool = False
-    samples: Dataset | None = None
-
-
-@contextmanager
-def serve_run(
-    deployment: Deployment, observer: RunObserver, stop: threading.Event
-) -> Iterator[tuple[Server, RunResult]]:
-    """Run to the end; in the context, clients learn of the end and leave.
-
-    Args:
-        deployment: of the run.
-        observer: of the run.
-        stop: set it to stop the run.
 
     Yields:
         The server, after the end of the run, and the result.
@@ -83,37 +74,27 @@ def serve_run(
         PortError: the port of the embedded broker is taken.
         SubfleetError: the run's data or its state cannot be used.
     """
-    run, state, address = deployment.run, deployment.folder / "server", deployment.broker
+    state, address = folder / "server", broker
     with ExitStack() as stack:
         repairs: list[Callable[[], None]] = []
         if address is None:
-            embedded = stack.enter_context(EmbeddedBroker(port=deployment.embedded_port))
+            embedded = stack.enter_context(EmbeddedBroker(port=embedded_port))
             repairs, address = [embedded.start], parse_url(embedded.url)
         mqtt = MqttTransport(address, mqtt_client_id(run.fleet.name, "server", run.name))
-        link: Transport = WaitingTransport(mqtt, stop.is_set) if deployment.wait else mqtt
+        link: Transport = WaitingTransport(mqtt, stop.is_set) if wait else mqtt
         topics = Topics(run.fleet.name)
         link = LockingTransport(link, make_server_lock(topics, run.name), tell=observer.say)
         link = RatedTransport(link, topics, Complaints(_LOG).note)
         sizes = ChunkSizes.remembered(KnownBroker(state / KNOWN_BROKERS, address.where))
-        server = Server(
-            run,
-            link,
-            observer,
-            state_folder=state,
-            exports=deployment.exports,
-            sizes=sizes,
-            samples=deployment.samples,
-        )
-        checks = stack.enter_context(deployment.clients(address))
+        server = Server(run, link, observer, state_folder=state, exports=exports, sizes=sizes, samples=samples)
+        checks = stack.enter_context(clients(address))
         raise_failure = stack.enter_context(watch([*checks, *repairs], stop))
-        if deployment.broker is not None:
-            adapt_to_broker(address, run, mqtt, sizes, observer, stop if deployment.wait else None)
+        if broker is not None:
+            adapt_to_broker(address, run, mqtt, sizes, observer, stop if wait else None)
         result = server.run(stop)
         raise_failure()
         if not result.finished:
-            raise StoppedError(
-                f"the run was stopped before its end; start it again with --name {deployment.folder.name} to go on"
-            )
+            raise StoppedError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
         yield server, result
 
 

@@ -11,7 +11,7 @@ from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.journal.journal import Journal
-from subfleet.journal.outliers import count_outliers
+from subfleet.journal.outliers import describe_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import build_network_records, list_deployed_models
 from subfleet.methods.describing import describe_status
@@ -99,7 +99,9 @@ def build_result(context: RunContext, state: RunState, journal: Journal, checkpo
     return RunResult(
         run_id=context.run_id,
         method=context.config.method.TYPE,
-        method_status=describe_status(context.config.method, context.config.setting, count_outliers(records).altered),
+        method_status=describe_status(
+            context.config.method, context.config.setting, describe_outliers(records, reported=False)
+        ),
         finished=state.phase == "finished",
         accuracy=records[-1].accuracy if records else None,
         rounds=records,

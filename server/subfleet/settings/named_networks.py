@@ -8,7 +8,7 @@ from typing import Any, cast
 from subfleet.elastic.families import AnyFamily, PublishedNorm, preset
 from subfleet.elastic.network import Family
 from subfleet.protocol.errors import ConfigError, ProtocolError
-from subfleet.protocol.schema import from_plain, parse_json, to_plain
+from subfleet.protocol.schema import from_plain, parse_json, read_plain, to_plain
 
 _MAX_CHARACTERS = 4096
 _MAX_NUMBER = 65_536
@@ -38,10 +38,9 @@ def expand_preset(table: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the network that a table's `preset` names, overridden by the other keys of the table.
 
     Raises:
-        ConfigError: there is no such network.
-        ProtocolError: a key of `PresetSettings` is missing or wrong.
+        ConfigError: there is no such network, or a key of `PresetSettings` is missing or wrong.
     """
-    chosen = from_plain(PresetSettings, {key: table[key] for key in table.keys() & _KEYS})
+    chosen = read_plain(PresetSettings, {key: table[key] for key in table.keys() & _KEYS})
     network = preset(chosen.preset, input_shape=chosen.input_shape, class_count=chosen.class_count, norm=chosen.norm)
     return {**to_plain(network), **{key: value for key, value in table.items() if key != "preset"}}
 
@@ -50,15 +49,10 @@ def complete_network(table: Mapping[str, Any], model: Mapping[str, Any]) -> dict
     """The settings of a device's network; missing inputs and classes are taken from `[model]`.
 
     Raises:
-        ConfigError: it names a published network that does not exist.
+        ConfigError: it names a published network that does not exist, or its keys are wrong.
     """
     whole = {**{key: model[key] for key in _TASK if key in model}, **table}
-    if "preset" not in whole:
-        return whole
-    try:
-        return expand_preset(whole)
-    except ProtocolError as error:
-        raise ConfigError(str(error)) from error
+    return expand_preset(whole) if "preset" in whole else whole
 
 
 @lru_cache(maxsize=2**12)  # every heartbeat of a client repeats it

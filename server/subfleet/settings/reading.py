@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.elastic.families import FAMILIES
-from subfleet.protocol.errors import ConfigError, FileError, Problem, ProtocolError, Refused
-from subfleet.protocol.schema import problems_with, validate
+from subfleet.protocol.errors import ConfigError, FileError, InvalidError, Problem
+from subfleet.protocol.schema import validate
 from subfleet.protocol.suggestion import explain_unknown_key, suggest
 from subfleet.protocol.toml import parse_toml
 from subfleet.settings.named_networks import PresetSettings, complete_network, expand_preset
@@ -104,13 +104,11 @@ def _complete_model(plain: dict[str, Any]) -> dict[str, Any]:
         return plain
     try:
         return {**plain, "model": expand_preset(model)}
-    except (ConfigError, ProtocolError) as error:
-        own = {field.name for field in fields(PresetSettings)}
-        known = own.union(field.name for kind in FAMILIES.values() for field in fields(kind))
-        problems = problems_with(PresetSettings, {key: model[key] for key in model.keys() & own})
-        unnamed = Problem(text=str(error), is_sentence=True)
-        unknown = (explain_unknown_key(key, known) for key in sorted(model.keys() - known))
-        return {**plain, "model": Refused(problems=(*(problems or [unnamed]), *unknown))}
+    except ConfigError as error:
+        kinds: list[type] = [PresetSettings, *FAMILIES.values()]
+        known = {field.name for kind in kinds for field in fields(kind)}
+        problems = [Problem(text=explain_unknown_key(key, known), keys=(key,)) for key in sorted(model.keys() - known)]
+        return {**plain, "model": InvalidError([*InvalidError.of(error).problems, *problems])}
 
 
 def _complete_devices(plain: dict[str, Any]) -> dict[str, Any]:
@@ -128,4 +126,4 @@ def _complete_device(device: Any, model: dict[str, Any]) -> Any:
     try:
         return {**device, "network": complete_network(device["network"], model)}
     except ConfigError as error:
-        return {**device, "network": Refused(problems=(Problem(text=str(error), is_sentence=True),))}
+        return {**device, "network": InvalidError.of(error)}

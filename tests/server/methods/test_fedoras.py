@@ -15,8 +15,8 @@ from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
 from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.assigner import Assignment, WrittenSize
-from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.subspacing import draw_tier, list_network_tiers
+from subfleet.methods.fedoras import FedorAS, draw_tier
+from subfleet.methods.tier_search import list_network_tiers
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture

@@ -91,7 +91,6 @@ def evolving(
         clients=(),
         losses={},
         carried_by=lambda lineage: (),
-        trained=lambda: (),
         aggregated_with=lambda network_id, names: state,
         brought=brought,
     )
