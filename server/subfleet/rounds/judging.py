@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.protocol.evaluating import sum_totals
+from subfleet.protocol.answers import sum_totals
 from subfleet.protocol.messages import Ack, ArchitectureProblem, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 from subfleet.protocol.task_kinds import find_contradiction
