@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -286,8 +285,7 @@ def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **c
     blobs, size = BlobStore(folder), len(context.space) - 1
     drawn = (DrawnClient(name=name, size=size, scale=scale) for name, scale in names.items())
     clients = [store_update(context, client, blobs) for client in drawn]
-    state, aggregation = draw_state(context.network), partial(aggregate_clients, context, blobs)
-    return aggregation(state, 1, clients, memory or SattlerMemory())
+    return aggregate_clients(context, blobs, draw_state(context.network), 1, clients, memory or SattlerMemory())
 
 
 @pytest.mark.slow
