@@ -30,7 +30,7 @@ from subfleet.journal.stored_state import Change, build_state, list_changes
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import canonical_json, from_plain
-from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
+from subfleet.rounds.signals import AnyClose, Close, CloseGeneration
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.settings.fingerprint import check_resumable
 
@@ -166,7 +166,7 @@ class Journal:
         after: RunState,
         *,
         counted: Callable[[str], Bytes] = lambda client_id: (0, 0),
-        close: Close | CloseEvaluation | CloseGeneration | None = None,
+        close: AnyClose | None = None,
         record: AnyRecord | None = None,
     ) -> None:
         """Write what a step changed, and the record of what it closed, in one transaction.
@@ -253,9 +253,7 @@ def _build_change(part: str, key: str, value: object) -> Change:
     return Change(part=part, key=key, text=canonical_json(value).decode())
 
 
-def _list_closed(
-    close: Close | CloseEvaluation | CloseGeneration, record: AnyRecord, counted: Callable[[str], Bytes]
-) -> Iterable[Change]:
+def _list_closed(close: AnyClose, record: AnyRecord, counted: Callable[[str], Bytes]) -> Iterable[Change]:
     if isinstance(record, GenerationRecord):
         yield _build_change("generation", _join_key(record.round, record.number), record)
     elif isinstance(record, EvaluationRecord):

@@ -7,9 +7,10 @@ sent, and a server that is killed in between makes the same promise again.
 import gc
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from subfleet.aggregation.checking import Checker
 from subfleet.aggregation.checkpoint import prune_checkpoints
 from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.evaluation_data import read_evaluation_data
+from subfleet.aggregation.path_scoring import score_generation
 from subfleet.aggregation.round_aggregator import RoundAggregator
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
@@ -31,16 +33,16 @@ from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import build_record
 from subfleet.link.device_link import DeviceLink
 from subfleet.programs.supply import Exports, Supply
-from subfleet.programs.worker import Snapshot, Threads, Worker
-from subfleet.protocol.errors import FileError, RunError
-from subfleet.rounds.context import RunContext
+from subfleet.programs.worker import Handler, Snapshot, Threads, Worker
+from subfleet.protocol.errors import FileError, ProtocolError, RunError
+from subfleet.rounds import signals
 from subfleet.rounds.continuing import resume_state
 from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
+from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.searching import find_searched_round
-from subfleet.rounds import signals
+from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
-from subfleet.rounds.work import CheckRequest
-from subfleet.serving.duties import build_duties
+from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
 from subfleet.serving.loading import build_result, load_model
 from subfleet.serving.narration import Attendance, Pace, describe_step
 from subfleet.serving.run_context import create_context
@@ -69,6 +71,12 @@ class Server:
         samples: evaluation data; None reads those of the settings.
         clock: monotonic seconds.
 
+    Attributes:
+        context: of the run.
+        samples: evaluation data without validation samples.
+        state: the current state; only the server sets it.
+        model: the current model; only the server sets it.
+
     Raises:
         ConfigError: the run was begun with other settings, or the settings of the model are invalid.
         DataError: the evaluation data cannot be used.
@@ -89,7 +97,6 @@ class Server:
     ) -> None:
         config, evaluation, validation = read_evaluation_data(config, samples)
         self.samples = evaluation
-        self._config = config
         self._device = compute_device(config.device)
         self._observer = GuardedObserver(observer)
         self._clock = clock
@@ -115,8 +122,7 @@ class Server:
             samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
         self._aggregator = RoundAggregator(views, blobs, evaluation, checkpoints=self._places.checkpoints)
-        duties = build_duties(self.context, threads, self._aggregator, Checker(self.context, blobs), validation)
-        self._work = Worker({**self._supply.duties, **duties}, threads)
+        self._work = Worker({**self._supply.duties, **self._list_duties(threads, validation)}, threads)
         self.state = RunState()
         self._goes_on = False
         self.model = ModelState(shared={})
@@ -160,7 +166,7 @@ class Server:
             self._sweep()
         self._link.open()
         if state.round > 0:
-            self._observer.say(f"run {self.run_id} is resumed in round {state.round}, phase {state.phase}")
+            self._observer.say(f"run {self.context.run_id} is resumed in round {state.round}, phase {state.phase}")
         for action in actions:
             self._perform(action)
 
@@ -198,6 +204,35 @@ class Server:
         with reporting_damage(self._places.folder):
             return build_result(self.context, self.state, self._journal, self._places.checkpoints)
 
+    def _list_duties(self, threads: Threads, validation: Dataset | None) -> Mapping[type, Handler]:
+        """The handlers of requests, except those that supply tasks.
+
+        Args:
+            threads: run the work, with a lane for each kind.
+            validation: samples on which paths of a supernet are scored, if there are any.
+        """
+        context, checker = self.context, Checker(self.context, self._blobs)
+
+        def of_search(work: Callable[[RunState, ModelState], Any]) -> Handler:
+            function = threads.work("search", lambda _, state, model: work(state, model))
+            return Handler(work=function, failure="the search failed")
+
+        return {
+            SearchRequest: of_search(lambda state, _: explore_sizes(context, state)),
+            NetworksRequest: of_search(lambda state, _: choose_networks(context, state)),
+            GenerationRequest: of_search(lambda state, model: score_generation(context, state, model, validation)),
+            CheckRequest: Handler(
+                work=threads.work("check", checker.check),
+                failure="it could not be checked",
+                reasons=(ProtocolError, FileError),
+            ),
+            signals.AggregationRequest: Handler(
+                work=threads.work("aggregate", self._aggregator.aggregate),
+                failure="aggregation failed",
+                needs_disk=True,
+            ),
+        }
+
     def _renew(self) -> None:
         """Load the model of the current state."""
         model = load_model(self.context, self.state, self._journal, self._places.checkpoints)
@@ -206,7 +241,7 @@ class Server:
 
     def _linger(self, stop: threading.Event) -> None:
         """Announce the end until all clients have left, up to the configured time."""
-        until_s = self._clock() + self._config.deadlines.linger_s
+        until_s = self._clock() + self.context.config.deadlines.linger_s
         while not stop.is_set() and self._clock() < until_s:
             self.step(_POLL_S)
             if all(member.heard_s is None for member in self.state.live.members.values()):
@@ -216,7 +251,7 @@ class Server:
         """Decide, write the journal, act."""
         before = self.state
         after, actions = step(self.context, before, event, self._clock())
-        closes = (action for action in actions if isinstance(action, signals.Close | signals.CloseEvaluation | signals.CloseGeneration))
+        closes = (action for action in actions if isinstance(action, signals.AnyClose))
         close = next(closes, None)
         record = None if close is None else build_record(self.context, close, self._link.traffic)
         self._journal.save(before, after, counted=self._link.traffic.of, close=close, record=record)
@@ -269,7 +304,7 @@ class Server:
 
     def _tidy(self, needed: Set[str] = frozenset()) -> None:
         """Remove files that no round needs any more, except blobs with the `needed` digests."""
-        keep_from = self.state.aggregated_round - self._config.keep_rounds + 1
+        keep_from = self.state.aggregated_round - self.context.config.keep_rounds + 1
         prune_checkpoints(
             self._places.checkpoints, keep_from=keep_from, rounds=[find_searched_round(self.context, self.state)]
         )
