@@ -197,7 +197,7 @@ def _planned(case: Case, plans: Plans, architecture: Architecture) -> Candidate:
 def _fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
     """Of each device, the parameters that it is sent by the most that fits."""
     case, plans = server.case, server.plans
-    listed = exhaustive_search(case.space, case.estimate, [TARGET]).known
+    listed = exhaustive_search(case.space, case.estimate, TARGET).known
     every = sorted(listed, key=lambda one: one.parameters, reverse=True)
     known = {one.size.architecture_id: _planned(case, plans, one.size) for one in server.written.values()}
     known |= {one.architecture.architecture_id: one for _, one in sent}

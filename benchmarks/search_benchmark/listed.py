@@ -17,13 +17,13 @@ class ListedSearch:
     Args:
         architectures: the list.
         estimate: the cost estimates of its submodels.
-        targets: program targets of the devices.
+        target: program target of the devices.
     """
 
     pool: tuple[FoundSize, ...] = ()
 
-    def __init__(self, architectures: Sequence[Architecture], estimate: CostEstimates, targets: Sequence[str]) -> None:
-        self.known = EstimateIndex(targets, map(estimate, architectures))
+    def __init__(self, architectures: Sequence[Architecture], estimate: CostEstimates, target: str) -> None:
+        self.known = EstimateIndex(target, map(estimate, architectures))
 
     def explore(self, query: Query, rng: Random) -> Explored:
         """Find nothing, as everything is known."""
@@ -43,11 +43,11 @@ class ListedSearch:
 
 
 def exhaustive_search(
-    space: SearchSpace, estimate: CostEstimates, targets: Sequence[str], *, limit: int = 200_000
+    space: SearchSpace, estimate: CostEstimates, target: str, *, limit: int = 200_000
 ) -> ListedSearch:
     """The search among all submodels of a space.
 
     Raises:
         ConfigError: the space has more than `limit` combinations.
     """
-    return ListedSearch([space.architecture(genes) for genes in space.enumerate(limit)], estimate, targets)
+    return ListedSearch([space.architecture(genes) for genes in space.enumerate(limit)], estimate, target)

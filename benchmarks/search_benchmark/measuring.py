@@ -84,7 +84,7 @@ def _ours(case: Case) -> _Server:
 
 def _paper(case: Case, settings: PaperSettings | None = None) -> _Server:
     """The paper's search, which knows nothing yet."""
-    return _Server(search=PaperSearch.over(case.space, case.estimate, [TARGET], settings))
+    return _Server(search=PaperSearch.over(case.space, case.estimate, TARGET, settings))
 
 
 def _served(server: _Server, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
@@ -167,7 +167,7 @@ def large_figures(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     given = _served(ours, rest, _WARMING, at_once=_ROUND)
     warm_per_s = len(rest) / (time.process_time() - begun_s)
     theirs = _served(paper, rest, _WARMING)
-    widths = _served(_Server(search=ListedSearch(case.uniform, case.estimate, [TARGET])), rest)
+    widths = _served(_Server(search=ListedSearch(case.uniform, case.estimate, TARGET)), rest)
     below = sum(
         mine.parameters < max(one.parameters for one in others)
         for mine, *others in zip(given, theirs, widths, strict=True)
@@ -202,7 +202,7 @@ def _long(case: Case, query: Query, answer: Answer, place: int) -> int:
 
 def exhaustive_figures(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
     """Ours and the paper's against the largest submodel that fits of all of the space, from an empty pool and warm."""
-    most = exhaustive_search(case.space, case.estimate, [TARGET])
+    most = exhaustive_search(case.space, case.estimate, TARGET)
     asked = queries(case, shares[: 2 * count])
     optima = [0 if (fit := most.best(query)) is None else fit.candidate.parameters for query in asked]
     given = _served(_ours(case), asked, at_once=_ROUND)

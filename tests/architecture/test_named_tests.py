@@ -5,6 +5,8 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/invariants.md"
 NAMED = re.compile(r"`((?:tests|emulation)/[^`]+)`")
@@ -42,6 +44,7 @@ def missing_tests(row: str) -> list[str]:
     return missing
 
 
+@pytest.mark.slow
 def test_every_invariant_names_tests_that_are_there() -> None:
     assert len(ROWS) > 70
     assert [name for row in ROWS for name in missing_tests(row)] == []

@@ -8,7 +8,7 @@ from subfleet.device_profiles import load_profile
 from subfleet.elastic.building import network_of
 from subfleet.lab import load_all
 from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.subspacing import list_network_tiers
+from subfleet.methods.tier_search import list_network_tiers
 from subfleet.search.candidates import limit_forward_macs
 from subfleet.search.supernets import find_tier
 

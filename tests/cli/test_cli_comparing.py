@@ -72,6 +72,7 @@ def test_entrants_are_paired_over_their_seeds(folders: list[str], tmp_path: Path
     assert (tmp_path / "out" / "comparison.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
+@pytest.mark.slow
 def test_a_table_is_shown(folders: list[str]) -> None:
     done = invoke("compare", *folders)
     assert done.exit_code == 0, done.output

@@ -132,6 +132,7 @@ def test_who_cannot_answer_is_told_how_to_do_without(
     assert folder.exists()
 
 
+@pytest.mark.slow
 def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
     """A prompt elsewhere than in the one function that knows what to do without an answer is found here."""
     asking = re.compile(r"\b(?:typer|click)\.(?:confirm|prompt|getchar|pause)\(|(?<![\w.])input\(|\bgetpass\(")

@@ -88,6 +88,7 @@ def gradients(
     return outputs, dict(zip(named, found, strict=True))
 
 
+@pytest.mark.slow
 @examples(15)
 @given(case=paths())
 def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same(
@@ -117,6 +118,7 @@ def test_a_realised_path_gives_what_the_supernet_gives_on_it_and_learns_the_same
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 @examples(15)
 @given(case=paths())
 def test_the_whole_supernet_gives_on_a_path_that_is_drawn_what_the_path_gives_alone(
@@ -144,6 +146,7 @@ def last_path(network: Network) -> Architecture:
     return path_architecture(network, [choice.operators[-1] for choice in network.choices.values()])
 
 
+@pytest.mark.slow
 @examples(15)
 @given(case=paths())
 def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[Network, Architecture]) -> None:

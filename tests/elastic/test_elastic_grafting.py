@@ -245,6 +245,7 @@ def test_the_factor_is_the_mean_norm_over_the_own(norm: WeightNorm, central: Cen
     assert all(one[tensor] == 1 for one in factors for tensor in network.tensors if len(states[0][tensor].shape) < 2)
 
 
+@pytest.mark.slow
 def test_the_order_of_clients_changes_no_factor() -> None:
     network = network_of(MLP)
     some = _some(network) * 3

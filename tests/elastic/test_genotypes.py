@@ -19,6 +19,7 @@ def written(operations: tuple[str, ...]) -> str:
     return f"|{a}~0|+|{b}~0|{c}~1|+|{d}~0|{e}~1|{f}~2|"
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_benchmark_is_read_or_gives_nothing() -> None:
     """All 15,625, against the ways from the first node to the last that there are."""
     ends = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))

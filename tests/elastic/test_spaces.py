@@ -86,6 +86,7 @@ def test_a_space_reaches_from_its_smallest_to_the_whole_network(space: SearchSpa
         assert counts[0] <= space.network.parameter_count(space.architecture(genes)) <= counts[1]
 
 
+@pytest.mark.slow
 def test_every_different_submodel_is_listed_once() -> None:
     space = search_space(network_of(RESNET), (0.5, 1), depth="section")
     listed = [space.architecture(genes) for genes in space.enumerate()]

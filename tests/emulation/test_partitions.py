@@ -15,9 +15,10 @@ from subfleet.protocol.errors import ConfigError, DataError, MissingExtraError
 from subfleet.settings.samples import Partition, PartitionSettings
 from subfleet.tasks import Dataset
 
+pytestmark = pytest.mark.slow
+"""Splitting loads flwr-datasets."""
+
 CLASSES = 6
-
-
 PARTITIONS = get_args(Partition)
 
 
@@ -39,7 +40,6 @@ def parts_of(dataset: Dataset, name: str, clients: int, **more: float) -> tuple[
     return partition(dataset, chosen, clients=clients, seed=7)
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_every_sample_goes_to_exactly_one_client_or_a_sentence_says_why_not(data: st.DataObject) -> None:
@@ -65,7 +65,6 @@ def test_every_sample_goes_to_exactly_one_client_or_a_sentence_says_why_not(data
     assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_another_seed_gives_another_split(name: Partition) -> None:
     dataset = many()
@@ -95,7 +94,6 @@ def test_pathological_clients_hold_exactly_so_many_classes() -> None:
         assert len(np.unique(dataset.classes()[part])) == 2
 
 
-@pytest.mark.slow
 def test_pathological_clients_as_many_as_classes_share_all_of_them() -> None:
     for seed in range(5):
         chosen = PartitionSettings(name="pathological", classes_per_client=1)

@@ -208,6 +208,7 @@ def test_such_networks_become_programs(name: str, target: str) -> None:
     assert program.manifest.max_abs_diff < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_buffer_that_forward_changes_is_carried(in_place: bool) -> None:
     module = Average(in_place=in_place)

@@ -225,6 +225,7 @@ def test_state_that_no_step_carries_is_refused_by_name(name: str) -> None:
         canonical_graph(step_of_module(make(), (4,)))
 
 
+@pytest.mark.slow
 def test_what_a_function_keeps_for_itself_is_refused() -> None:
     kept = [torch.zeros(4)]
 

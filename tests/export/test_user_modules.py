@@ -116,6 +116,7 @@ def test_after_ten_steps_it_is_as_near_as_eager(name: str, target: str) -> None:
     assert distance(by_program(name, target), right) <= 4 * distance(eager, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_step_carries_is_refused_by_its_name(name: str) -> None:
     before = chance()

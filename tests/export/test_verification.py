@@ -170,6 +170,7 @@ def test_everything_that_is_carried_shows_in_an_example(optimiser: OptimiserSett
         torch.testing.assert_close(given["first_correction"], torch.tensor(1 - optimiser.beta1))
 
 
+@pytest.mark.slow
 def test_what_single_precision_shows_nothing_of_is_told() -> None:
     """A bias before a norm has no gradient; nobody can tell from rounding what the program computes for it."""
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 5))

@@ -75,6 +75,7 @@ def raised(function: Callable[..., Any], *arguments: Any) -> Exception:
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "what"), KINDS.items())
 def test_an_exception_of_a_plugin_is_told_as_the_plugins(theirs: Any, kind: str, what: str) -> None:
     error = raised(theirs(f"theirs_of_a_test.{kind}").direct)
@@ -82,6 +83,7 @@ def test_an_exception_of_a_plugin_is_told_as_the_plugins(theirs: Any, kind: str,
     assert describe_error(error) == explain_error(error) == (ExitCode.CONFIG, said)
 
 
+@pytest.mark.slow
 def test_what_it_calls_is_its_matter(theirs: Any) -> None:
     module = theirs("theirs_of_a_test.methods")
     for function, words in (

@@ -18,6 +18,7 @@ def test_what_is_built_can_be_read(fleet: str, client_id: str, kind: str) -> Non
     assert topics.parse(topics.up(client_id, kind)) == Address(direction="up", client_id=client_id, kind=kind)
 
 
+@pytest.mark.slow
 @given(topic=st.one_of(st.text(), st.text().map(lambda rest: f"subfleet/1/main/{rest}")))
 def test_reading_raises_nothing_but_protocol_errors(topic: str) -> None:
     topics = Topics()

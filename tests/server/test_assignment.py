@@ -116,7 +116,7 @@ def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name:
             assert ask(PLAN, budget).allows(odd) != bool(short)
             assert ask(PLAN, budget).exceeded(odd) == exceeded
             assert (measure_fit(odd, query) is None) == bool(short)
-            assert (EstimateIndex(["onnx"], [odd]).best(query) is None) == bool(short)
+            assert (EstimateIndex("onnx", [odd]).best(query) is None) == bool(short)
             assert (largest(budget) == place) != bool(short)
 
 
@@ -126,7 +126,7 @@ def test_a_search_gives_only_what_has_fewer_parameters_than_what_was_too_large()
             plenty = Budget(memory_bytes=2**40)
             query = Query(target="onnx", limits=plenty, below_parameters=candidate.parameters + more)
             assert (measure_fit(candidate, query) is not None) == is_given
-            assert (EstimateIndex(["onnx"], [candidate]).best(query) is not None) == is_given
+            assert (EstimateIndex("onnx", [candidate]).best(query) is not None) == is_given
 
 
 def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_of_one_byte_less() -> None:

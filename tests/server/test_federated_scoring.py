@@ -32,16 +32,15 @@ from server.searching_cases import (
 from subfleet.journal.generations import describe_generation
 from subfleet.journal.rows import build_generation_record
 from subfleet.link.traffic import Traffic
-from subfleet.methods.subspacing import list_network_tiers
-from subfleet.methods.tier_search import TierMemory, TierSearch
+from subfleet.methods.tier_search import TierMemory, TierSearch, list_network_tiers
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
+from subfleet.rounds.closing import resume_state
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import resume_state
 from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.signals import CloseGeneration, Reply, Request, RequestDone, SendTask, Tick
 from subfleet.rounds.state import RunState

@@ -13,7 +13,8 @@ from server.test_evaluations import EACH, HELD_OUT
 
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, describe_spread
 from subfleet.methods.power_of_choice import ChoiceMemory, PowerOfChoice
-from subfleet.methods.selector import AvailableClient, ClientEvaluation, SelectionContext
+from subfleet.methods.selector import AvailableClient, SelectionContext
+from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.readings import Budget
 
 # --- how it spreads -----------------------------------------------------------------------------------------------
@@ -69,6 +70,21 @@ def test_quartiles_are_those_of_numpy(values: list[float]) -> None:
 # --- who is chosen by it ------------------------------------------------------------------------------------------
 
 
+def evaluated(client_id: str, loss: float) -> Evaluated:
+    return Evaluated(
+        task_id="task",
+        run_id="run",
+        round=1,
+        client_id=client_id,
+        loss=loss,
+        accuracy=0.0,
+        sample_count=10,
+        label_count=10,
+        measured_peak_bytes=0,
+        seconds=1.0,
+    )
+
+
 def test_power_of_choice_takes_those_who_found_the_largest_losses() -> None:
     method = PowerOfChoice(candidates=4.0, losses="evaluated")
     select = method.roles().selector.select
@@ -79,7 +95,7 @@ def test_power_of_choice_takes_those_who_found_the_largest_losses() -> None:
             client_id=name,
             sample_count=10,
             budget=Budget(memory_bytes=1),
-            evaluation=None if loss is None else ClientEvaluation(round=1, loss=loss, accuracy=0.0, label_count=10),
+            evaluation=None if loss is None else evaluated(name, loss),
         )
         for name, loss in losses.items()
     )

@@ -174,6 +174,7 @@ def test_a_subspace_trains_and_tells_of_its_own_tensors_alone(tmp_path: Path) ->
         train(replace(job, choices=()))
 
 
+@pytest.mark.slow
 def test_a_path_without_room_is_never_drawn(tmp_path: Path, drawn: Drawn) -> None:
     job = write_train_job(tmp_path, replace(SETTINGS, epochs=8))
     room = program().manifest.chain.room(chain().links)  # type: ignore[union-attr]
@@ -238,6 +239,7 @@ def test_without_room_for_what_the_runtime_does_not_refuse_nothing_is_trained(tm
     draw_within(job, limit_bytes, Pieces())
 
 
+@pytest.mark.slow
 def test_the_same_bits_come_twice_and_after_a_kept_chain(tmp_path: Path) -> None:
     job = write_train_job(tmp_path)
     slot, pieces = Slot(), Pieces()

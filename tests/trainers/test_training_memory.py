@@ -13,6 +13,7 @@ def touch(size_bytes: int) -> None:
     np.ones(size_bytes, np.uint8)
 
 
+@pytest.mark.slow
 def test_a_peak_that_is_given_back_is_measured() -> None:
     watch = MemoryWatch(2**40)
     touch(64 * MEBIBYTE)

@@ -2,6 +2,8 @@
 
 import gzip
 
+import pytest
+
 from subfleet.protocol.messages import Presence, encode
 from subfleet.protocol.topics import Topics
 from subfleet.transport.base import Delivery, Transport
@@ -103,6 +105,7 @@ def test_a_beat_a_second_is_never_too_much() -> None:
     assert not rig.complaints
 
 
+@pytest.mark.slow
 def test_ever_new_names_share_an_account() -> None:
     rig = Rig()
     for number in range(2**16 + 500):

@@ -34,7 +34,7 @@ class FederatedDropout:
             "the kept fraction depends on each client's budget": always,
             "updates are not compressed (update_codec)": lambda method, setting: not setting.compressed,
             "running statistics are those of random submodels, not of the model (norms)": (
-                lambda method, setting: setting.norm == "batch" and not setting.techniques.recalibrates
+                lambda method, setting: setting.norm == "batch" and setting.techniques.norms != "recalibrated"
             ),
         },
     )

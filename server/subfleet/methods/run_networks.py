@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import ClientUpdate, Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import open_stream
 from subfleet.protocol.submodel import Architecture
 
@@ -61,7 +61,6 @@ class EvolutionContext:
         losses: by client, the mean over the labels of its last epoch.
         carried_by: the ids of the clients that could carry the largest size of a network, estimated by shapes, with
             their budget in this round.
-        trained: reads the clients' updates, in the order of their ids; all of them are in memory then.
         aggregated_with: from a network's id and the ids of some clients, the network's state with their updates alone.
         brought: networks that clients have declared and that are a member of no network in use.
         observation: what `Memory.observe` returned for the round's updates.
@@ -77,7 +76,6 @@ class EvolutionContext:
     clients: tuple[Participant, ...]
     losses: Mapping[str, float]
     carried_by: Callable[[Lineage], tuple[str, ...]]
-    trained: Callable[[], tuple[ClientUpdate, ...]]
     aggregated_with: Callable[[str, Collection[str]], ModelState]
     brought: tuple[AnyFamily, ...] = ()
     observation: Any = None

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
@@ -34,14 +37,11 @@ from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.submodel import Architecture
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
-    import numpy as np
-    import numpy.typing as npt
     from torch import Tensor
 
     from subfleet.elastic.model_state import ModelState
 
-    Matrix = npt.NDArray[np.float64]
-
+Matrix = NDArray[np.float64]
 Linkage = Literal["complete", "single"]
 """The distance of two groups: that of their farthest members, or of their nearest."""
 
@@ -160,19 +160,21 @@ class Sattler:
 
     def _split(self, network: Network, clients: Sequence[ClientUpdate], scale: float) -> tuple[tuple[str, ...], ...]:
         """The client ids of both halves, the larger half first; empty if the cluster is not split."""
-        kept, similarity = list(clients), None
-        while len(kept) >= max(self.least_clients, 2 * self.least_half) and self._disagree(network, kept, scale):
-            similarity = compute_cosines(network, kept) if similarity is None else similarity
+        remaining, similarity = list(clients), None
+        while len(remaining) >= max(self.least_clients, 2 * self.least_half) and self._disagree(
+            network, remaining, scale
+        ):
+            similarity = compute_cosines(network, remaining) if similarity is None else similarity
             smaller, larger = sorted(split_in_two(similarity, self.linkage), key=len)
             if len(smaller) >= self.least_half:
-                halves = [tuple(kept[place].client.client_id for place in group) for group in (smaller, larger)]
+                halves = [tuple(remaining[index].client.client_id for index in group) for group in (smaller, larger)]
                 return tuple(sorted(halves, key=lambda names: (-len(names), names)))
-            kept, similarity = [kept[place] for place in larger], similarity[larger, :][:, larger]
+            remaining, similarity = [remaining[index] for index in larger], similarity[larger, :][:, larger]
         return ()
 
     def _disagree(self, network: Network, clients: Sequence[ClientUpdate], scale: float) -> bool:
         """Whether the clients no longer agree: their mean change is small, and enough of their changes are not."""
-        mean = _norm(_average_changes(network, clients).values())
+        mean = _norm(_average_changes(network, clients))
         return mean < self.mean_norm * scale and self._reach(clients) > self.max_norm * scale
 
     def _reach(self, clients: Sequence[ClientUpdate]) -> float:
@@ -234,21 +236,30 @@ def _find_standing(context: StandingContext) -> Architecture:
     return replace(context.client.architecture, network=memory.clusters[context.client.client_id])
 
 
-def _average_changes(network: Network, clients: Sequence[ClientUpdate]) -> dict[str, Tensor]:
-    """The weighted mean of changes in the network's shapes, of each element over the clients that hold it."""
+def _stack_changes(network: Network, clients: Sequence[ClientUpdate]) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each tensor, the clients' changes in the network's shape, and 1 for each element that a client holds."""
     import torch
 
     from subfleet.elastic.maps import tensor_maps
 
-    shapes = {name: decl.shape for name, decl in network.tensors.items()}
-    sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    weights = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    for update in clients:
-        for name, place in tensor_maps(network, update.client.architecture).items():
-            change = update.change[name].double().cpu()
-            place.scatter(update.weight * change, sums[name])
-            place.scatter(torch.full_like(change, update.weight), weights[name])
-    return {name: torch.where(weights[name] > 0, sums[name] / weights[name], 0.0) for name in sums}
+    maps = [tensor_maps(network, update.client.architecture) for update in clients]
+    for name, decl in network.tensors.items():
+        changes = torch.zeros(len(clients), *decl.shape, dtype=torch.float64)
+        held = torch.zeros_like(changes)
+        for index, (update, own) in enumerate(zip(clients, maps, strict=True)):
+            if name in own:
+                change = update.change[name].double().cpu()
+                own[name].scatter(change, changes[index])
+                own[name].scatter(torch.ones_like(change), held[index])
+        yield changes, held
+
+
+def _average_changes(network: Network, clients: Sequence[ClientUpdate]) -> Iterator[Tensor]:
+    """The weighted mean of the changes of each tensor, of each element over the clients that hold it."""
+    for changes, held in _stack_changes(network, clients):
+        total = sum(update.weight * change for update, change in zip(clients, changes, strict=True))
+        weight = sum(update.weight * elements for update, elements in zip(clients, held, strict=True))
+        yield (total / weight).where(weight > 0, 0.0)
 
 
 def _norm(changes: Iterable[Tensor]) -> float:
@@ -265,22 +276,11 @@ def compute_cosines(network: Network, clients: Sequence[ClientUpdate]) -> Matrix
     Returns:
         A symmetric matrix of numbers from -1 to 1; 0 if one of the two has not moved.
     """
-    import numpy as np
     import torch
-
-    from subfleet.elastic.maps import tensor_maps
 
     count = len(clients)
     products, squares = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, count, dtype=torch.float64)
-    maps = [tensor_maps(network, update.client.architecture) for update in clients]
-    for name, decl in network.tensors.items():
-        changes = torch.zeros(count, *decl.shape, dtype=torch.float64)
-        held = torch.zeros_like(changes)
-        for place, (update, own) in enumerate(zip(clients, maps, strict=True)):
-            if name in own:
-                change = update.change[name].double().cpu()
-                own[name].scatter(change, changes[place])
-                own[name].scatter(torch.ones_like(change), held[place])
+    for changes, held in _stack_changes(network, clients):
         flat, mask = changes.reshape(count, -1), held.reshape(count, -1)
         products += flat @ flat.T
         squares += flat.square() @ mask.T  # of the row's client, where the column's client has the element too
@@ -297,15 +297,13 @@ def split_in_two(similarity: Matrix, linkage: Linkage) -> tuple[tuple[int, ...],
         linkage: see `Linkage`.
 
     Returns:
-        The members of both groups by place, in order; the group of the first member first.
+        The members of both groups by index, in order; the group of the first member first.
     """
-    import numpy as np
-
     count = len(similarity)
     distance = -np.asarray(similarity, np.float64)
     np.fill_diagonal(distance, np.inf)
     merged = np.maximum if linkage == "complete" else np.minimum
-    groups = {place: [place] for place in range(count)}
+    groups = {index: [index] for index in range(count)}
     while len(groups) > 2:
         left, right = divmod(int(distance.argmin()), count)
         row = merged(distance[left], distance[right])

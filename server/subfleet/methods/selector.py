@@ -18,6 +18,7 @@ from typing import Any
 
 from subfleet.elastic.network import Network
 from subfleet.methods.assigner import open_stream
+from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 
@@ -69,23 +70,6 @@ class LastUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientEvaluation:
-    """A client's last evaluation of the model on its held-out data, as it reported.
-
-    Attributes:
-        round: the round after which it was.
-        loss: mean of the plain objective over the counted labels, 0 or more.
-        accuracy: fraction of them that were predicted correctly, 0 to 1.
-        label_count: number of counted labels.
-    """
-
-    round: int
-    loss: float
-    accuracy: float
-    label_count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableClient:
     """A client that can take part now.
 
@@ -97,7 +81,7 @@ class AvailableClient:
         expected_downlink_s: estimated seconds to receive the weights; 0 if its link is unknown.
         expected_uplink_s: estimated seconds to send the update; 0 if its link is unknown.
         past: None before its first aggregated update.
-        evaluation: None before its first evaluation.
+        evaluation: its last evaluation of the model on its held-out data; None before the first.
     """
 
     client_id: str
@@ -108,7 +92,7 @@ class AvailableClient:
     expected_downlink_s: float = 0.0
     expected_uplink_s: float = 0.0
     past: LastUpdate | None = None
-    evaluation: ClientEvaluation | None = None
+    evaluation: Evaluated | None = None
 
     @property
     def expected_s(self) -> float:

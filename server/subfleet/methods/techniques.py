@@ -1,6 +1,6 @@
 """Techniques that go with any method: norms, robust aggregation, server optimisers, update codecs, distillation."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from subfleet.elastic.network import Network
@@ -10,7 +10,6 @@ from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
 __all__ = ["Techniques"]
@@ -47,29 +46,14 @@ class Techniques:
         return self.update_codec or Uncompressed()
 
     @property
-    def recalibrates(self) -> bool:
-        """Whether running statistics are measured again for every submodel that is evaluated or deployed."""
-        return self.norms == "recalibrated"
-
-    @property
     def teaches(self) -> bool:
         """Whether the full model teaches its submodels."""
         return self.distillation is not None and self.distillation.iterations > 0
 
     def over(self, own: "Techniques") -> "Techniques":
         """A run's choice, completed by its method's."""
-        return Techniques(
-            norms=self.norms,
-            robust_aggregation=self.robust_aggregation or own.robust_aggregation,
-            server_optimiser=self.server_optimiser or own.server_optimiser,
-            update_codec=self.update_codec or own.update_codec,
-            distillation=self.distillation or own.distillation,
-        )
-
-
-def derive_calibration_training(training: TrainingSettings) -> TrainingSettings:
-    """The settings with which a training program measures norms: one pass that moves nothing."""
-    return replace(training, epochs=1, local_steps=0, learning_rate=0.0)
+        chosen = {choice.name: value for choice in fields(self) if (value := getattr(self, choice.name)) is not None}
+        return replace(own, **chosen)
 
 
 def build_calibration(network: Network, size: Architecture) -> Calibration:

@@ -11,11 +11,11 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.supernets import path_architecture, specialise_family
 from subfleet.methods.describing import Published, parameters
 from subfleet.methods.run_networks import FederatedScoring, Generation, PathSearch
-from subfleet.methods.subspacing import list_network_tiers
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Positive
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.path_evolution import EvolutionSettings, find_best, propose_paths
+from subfleet.search.supernets import Tier, list_tiers
 
 Scores = tuple[tuple[str, float], ...]
 _SEPARATOR = " "
@@ -92,6 +92,13 @@ class TierSearch:
                     least_macs=min(map(space.count_macs, paths)),
                 )
         return None
+
+
+def list_network_tiers(network: Network, count: int) -> tuple[Tier, ...]:
+    """The tiers of a supernet's paths, the same in every run."""
+    parts = part_costs(network)
+    choices = tuple(tuple(parts[part][1] for part in choice.parts) for choice in network.choices.values())
+    return list_tiers(parts[""][1], choices, count, 0)
 
 
 def get_tier(size: Architecture) -> int:

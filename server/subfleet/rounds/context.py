@@ -11,7 +11,6 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.update_form import update_bytes
 from subfleet.methods.aggregator import count_samples
 from subfleet.methods.roles import Roles, Trainee, drop_self_distillation
-from subfleet.methods.techniques import derive_calibration_training
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
@@ -115,7 +114,9 @@ class RunContext:
         """
         settings = self.roles.training.for_round(self.config.compute_training(round_number), round_number)
         settings = drop_self_distillation(settings) if student is None else settings
-        return derive_calibration_training(settings) if self.config.calibrates(round_number) else settings
+        if self.config.calibrates(round_number):  # one pass that moves nothing measures the norms
+            return replace(settings, epochs=1, local_steps=0, learning_rate=0.0)
+        return settings
 
     def local_training(
         self, round_number: int, trainee: Trainee, *, student: Architecture | None = None

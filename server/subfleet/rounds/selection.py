@@ -8,21 +8,14 @@ from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.roles import ClosedRound
-from subfleet.methods.selector import (
-    AvailableClient,
-    ClientEvaluation,
-    LastUpdate,
-    SelectionContext,
-    draw_at_random,
-    select_at_random,
-)
+from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionContext, draw_at_random, select_at_random
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import estimate_size, list_networks
-from subfleet.rounds.state import ClientState, LastEvaluation, RunState, get_memory
+from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
 
@@ -129,15 +122,8 @@ def _build_available(
         expected_downlink_s=expected.downlink_s,
         expected_uplink_s=expected.uplink_s,
         past=past,
-        evaluation=_build_evaluation(state.evaluated.get(client.client_id)),
+        evaluation=state.evaluated.get(client.client_id),
     )
-
-
-def _build_evaluation(last: LastEvaluation | None) -> ClientEvaluation | None:
-    if last is None:
-        return None
-    found = last.evaluated
-    return ClientEvaluation(round=last.round, loss=found.loss, accuracy=found.accuracy, label_count=found.label_count)
 
 
 def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | None:

@@ -1,7 +1,7 @@
 """Cost estimates of many submodels as columns of numbers, so that all of them are compared with a budget at once."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,9 @@ Identity = tuple[object, ...]
 
 _UNTRAINABLE_BYTES = 2**62
 """The memory of a submodel that the target cannot train, which no budget fits."""
-_PARAMETERS, _WEIGHT_BYTES, _UPDATE_BYTES, _FORWARD_MACS, _FIRST_TARGET = range(5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Columns(NamedTuple):
     """Cost estimates of many submodels on one target, one row each; the memory of an untrainable one is 2^62."""
 
     parameters: Integers
@@ -59,21 +57,21 @@ class EstimateIndex:
     than walking a tree of many dimensions, and nothing has to be kept in balance.
 
     Args:
-        targets: program targets that cost estimates are needed for.
+        target: the program target of all devices that ask.
         candidates: known from the start.
     """
 
-    def __init__(self, targets: Sequence[str], candidates: Iterable[Candidate] = ()) -> None:
-        self._targets = tuple(targets)
+    def __init__(self, target: str, candidates: Iterable[Candidate] = ()) -> None:
+        self.target = target
         self._candidates: list[Candidate] = []
         self._known: set[Identity] = set()
-        self._table = np.zeros((_FIRST_TARGET + len(self._targets), 64), dtype=np.int64)
+        self._table = np.zeros((len(Columns._fields), 64), dtype=np.int64)
         for candidate in candidates:
             self.add(candidate)
 
     def copy(self) -> "EstimateIndex":
         """The same submodels, in an index to which others may be added."""
-        copy = EstimateIndex(self._targets)
+        copy = EstimateIndex(self.target)
         copy._candidates, copy._known, copy._table = [*self._candidates], {*self._known}, self._table.copy()
         return copy
 
@@ -93,9 +91,9 @@ class EstimateIndex:
         row = len(self._candidates)
         if row == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        memory_bytes = candidate.training_memory_bytes.get(self.target, _UNTRAINABLE_BYTES)
         moved = (candidate.weight_bytes, candidate.update_bytes)
-        memory = (candidate.training_memory_bytes.get(name, _UNTRAINABLE_BYTES) for name in self._targets)
-        self._table[:, row] = [candidate.parameters, *moved, candidate.forward_macs, *memory]
+        self._table[:, row] = [candidate.parameters, *moved, candidate.forward_macs, memory_bytes]
         self._candidates.append(candidate)
         self._known.add(_identify(candidate.architecture))
         return True
@@ -106,7 +104,7 @@ class EstimateIndex:
         Among equally many parameters the higher utilisation wins, then identity, so the answer does not depend on the
         order in which submodels became known.
         """
-        columns = self._columns(query.target)
+        columns = self._columns()
         rows = np.flatnonzero(_find_fitting(columns, query))
         utilisation = columns.utilisation(query.limits)
         while len(rows):
@@ -126,7 +124,7 @@ class EstimateIndex:
             At most `most` that fit, those with the most parameters first; and as many that do not fit and have more
             parameters than these, those that exceed the budget least first.
         """
-        columns = self._columns(query.target)
+        columns = self._columns()
         fits = _find_fitting(columns, query)
         within = np.flatnonzero(fits)
         within = within[np.argsort(-columns.parameters[within], kind="stable")][:most]
@@ -143,29 +141,19 @@ class EstimateIndex:
 
         Args:
             candidate: the submodel to be replaced.
-            query: its target, and whether multiply-accumulates are limited.
+            query: whether multiply-accumulates are limited.
             slack: fraction of its parameters that may be missing.
         """
-        columns = self._columns(query.target)
+        columns = self._columns()
         near = columns.parameters >= (1 - slack) * candidate.parameters
-        near &= columns.memory_bytes <= candidate.training_memory_bytes.get(query.target, _UNTRAINABLE_BYTES)
+        near &= columns.memory_bytes <= candidate.training_memory_bytes.get(self.target, _UNTRAINABLE_BYTES)
         near &= (columns.weight_bytes <= candidate.weight_bytes) & (columns.update_bytes <= candidate.update_bytes)
         if query.limits.forward_macs is not None:
             near &= columns.forward_macs <= candidate.forward_macs
         return bool(near.any())
 
-    def _columns(self, target: str) -> Columns:
-        table = self._table[:, : len(self._candidates)]
-        known = target in self._targets
-        return Columns(
-            parameters=table[_PARAMETERS],
-            weight_bytes=table[_WEIGHT_BYTES],
-            update_bytes=table[_UPDATE_BYTES],
-            forward_macs=table[_FORWARD_MACS],
-            memory_bytes=table[_FIRST_TARGET + self._targets.index(target)]
-            if known
-            else np.full(len(self._candidates), _UNTRAINABLE_BYTES),
-        )
+    def _columns(self) -> Columns:
+        return Columns(*self._table[:, : len(self._candidates)])
 
 
 def _find_fitting(columns: Columns, query: Query) -> NDArray[np.bool_]:

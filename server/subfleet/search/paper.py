@@ -53,14 +53,10 @@ class PaperSearch:
     pool: tuple[FoundSize, ...] = ()
 
     @classmethod
-    def over(
-        cls, space: SearchSpace, estimate: CostEstimates, targets: Sequence[str], settings: PaperSettings | None = None
-    ) -> "PaperSearch":
-        """A search that has learned nothing yet, for devices with these targets."""
+    def over(cls, space: SearchSpace, estimate: CostEstimates, target: str, settings: PaperSettings) -> "PaperSearch":
+        """A search that has learned nothing yet, for devices with this target."""
         ends = (estimate(space.architecture(genes)) for genes in (space.smallest, space.largest))
-        return cls(
-            space=space, estimate=estimate, settings=settings or PaperSettings(), known=EstimateIndex(targets, ends)
-        )
+        return cls(space=space, estimate=estimate, settings=settings, known=EstimateIndex(target, ends))
 
     def explore(self, query: Query, rng: Random) -> Explored:
         """Draw submodels until the stream ends it; the draws do not depend on the budget."""

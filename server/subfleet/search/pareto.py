@@ -71,19 +71,13 @@ class ParetoSearch:
     """Our search, as a value.
 
     Attributes:
-        space: the submodels to choose from.
-        estimate: the cost estimates of its submodels.
-        targets: program targets of the devices.
         settings: of the search.
-        paper: the paper's search, which has learned the draws.
+        paper: the paper's search on the same space, which has learned the draws.
         known: every known submodel with its cost estimate.
         most_parameters: of any submodel of the space.
         pool: what was learned in addition to the smallest, the largest and the uniform submodels.
     """
 
-    space: SearchSpace
-    estimate: CostEstimates
-    targets: tuple[str, ...]
     settings: ParetoSettings
     paper: PaperSearch
     known: EstimateIndex
@@ -95,29 +89,25 @@ class ParetoSearch:
         cls,
         space: SearchSpace,
         estimate: CostEstimates,
-        targets: Sequence[str],
+        target: str,
         *,
-        uniform: Sequence[Architecture] = (),
-        settings: ParetoSettings | None = None,
+        uniform: Sequence[Architecture],
+        settings: ParetoSettings,
     ) -> "ParetoSearch":
         """A search that has learned nothing yet.
 
         Args:
             space: the submodels to choose from.
             estimate: the cost estimates of its submodels.
-            targets: program targets of the devices.
+            target: program target of the devices.
             uniform: submodels of one width rate, which are known from the start and need not be in the space.
             settings: of the search.
         """
-        settings = settings or ParetoSettings()
-        paper = PaperSearch.over(space, estimate, targets, settings.paper)
+        paper = PaperSearch.over(space, estimate, target, settings.paper)
         return cls(
-            space=space,
-            estimate=estimate,
-            targets=tuple(targets),
             settings=settings,
             paper=paper,
-            known=EstimateIndex(targets, (*paper.known, *map(estimate, uniform))),
+            known=EstimateIndex(target, (*paper.known, *map(estimate, uniform))),
             most_parameters=estimate(space.architecture(space.largest)).parameters,
         )
 
@@ -132,10 +122,10 @@ class ParetoSearch:
         cold = len(self.pool) < self.settings.small_pool and self._built_fraction() > _STILL_GROWS
         if full or (rng.random() >= self._built_fraction() and not cold):
             return drawn
-        generators = (self.space.spread, self.space.corner)
+        space, estimate = self.paper.space, self.paper.estimate
         seen = [
-            self.estimate(self.space.architecture(generate(rng)))
-            for generate in generators
+            estimate(space.architecture(generate(rng)))
+            for generate in (space.spread, space.corner)
             for _ in range(self.settings.samples)
         ]
         seen += self._climb(seen, query, rng, most=self.settings.climbs if cold else 1)
@@ -146,7 +136,7 @@ class ParetoSearch:
 
     def with_estimates(self, estimate: CostEstimates) -> "ParetoSearch":
         """The search with another source of the same cost estimates."""
-        return replace(self, estimate=estimate, paper=self.paper.with_estimates(estimate))
+        return replace(self, paper=self.paper.with_estimates(estimate))
 
     def learn(self, sizes: Sequence[FoundSize]) -> "ParetoSearch":
         """The search that also knows draws, as the paper's search takes them, and built submodels up to its limit."""
@@ -157,7 +147,7 @@ class ParetoSearch:
                 paper = paper.learn([size])
             has_room = len(self.pool) + len(new) < self.settings.built_limit
             if size.architecture in paper.known if size.drawn else has_room:
-                known.add(self.estimate(size.architecture))
+                known.add(self.paper.estimate(size.architecture))
             if before != (len(paper.pool), len(known)):
                 new.append(size)
         return replace(self, paper=paper, known=known, pool=(*self.pool, *new))
@@ -178,7 +168,7 @@ class ParetoSearch:
             best = known.best(query)
             if best is None or failed == _FAILED_CLIMBS or not self._may_grow(best, query):
                 break
-            climb = _Climb(self.space, self.estimate, query, rng, left=self.settings.trials)
+            climb = _Climb(self.paper.space, self.paper.estimate, query, rng, left=self.settings.trials)
             seen = climb.run(*self._find_starts(known, query))
             found += seen
             if most > 1:
@@ -205,17 +195,17 @@ class ParetoSearch:
     def _find_starts(self, known: EstimateIndex, query: Query) -> tuple[list[Genes], list[Genes]]:
         """Genes of known submodels just within the budget, and of larger ones just beyond it."""
         within, beyond = (list(islice(self._list_genes(near), _STARTS)) for near in known.around(query, 2 * _STARTS))
-        return within or [self.space.smallest], beyond
+        return within or [self.paper.space.smallest], beyond
 
     def _list_genes(self, candidates: Iterable[Candidate]) -> Iterator[Genes]:
         """The genes of the candidates that are in the space."""
         for candidate in candidates:
             with suppress(ConfigError):
-                yield self.space.genes_of(candidate.architecture)
+                yield self.paper.space.genes_of(candidate.architecture)
 
     def _select_useful(self, candidates: Iterable[Candidate], query: Query) -> Iterator[FoundSize]:
         """The candidates that neither a known submodel nor a larger candidate stands in for, the largest first."""
-        new = EstimateIndex(self.targets)
+        new = EstimateIndex(self.known.target)
         for candidate in sorted(candidates, key=lambda candidate: candidate.order, reverse=True):
             replaced = any(index.stands_in(candidate, query, self.settings.slack) for index in (self.known, new))
             if candidate.architecture not in self.known and not replaced:

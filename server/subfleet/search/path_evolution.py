@@ -6,11 +6,12 @@ continued proposes the same paths.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Fraction, Positive
@@ -71,13 +72,15 @@ def propose_paths(
     reached = settings.target is not None and any(score >= settings.target for _, score in scored)
     if len(scored) >= settings.evaluations or reached:
         return ()
-    evolution = _Evolution(settings, choices, count_macs, tier, seed)
+    evolution = _Evolution(
+        settings=settings, choices=choices, count_macs=count_macs, tier=tier, seed=seed, rng=np.random.default_rng(seed)
+    )
     scores, replayed = dict(scored), 0
     while True:
         paths = evolution.ask(settings.evaluations - replayed)
         if replayed == len(scored) or not paths:
             return paths
-        evolution.tell([scores[path] for path in paths])
+        evolution.tell(paths, [scores[path] for path in paths])
         replayed += len(paths)
 
 
@@ -98,70 +101,68 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
     return None if math.isnan(tau) else tau
 
 
+@dataclass(slots=True, kw_only=True)
 class _Evolution:
-    """One search, which proposes paths and is told their scores in turn.
+    """One search, which proposes paths and takes their scores in turn.
 
-    For pymoo a path is the place of each choice's operator. Paths of other tiers are never proposed, so no member of a
+    For pymoo a path is the index of each choice's operator. Paths of other tiers are never proposed, so no member of a
     population violates its constraint.
     """
 
-    def __init__(
-        self,
-        settings: EvolutionSettings,
-        choices: Sequence[Sequence[str]],
-        count_macs: Callable[[Path], int],
-        tier: Tier,
-        seed: int,
-    ) -> None:
-        self._settings, self._choices, self._tier, self._seed = settings, choices, tier, seed
-        self._count_macs = count_macs
-        self._counts = np.array([len(operators) for operators in choices])
-        self._rng = np.random.default_rng(seed)
-        self._known: dict[Path, None] = {}
-        self._asked: tuple[Path, ...] = ()
-        self._algorithm: Any = None
+    settings: EvolutionSettings
+    choices: Sequence[Sequence[str]]
+    count_macs: Callable[[Path], int]
+    tier: Tier
+    seed: int
+    rng: np.random.Generator
+    known: set[Path] = field(default_factory=set)
+    algorithm: Any = None
+
+    @property
+    def _counts(self) -> NDArray[np.int64]:
+        return np.array([len(operators) for operators in self.choices])
 
     def ask(self, most: int) -> tuple[Path, ...]:
         """Up to so many paths of the tier that were not proposed before."""
         found: dict[Path, None] = {}
-        count = min(most, self._settings.offspring if self._algorithm else self._settings.population)
-        for _ in range(_MOST_ASKS if self._algorithm else 0):
-            for member in self._algorithm.ask():
+        count = min(most, self.settings.offspring if self.algorithm else self.settings.population)
+        for _ in range(_MOST_ASKS if self.algorithm else 0):
+            for member in self.algorithm.ask():
                 self._add(member.X, found)
             if len(found) >= count:
                 break
         for _ in range(_MOST_DRAWS):
             if len(found) >= count:
                 break
-            self._add(self._rng.integers(self._counts), found)
-        self._asked = tuple(found)[:count]
-        self._known |= dict.fromkeys(self._asked)
-        return self._asked
+            self._add(self.rng.integers(self._counts), found)
+        paths = tuple(found)[:count]
+        self.known.update(paths)
+        return paths
 
-    def tell(self, scores: Sequence[float]) -> None:
+    def tell(self, paths: Sequence[Path], scores: Sequence[float]) -> None:
         """Add the scores of the paths that were proposed last."""
         from pymoo.core.population import Population
 
-        two = self._settings.objectives == "accuracy_macs"
-        places = [
-            [operators.index(operator) for operators, operator in zip(self._choices, path, strict=True)]
-            for path in self._asked
+        indices = [
+            [operators.index(operator) for operators, operator in zip(self.choices, path, strict=True)]
+            for path in paths
         ]
-        members = Population.new("X", np.array(places))
-        goals = [
-            [-score, *([self._count_macs(path)] if two else [])]
-            for path, score in zip(self._asked, scores, strict=True)
-        ]
-        members.set("F", np.array(goals, dtype=np.float64))
+        members = Population.new("X", np.array(indices))
+        goals = [[-score, self.count_macs(path)] for path, score in zip(paths, scores, strict=True)]
+        members.set("F", np.array(goals, dtype=np.float64)[:, : self._objective_count])
         for member in members:
             member.evaluated.add("F")
-        if self._algorithm is None:
-            self._algorithm = self._start(members)
-        self._algorithm.tell(infills=members)
+        if self.algorithm is None:
+            self.algorithm = self._start(members)
+        self.algorithm.tell(infills=members)
 
-    def _add(self, places: Iterable[int], found: dict[Path, None]) -> None:
-        path = tuple(operators[place] for operators, place in zip(self._choices, places, strict=True))
-        if path not in self._known and self._tier.holds(self._count_macs(path)):
+    @property
+    def _objective_count(self) -> int:
+        return 2 if self.settings.objectives == "accuracy_macs" else 1
+
+    def _add(self, indices: Iterable[int], found: dict[Path, None]) -> None:
+        path = tuple(operators[index] for operators, index in zip(self.choices, indices, strict=True))
+        if path not in self.known and self.tier.holds(self.count_macs(path)):
             found[path] = None
 
     def _start(self, first: Any) -> Any:
@@ -171,19 +172,19 @@ class _Evolution:
         from pymoo.operators.crossover.hux import HUX
         from pymoo.termination.max_gen import MaximumGenerationTermination
 
-        two = self._settings.objectives == "accuracy_macs"
-        kind = NSGA2 if two else partial(GA, advance_after_initial_infill=True)
+        kind = NSGA2 if self._objective_count > 1 else partial(GA, advance_after_initial_infill=True)
         algorithm = kind(
-            pop_size=self._settings.population,
-            n_offsprings=self._settings.offspring,
+            pop_size=self.settings.population,
+            n_offsprings=self.settings.offspring,
             sampling=first,
             crossover=HUX(),
-            mutation=_build_mutation(self._settings.mutation),
+            mutation=_build_mutation(self.settings.mutation),
             eliminate_duplicates=False,
         )
-        problem = Problem(n_var=len(self._counts), n_obj=1 + two, xl=0, xu=self._counts - 1, vtype=int)
+        most = self._counts - 1
+        problem = Problem(n_var=len(most), n_obj=self._objective_count, xl=0, xu=most, vtype=int)
         # The caller decides when the search ends.
-        algorithm.setup(problem, termination=MaximumGenerationTermination(10**9), seed=self._seed)
+        algorithm.setup(problem, termination=MaximumGenerationTermination(10**9), seed=self.seed)
         algorithm.ask()
         return algorithm
 

@@ -10,17 +10,9 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.fitting import fits
 
-
-class CostEstimates(Protocol):
-    """The interface of the cost model: plain arithmetic, microseconds for a submodel."""
-
-    def __call__(self, architecture: Architecture) -> Candidate:
-        """The costs of a submodel. A target that cannot train it is missing in its memory.
-
-        Raises:
-            ConfigError: the architecture is no submodel of the network.
-        """
-        ...
+CostEstimates = Callable[[Architecture], Candidate]
+"""The cost model: from a submodel its costs, by plain arithmetic in microseconds; a target that cannot train it is
+missing in its memory. It raises `ConfigError` if the architecture is no submodel of the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ class ProgramFacts:
         problem: why the target cannot train the size.
     """
 
-    planned_peak_bytes: int | None
+    planned_peak_bytes: int | None = None
     operators: tuple[str, ...] = ()
     packings: tuple[Packing, ...] = ()
     chain: Chain | None = None
@@ -70,11 +70,6 @@ class ProgramFacts:
             chain=manifest.chain,
             program_bytes=program_bytes,
         )
-
-    @classmethod
-    def untrainable(cls, problem: str) -> "ProgramFacts":
-        """The facts of a size that its target cannot train."""
-        return cls(planned_peak_bytes=None, problem=problem)
 
     def planned_for(self, width: PackingWidth | None) -> "ProgramFacts":
         """The facts with the memory that is planned on a device with this packing width; None is the usual one."""

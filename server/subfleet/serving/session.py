@@ -36,7 +36,7 @@ from subfleet.programs.supply import Exports, Supply
 from subfleet.programs.worker import Handler, Snapshot, Threads, Worker
 from subfleet.protocol.errors import FileError, ProtocolError, RunError
 from subfleet.rounds import signals
-from subfleet.rounds.continuing import resume_state
+from subfleet.rounds.closing import resume_state
 from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
 from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.searching import find_searched_round

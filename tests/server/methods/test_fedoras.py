@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from server.aggregating import aggregate_clients
 from torch import Tensor
 
-from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
 from subfleet.elastic.supernets import path_architecture
 from subfleet.methods.assigner import Assignment, WrittenSize
-from subfleet.methods.fedoras import FedorAS
-from subfleet.methods.subspacing import draw_tier, list_network_tiers
+from subfleet.methods.fedoras import FedorAS, draw_tier
+from subfleet.methods.tier_search import list_network_tiers
 from subfleet.protocol.chains import Chain, Link, LinkOperator
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture
@@ -78,7 +78,7 @@ def aggregated(
         clients.append(
             replace(stored, trained=AcceptedUpdate(update=replace(stored.update, operator_examples=examples)))
         )
-    found = Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, context.roles.memory.initial)
+    found = aggregate_clients(context, blobs, state, 1, clients, context.roles.memory.initial)
     assert not found.refused
     return dict(state.shared), dict(found.state.shared)
 

@@ -14,11 +14,10 @@ from subfleet.elastic.robust_aggregation import CoordinateMedian
 from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.assigner import Assignment
-from subfleet.methods.fedoras import FedorAS
+from subfleet.methods.fedoras import FedorAS, draw_tier
 from subfleet.methods.run_networks import Generation, StandingContext
 from subfleet.methods.selector import AvailableClient, SelectionContext
-from subfleet.methods.subspacing import draw_tier, list_network_tiers
-from subfleet.methods.tier_search import TierMemory, TierSearch, get_tier
+from subfleet.methods.tier_search import TierMemory, TierSearch, get_tier, list_network_tiers
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.training import TrainingSettings

@@ -21,7 +21,7 @@ from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, Search
 
-TARGETS = ("onnx", "executorch")
+TARGET, OTHER_TARGET = "onnx", "executorch"
 RATES = (0.25, 0.5, 0.75, 1)
 MODEL = PreactResNet(input_shape=(1, 8, 8), class_count=10, widths=(16, 32), depths=(2, 2), group_size=4)
 NETWORK = network_of(MODEL)
@@ -32,7 +32,7 @@ UNIFORM = uniform_space(NETWORK, RATES)
 @cache
 def estimate(architecture: Architecture) -> Candidate:
     cost = estimate_cost(NETWORK, architecture, batch_size=8)
-    memory = {"onnx": cost.training_memory_bytes, "executorch": 2 * cost.training_memory_bytes}
+    memory = {TARGET: cost.training_memory_bytes, OTHER_TARGET: 2 * cost.training_memory_bytes}
     return Candidate(
         architecture=architecture,
         parameters=cost.parameters,
@@ -56,12 +56,12 @@ def between(low: float, high: float, share: float) -> int:
     return int(low * 0.8 * (high / low * 1.5) ** share)
 
 
-def query_at(memory: float, link: float, *, target: str = "onnx", macs: float | None = None) -> Query:
+def query_at(memory: float, link: float, *, macs: float | None = None) -> Query:
     low, high = ends()
     return Query(
-        target=target,
+        target=TARGET,
         limits=Budget(
-            memory_bytes=between(low.training_memory_bytes[target], high.training_memory_bytes[target], memory),
+            memory_bytes=between(low.training_memory_bytes[TARGET], high.training_memory_bytes[TARGET], memory),
             downlink_bytes=between(low.weight_bytes, high.weight_bytes, link),
             uplink_bytes=between(low.update_bytes, high.update_bytes, min(link + 0.1, 1)),
             forward_macs=None if macs is None else between(low.forward_macs, high.forward_macs, macs),
@@ -81,11 +81,10 @@ def any_query(draw: st.DrawFn) -> Query:
     share = st.floats(0, 1)
     down = st.none() | share.map(lambda at: between(low.weight_bytes, high.weight_bytes, at))
     up = st.none() | share.map(lambda at: between(low.update_bytes, high.update_bytes, at))
-    target = draw(st.sampled_from(TARGETS))
     return Query(
-        target=target,
+        target=TARGET,
         limits=Budget(
-            memory_bytes=between(low.training_memory_bytes[target], high.training_memory_bytes[target], draw(share)),
+            memory_bytes=between(low.training_memory_bytes[TARGET], high.training_memory_bytes[TARGET], draw(share)),
             downlink_bytes=draw(down),
             uplink_bytes=draw(up),
             forward_macs=draw(st.none() | share.map(lambda at: between(low.forward_macs, high.forward_macs, at))),
@@ -130,7 +129,7 @@ class ListedSearch:
     pool: tuple[FoundSize, ...] = ()
 
     def __init__(self, architectures: Iterable[Architecture], costs: CostEstimates = estimate) -> None:
-        self.known = EstimateIndex(TARGETS, map(costs, architectures))
+        self.known = EstimateIndex(TARGET, map(costs, architectures))
 
     def explore(self, query: Query, rng: Random) -> Explored:
         return Explored()
@@ -188,7 +187,7 @@ class Serving:
 
 
 def paper_search(space: SearchSpace = SPACE, settings: PaperSettings | None = None) -> Serving:
-    return Serving(search=PaperSearch.over(space, estimate, TARGETS, settings))
+    return Serving(search=PaperSearch.over(space, estimate, TARGET, settings or PaperSettings()))
 
 
 def pareto_search(
@@ -198,7 +197,8 @@ def pareto_search(
     uniform: Sequence[Architecture] = (),
     settings: ParetoSettings | None = None,
 ) -> Serving:
-    return Serving(search=ParetoSearch.over(space, estimated, TARGETS, uniform=uniform, settings=settings))
+    settings = settings or ParetoSettings()
+    return Serving(search=ParetoSearch.over(space, estimated, TARGET, uniform=uniform, settings=settings))
 
 
 def answered(search: Serving, query: Query, rng: Random) -> Answer:

@@ -34,6 +34,7 @@ def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:
     assert len(search.known) == len(search.pool) + 2 == len({one.architecture.architecture_id for one in search.known})
 
 
+@pytest.mark.slow
 def test_an_epsilon_of_one_never_explores() -> None:
     search = paper_search(SPACE, PaperSettings(epsilon=1))
     assert {answer.explored.draws for answer in run(search, queries(300))} == {0}

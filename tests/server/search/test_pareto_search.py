@@ -7,7 +7,7 @@ from server.search.search_cases import (
     NETWORK,
     RATES,
     SPACE,
-    TARGETS,
+    TARGET,
     UNIFORM,
     ListedSearch,
     Serving,
@@ -188,7 +188,7 @@ def test_what_is_remembered_is_not_stood_in_for() -> None:
     """Nothing joins the pool beside something that takes no more and has 0.99 of its parameters, but for draws."""
     search = pareto_search(SPACE, uniform=UNIFORM)
     for place, query in MANY:
-        before = EstimateIndex(TARGETS, search.known)
+        before = EstimateIndex(TARGET, search.known)
         for one in search.explore(query, stream(place)).sizes:
             candidate = estimate(one.architecture)
             assert one.drawn or not any(

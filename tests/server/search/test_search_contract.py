@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.search.search_cases import (
+    OTHER_TARGET,
     SPACE,
-    TARGETS,
+    TARGET,
     UNIFORM,
     ListedSearch,
     Serving,
@@ -148,11 +149,11 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int | None, int, int,
         )
         for memory, weights, update, macs in rows
     ]
-    for target in TARGETS:
+    for target in (TARGET, OTHER_TARGET):
         query = Query(target=target, limits=limits)
         alone = [fits(one, target, limits) for one in candidates]
         assert alone == [measure_fit(one, query) is not None for one in candidates]
-        assert alone == [EstimateIndex([target], [one]).best(query) is not None for one in candidates]
+        assert alone == [EstimateIndex(target, [one]).best(query) is not None for one in candidates]
         table = {name: [getattr(one, name) for one in candidates] for name in COSTS}
         table["memory_bytes"] = [one.training_memory_bytes.get(target, 2**62) for one in candidates]
         columns = Columns(**{name: np.array(amounts, dtype=np.int64) for name, amounts in table.items()})
@@ -218,4 +219,4 @@ def test_a_refused_submodel_is_not_given(name: str) -> None:
 @pytest.mark.slow
 @EVERY
 def test_a_target_without_a_estimate_is_infinitely_dear(name: str) -> None:
-    assert warm(name).best(replace(query_at(1, 1), target="unknown")) is None
+    assert EstimateIndex("unknown", warm(name).known).best(query_at(1, 1)) is None
