@@ -36,12 +36,12 @@ class Gallery:
 
     def metrics(self, client: Participant, data: Dataset) -> Mapping[str, float]:
         """The metrics of a client's submodel on a data set."""
-        key = (id(data), self._views.key(self.state, client))
+        view = self._views.of(self.state, client)
+        key = (id(data), view.key)
         if key not in self._known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
-            weights, network = self._views.for_use(self.state, client), self._views.find_network(self.state, client)
-            objective = self.context.config.training.objective.name
-            evaluation = evaluate(network, client.architecture, weights, inputs, labels, objective=objective)
+            weights, objective = self._views.for_use(view), self.context.config.training.objective.name
+            evaluation = evaluate(view.network, client.architecture, weights, inputs, labels, objective=objective)
             self._known[key] = evaluation.metrics
         return self._known[key]
 
