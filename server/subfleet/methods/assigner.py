@@ -15,10 +15,9 @@ from subfleet.methods.aggregator import Participant
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import Limit, Obstacle, find_obstacles, find_program_obstacles
+from subfleet.search.candidates import Candidate, Limit, Obstacle, find_obstacles
 from subfleet.search.query import CostEstimates, FoundSize, Search
-from subfleet.search.queue import ProgramFacts, RequestedProgram
+from subfleet.search.queue import ProgramFacts, RequestedProgram, find_program_obstacles
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor

@@ -7,7 +7,7 @@ Server half: each client draws one of the networks that it can carry, by utiliti
 network is the mean of its own clients' weights, and takes in what smaller ones have learned. When the newest one stops
 learning, another grows from it: the cells that move most become wider or deeper, and the new network computes the same
 at first. No round waits for it: clients draw it once its training programs are written.
-Reported losses are clipped (`soft_sharing.clip_losses`).
+Reported losses are clipped (`growth.clip_losses`).
 """
 
 from __future__ import annotations
@@ -23,28 +23,25 @@ from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
 from subfleet.methods.aggregator import COUNTED_EQUALLY, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assignment, AssignmentContext
 from subfleet.methods.describing import MethodInfo, always, parameter
+from subfleet.methods.growth import (
+    Share,
+    Shares,
+    Utilities,
+    activeness,
+    clip_losses,
+    convergence,
+    draw_copies,
+    extend_average,
+    inherit_utilities,
+    odds,
+    share_weights,
+    transform_cells,
+    update_utilities,
+)
 from subfleet.methods.roles import ClosedRound, LocalTraining, Memory, Roles, train_near_received
 from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
 from subfleet.methods.selector import trimmed_mean
 from subfleet.methods.sizes import assign_homogeneous, list_widths
-from subfleet.methods.soft_sharing import (
-    DecayBy,
-    Share,
-    SoftSharing,
-    Utilities,
-    clip_losses,
-    inherit_utilities,
-    odds,
-    update_utilities,
-)
-from subfleet.methods.transforming import (
-    Shares,
-    activeness,
-    convergence,
-    draw_copies,
-    extend_average,
-    transform_cells,
-)
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.limits import Amount, Count, Fraction, Positive, PositiveFraction
@@ -126,8 +123,9 @@ class FedTrans:
         warm_up: a network begins with its parent's weights; else with fresh ones, for comparison.
         share: see `Share`; "crop" is published.
         decay: factor on what is shared, for each round, 0 to 1; left open.
-        decay_by: see `DecayBy`; with the published "run", late networks take in almost nothing.
-        normalised: False is as printed; see `SoftSharing`.
+        decay_by: the decay begins when the "network" appeared, or when the "run" began, as published, with which late
+            networks take in almost nothing.
+        normalised: False is as printed; see `share_weights`.
         large_to_small: larger networks give to smaller ones too, which the paper shows to be harmful.
         compatible: what a client can carry: "measured" by memory, link and compute, or "macs" by compute alone, as
             published, if the programs' plans allow it.
@@ -181,7 +179,7 @@ class FedTrans:
         },
     )
     decay: Fraction = 0.98
-    decay_by: DecayBy = parameter(
+    decay_by: Literal["network", "run"] = parameter(
         "network", paper="run", otherwise="sharing decays with a model's own age", matters=_shares
     )
     normalised: bool = parameter(
@@ -243,16 +241,9 @@ class FedTrans:
         from subfleet.elastic.growing import count_cell_parameters
 
         parameters = {name: sum(count_cell_parameters(network).values()) for name, network in context.networks.items()}
-        sharing = SoftSharing(
-            share=self.share,
-            decay=self.decay,
-            decay_by=self.decay_by,
-            normalised=self.normalised,
-            both_ways=self.large_to_small,
-        )
         states = {name: context.after.of(name).shared for name in context.networks}
         living = [lineage for lineage in context.lineages if lineage.living]
-        shared = sharing.mix(living, context.networks, states, parameters, context.round)
+        shared = share_weights(self, living, context.networks, states, parameters, context.round)
         after = context.after
         for name, weights in shared.items():
             after = after.with_network(name, replace(after.of(name), shared=weights))

@@ -42,7 +42,7 @@ from subfleet.rounds.state import RunState, get_memory
 from subfleet.rounds.tasks import request_tasks
 from subfleet.rounds.weights import find_fraction_limit, limit_client_fraction
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
-from subfleet.search.path_evolution import kendall_tau
+from subfleet.search.supernets import kendall_tau
 
 _NOBODY = "no device that can compute its paths has scored them; let some devices hold out samples"
 

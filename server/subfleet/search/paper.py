@@ -14,8 +14,7 @@ from typing import Annotated
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Fraction
-from subfleet.search.index import EstimateIndex
-from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query
+from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

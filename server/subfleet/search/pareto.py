@@ -24,9 +24,8 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.limits import Count, Fraction
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.index import EstimateIndex
 from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, measure_fit
+from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query, measure_fit
 
 _STARTS = 8
 """Known submodels of each kind that a climb may start from."""

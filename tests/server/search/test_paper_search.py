@@ -20,8 +20,7 @@ from server.search.search_cases import (
 
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
-from subfleet.search.candidates import order_candidates
-from subfleet.search.fitting import fits
+from subfleet.search.candidates import fits, order_candidates
 from subfleet.search.paper import PaperSettings
 from subfleet.search.query import FoundSize, Search
 

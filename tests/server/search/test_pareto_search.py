@@ -31,10 +31,9 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.index import EstimateIndex
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import Query, measure_fit
+from subfleet.search.query import EstimateIndex, Query, measure_fit
 
 MANY = list(enumerate(queries(40, seed=6)))
 
