@@ -218,11 +218,9 @@ class FedTrans:
         if not able:
             return Assignment(candidate=None)
         written = [candidate for candidate in able if candidate.architecture.architecture_id in context.written]
-        unwritten = [candidate for candidate in able if candidate.architecture.architecture_id not in context.written]
         requested = None
-        if unwritten:
-            program = SizedProgram(size=unwritten[-1].architecture, target=context.target)
-            requested = RequestedProgram(program=program, lost=1.0)
+        if unwritten := [candidate.architecture for candidate in able if candidate not in written]:
+            requested = RequestedProgram(program=SizedProgram(size=unwritten[-1], target=context.target), lost=1.0)
         if not written:  # as at the beginning of a run
             return Assignment(candidate=able[0], requested=requested if len(able) > 1 else None)
         own = memory.utilities.get(context.draw.client_id, {})

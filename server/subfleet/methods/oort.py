@@ -171,7 +171,8 @@ class Oort:
         """The scores of clients with an update: 0 or more."""
         if not known:
             return {}
-        utilities = {client.client_id: _find_utility(_require_past(client)) for client in known}
+        pasts = {client.client_id: client.past for client in known if client.past is not None}
+        utilities = {name: _find_utility(past) for name, past in pasts.items()}
         ordered = sorted(utilities.values())
         least, quantile = ordered[0], ordered[min(int(self.clip * len(ordered)), len(ordered) - 1)]
         most = min(quantile, bound_claims(ordered))
@@ -180,7 +181,7 @@ class Oort:
         for client in known:
             # If all have the same utility, all have the best.
             scaled = (min(utilities[client.client_id], most) - least) / (most - least) if most > least else 1.0
-            rounds = max(_require_past(client).round, 1)
+            rounds = max(pasts[client.client_id].round, 1)
             score = scaled + math.sqrt(_STALENESS * math.log(max(round_number, 1)) / rounds)
             seconds = duration_s(client, self.durations)
             if seconds > preferred_s:
@@ -226,12 +227,6 @@ def duration_s(client: AvailableClient, durations: Durations) -> float:
     if durations == "expected" or client.past is None or client.past.took_s <= 0:
         return client.expected_s
     return client.past.took_s
-
-
-def _require_past(client: AvailableClient) -> LastUpdate:
-    if client.past is None:
-        raise ValueError(f"client {client.client_id} has no score, because none of its updates was aggregated")
-    return client.past
 
 
 def _find_utility(past: LastUpdate) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Copied, Inheritance, Lineage, Placed
 from subfleet.elastic.network import Network
-from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
+from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
@@ -76,7 +76,11 @@ class Unions:
 
     def networks(self) -> Networks:
         """The role of a method with clients that declare networks of their own."""
-        return Networks(begin=self._begin, evolve=self._evolve, standing=_find_standing)
+        return Networks(
+            begin=self._begin,
+            evolve=self._evolve,
+            standing=lambda context: context.declared or context.client.architecture,  # as a size of its union
+        )
 
     def filter_usual(self, brought: Iterable[AnyFamily], others: Sequence[AnyFamily]) -> Iterator[AnyFamily]:
         """The networks that are not far larger than the median of others of their family."""
@@ -145,12 +149,12 @@ class Unions:
 
     def _add(self, groups: list[MemberGroup], families: tuple[AnyFamily, ...]) -> bool:
         """Add networks of one family to the first group that they can be joined with, or to a new one."""
-        left = _MOST_PARAMETERS - sum(group.parameters for group in groups)
+        left = _MOST_PARAMETERS - sum(_count_parameters(group.config) for group in groups)
         left -= left // 2 ** len(families)  # each takes at most half of the room, which leaves some for later ones
         for place, group in enumerate(groups):
             if group.config.TYPE != families[0].TYPE:
                 continue
-            config = self.join((*group.members, *families), left + group.parameters)
+            config = self.join((*group.members, *families), left + _count_parameters(group.config))
             if config is not None:
                 groups[place] = replace(group, config=config, members=(*group.members, *families))
                 return True
@@ -167,11 +171,6 @@ class MemberGroup:
     config: AnyFamily
     members: tuple[AnyFamily, ...]
     before: Lineage | None = None
-
-    @property
-    def parameters(self) -> int:
-        """Of the union."""
-        return _count_parameters(self.config)
 
 
 def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
@@ -263,8 +262,3 @@ def _build_succession(context: EvolutionContext, before: Lineage, lineage: Linea
         seed=context.seed,
         sizes={size_in(parent, member).architecture_id: size_in(network, member) for member in own},
     )
-
-
-def _find_standing(context: StandingContext) -> Architecture:
-    """A client's own network, as a size of its union."""
-    return context.declared or context.client.architecture

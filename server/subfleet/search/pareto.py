@@ -23,7 +23,7 @@ from subfleet.protocol.bounds import checked
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.limits import Count, Fraction
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate
+from subfleet.search.candidates import Candidate, list_limits
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query, measure_fit
 
@@ -179,11 +179,9 @@ class ParetoSearch:
 
     def _may_grow(self, best: Fit, query: Query) -> bool:
         """Whether a submodel may fit that is larger by the slack: parameters travel, so links bound their number."""
-        candidate, limits = best.candidate, query.limits
-        moved = ((candidate.weight_bytes, limits.downlink_bytes), (candidate.update_bytes, limits.uplink_bytes))
-        near = 1 - self.settings.slack
-        return candidate.parameters < self.most_parameters and not any(
-            link_bytes is not None and moved_bytes >= near * link_bytes for moved_bytes, link_bytes in moved
+        return best.candidate.parameters < self.most_parameters and not any(
+            limit == "link" and getattr(best.candidate, cost) >= (1 - self.settings.slack) * most
+            for limit, cost, most in list_limits(query.limits)
         )
 
     def _built_fraction(self) -> float:

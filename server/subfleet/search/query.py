@@ -121,13 +121,11 @@ def measure_fit(candidate: Candidate, query: Query) -> Fit | None:
         return None
     if not fits(candidate, query.target, query.limits) or query.refused(candidate):
         return None
-    taken = (
-        (candidate.training_memory_bytes[query.target], query.limits.memory_bytes),
-        (candidate.weight_bytes, query.limits.downlink_bytes),
-        (candidate.update_bytes, query.limits.uplink_bytes),
-    )
-    fractions = [amount / max(limit, 1) for amount, limit in taken if limit is not None]
-    return Fit(candidate=candidate, utilisation=max(fractions))
+    largest = candidate.training_memory_bytes[query.target] / max(query.limits.memory_bytes, 1)
+    for limit, cost, most in list_limits(query.limits):
+        if limit == "link":
+            largest = max(largest, getattr(candidate, cost) / max(most, 1))
+    return Fit(candidate=candidate, utilisation=largest)
 
 
 class Columns(NamedTuple):
