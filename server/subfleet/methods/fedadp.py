@@ -206,13 +206,11 @@ def succeed_union(copies: Copies, succession: Succession) -> tuple[Inheritance, 
     """A successor with the same copy of every client's network: it copies the union's copies."""
     import torch
 
-    from subfleet.elastic.building import init_state
     from subfleet.elastic.model_state import ModelState
     from subfleet.elastic.replication import size_in
 
     parent, network, state = succession.parent, succession.network, succession.state
     like = next(iter(state.shared.values()))
-    first = {name: tensor.to(like) for name, tensor in init_state(network, succession.seed).items()}
     larger = _copy(copies, network, size_in(network, parent), succession.stream)
     kept = {name: mark for name, mark in state.kept.items() if name.startswith(_CLIENTS)}
     known = {name.removeprefix(_CLIENTS) for name in kept}
@@ -236,7 +234,7 @@ def succeed_union(copies: Copies, succession: Succession) -> tuple[Inheritance, 
             kept[_name("copies", client_id, axis)] = before[source].to(torch.int32)
             kept[_name("shares", client_id, axis)] = shares[source] * share
     how = Replicated(sources=tuple(sorted(larger.sources.items())))
-    grown = ModelState(shared=larger.grow(state.shared, first), kept=MappingProxyType(kept))
+    grown = ModelState(shared=larger.grow(state.shared, succession.first), kept=MappingProxyType(kept))
     return (Copied() if network.config == parent.config else how), grown
 
 

@@ -12,7 +12,7 @@ passes over their data. A tensor that is not sent is held by nobody.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from subfleet.methods.describing import MethodInfo, always, parameters
 from subfleet.methods.oort import Oort, OortMemory, duration_s
@@ -116,7 +116,7 @@ class PyramidFL:
             return 1.0
         return 1.0 + min(_MOST_PASSES, self.idle * idle_s / usual_s)
 
-    def _remember(self, memory: Any, closed: ClosedRound) -> PyramidMemory:
+    def _remember(self, memory: PyramidMemory, closed: ClosedRound) -> PyramidMemory:
         return PyramidMemory(oort=self.oort.remember(memory.oort, closed))
 
 

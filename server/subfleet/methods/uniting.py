@@ -47,7 +47,7 @@ class Succession:
         network: the declaration of its successor.
         state: the model of the union before.
         stream: for random choices.
-        seed: of the run, for first weights.
+        first: the first weights of the successor, on the device of `state`.
         sizes: by id of each member as a size of the parent, the member as a size of the successor.
     """
 
@@ -55,7 +55,7 @@ class Succession:
     network: Network
     state: ModelState
     stream: random.Random
-    seed: int
+    first: Mapping[str, Tensor]
     sizes: Mapping[str, Architecture]
 
 
@@ -124,7 +124,7 @@ class Unions:
     def _begin(self, context: BeginContext) -> tuple[Lineage, ...]:
         brought = tuple(context.brought.values())
         groups = self.add_to((), self.filter_usual(brought, brought))
-        return tuple(_build_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
+        return tuple(_build_lineage(group, number, 0) for number, group in enumerate(groups, start=1))
 
     def _evolve(self, context: EvolutionContext) -> Evolution:
         if not context.brought:
@@ -138,8 +138,8 @@ class Unions:
         after = self.add_to(before, self.filter_usual(context.brought, members))
         groups = [group for group in after if group not in before]
         born, states = list[Lineage](), dict[str, "ModelState"]()
-        for place, group in enumerate(groups, start=len(context.lineages)):
-            lineage = _build_lineage(group, place, context.round)
+        for number, group in enumerate(groups, start=len(context.lineages)):
+            lineage = _build_lineage(group, number, context.round)
             if group.before is not None:
                 how, states[lineage.id] = self.succeed(_build_succession(context, group.before, lineage))
                 lineage = replace(lineage, parent=group.before.id, map=how)
@@ -151,12 +151,12 @@ class Unions:
         """Add networks of one family to the first group that they can be joined with, or to a new one."""
         left = _MOST_PARAMETERS - sum(_count_parameters(group.config) for group in groups)
         left -= left // 2 ** len(families)  # each takes at most half of the room, which leaves some for later ones
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             if group.config.TYPE != families[0].TYPE:
                 continue
             config = self.join((*group.members, *families), left + _count_parameters(group.config))
             if config is not None:
-                groups[place] = replace(group, config=config, members=(*group.members, *families))
+                groups[index] = replace(group, config=config, members=(*group.members, *families))
                 return True
         config = self.join(families, left) if len(groups) < _MOST_UNIONS else None
         if config is not None:
@@ -178,12 +178,10 @@ def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
 
     Moments of a server optimiser start again, as there are none for new elements.
     """
-    from subfleet.elastic.building import init_state
     from subfleet.elastic.inheriting import embed_weights
 
     state, network, parent = succession.state, succession.network, succession.parent
-    like = next(iter(state.shared.values()))
-    first = {name: tensor.to(like) for name, tensor in init_state(network, succession.seed).items()}
+    first = succession.first
     copies = {
         key: embed_weights(network, parent, own, {name: first[name] for name in own})
         for key, own in state.copies.items()
@@ -236,11 +234,11 @@ def _count_parameters(config: AnyFamily) -> int:
     return network.parameter_count(network.full_architecture())
 
 
-def _build_lineage(group: MemberGroup, place: int, born_round: int) -> Lineage:
+def _build_lineage(group: MemberGroup, number: int, born_round: int) -> Lineage:
     more = len(group.members) - (0 if group.before is None else len(group.before.members))
     added = "networks" if group.before is None else "more networks"
     return Lineage(
-        id=f"union{place}",
+        id=f"union{number}",
         config=group.config,
         born_round=born_round,
         reason=f"clients bring {more} {added if more > 1 else added[:-1]} of family {group.config.TYPE}",
@@ -249,16 +247,17 @@ def _build_lineage(group: MemberGroup, place: int, born_round: int) -> Lineage:
 
 
 def _build_succession(context: EvolutionContext, before: Lineage, lineage: Lineage) -> Succession:
-    from subfleet.elastic.building import network_of
+    from subfleet.elastic.building import init_state, network_of
     from subfleet.elastic.replication import size_in
 
     parent, network = context.networks[before.id], replace(network_of(lineage.config), id=lineage.id)
-    own = [network_of(member) for member in before.members]
+    own, state = [network_of(member) for member in before.members], context.after.of(before.id)
+    like = next(iter(state.shared.values()))
     return Succession(
         parent=parent,
         network=network,
-        state=context.after.of(before.id),
+        state=state,
         stream=context.stream(f"succession/{lineage.id}"),
-        seed=context.seed,
+        first={name: tensor.to(like) for name, tensor in init_state(network, context.seed).items()},
         sizes={size_in(parent, member).architecture_id: size_in(network, member) for member in own},
     )

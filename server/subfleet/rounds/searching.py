@@ -24,8 +24,8 @@ from types import MappingProxyType
 
 from subfleet.elastic.network import Network
 from subfleet.methods.assigner import open_stream
+from subfleet.methods.claims import trimmed_mean
 from subfleet.methods.run_networks import FederatedScoring, Generation, PathSearch
-from subfleet.methods.selector import trimmed_mean
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture

@@ -19,9 +19,7 @@ from itertools import islice
 from random import Random
 
 from subfleet.elastic.spaces import Genes, SearchSpace
-from subfleet.protocol.bounds import checked
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.limits import Count, Fraction
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, list_limits
 from subfleet.search.paper import PaperSearch, PaperSettings
@@ -42,7 +40,6 @@ _FROM_ABOVE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@checked()
 class ParetoSettings:
     """Settings of our search.
 
@@ -57,12 +54,12 @@ class ParetoSettings:
     """
 
     paper: PaperSettings = field(default_factory=PaperSettings)
-    slack: Fraction = 0.01
-    trials: Count = 64
-    samples: Count = 2
-    climbs: Count = 8
-    small_pool: Count = 768
-    built_limit: Count = 2048
+    slack: float = 0.01
+    trials: int = 64
+    samples: int = 2
+    climbs: int = 8
+    small_pool: int = 768
+    built_limit: int = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
