@@ -27,7 +27,7 @@ from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.export.cache import CacheFolder
-from subfleet.journal.outliers import count_outliers
+from subfleet.journal.outliers import describe_outliers
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
@@ -159,7 +159,7 @@ def played(game: Game, outliers: OutlierSettings, seed: int, rounds: int, export
     evaluation = load_digits().take(np.arange(LEARNED, len(load_digits())))
     gathered = GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
     result = run_batch(gathered, exports, trainers=trainers)
-    return result.rounds[-1].accuracy, "; ".join(count_outliers(result.rounds).lines)
+    return result.rounds[-1].accuracy, "; ".join(describe_outliers(result.rounds))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
 from subfleet.journal.guarding import Unobserved
-from subfleet.journal.outliers import count_outliers
+from subfleet.journal.outliers import describe_outliers
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL
@@ -71,7 +71,7 @@ def played(
 
 
 def found_outliers(result: BatchResult) -> tuple[str, ...]:
-    return count_outliers(result.rounds).lines
+    return describe_outliers(result.rounds)
 
 
 @pytest.mark.parametrize("method", mostly_long([HeteroFL(), FedAvg()], HeteroFL()), ids=lambda one: one.TYPE)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
-from subfleet.journal.outliers import count_outliers
+from subfleet.journal.outliers import describe_outliers
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunResult, compute_participation
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
@@ -125,7 +125,7 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
     report, lines = (tmp_path / "report.html").read_text(encoding="utf-8"), list(describe_ending(result))
     assert all(f"<p>U{text}.</p>" in report for text in words)
     assert lines[:3] == [f"U{text}" for text in words]
-    assert count_outliers(rounds).altered == tuple(f"u{text}" for text in words[:2])
+    assert describe_outliers(rounds, reported=False) == tuple(f"u{text}" for text in words[:2])
     state = next(column for column in CLIENT_COLUMNS if column.title == "state")
     assert state.cell(SCALED) == f"aggregated; scaled by 0.25, as {FAR}"
     assert state.cell(REPORTED) == f"aggregated; reported: {FAR}"
@@ -135,7 +135,7 @@ def test_whose_updates_were_altered_stands_in_summary_report_rows_and_on_the_scr
 def test_of_many_clients_those_with_most_rounds_are_named() -> None:
     rows = [dataclasses.replace(SCALED, client_id=f"client-{place}") for place in range(1, 6)]
     rounds = [dataclasses.replace(ROUND, clients=tuple(rows)), dataclasses.replace(ROUND, clients=tuple(rows[3:]))]
-    (told,) = count_outliers(rounds).altered
+    (told,) = describe_outliers(rounds, reported=False)
     assert told == "updates scaled down: client-4 in 2, client-5 in 2, client-1 in 1 and 2 more clients (of 2 rounds)"
 
 

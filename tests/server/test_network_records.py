@@ -69,10 +69,10 @@ def test_networks_are_told_with_who_trained_them_and_what_that_took() -> None:
     assert wider.trained == {2: ("c1", "c2"), 3: ("c1",)}
     assert (first.clients, wider.clients, deeper.clients) == (("c0", "c1"), ("c1", "c2"), ())
     assert wider.training_macs == 4 * ROW.training_macs, "a training whose update is refused has cost as much"
-    assert (first.wider, first.deeper, first.changed) == ((), (), "")
+    assert (first.wider, first.deeper, first.list_changes()) == ((), (), [])
     longer = {*CELLS[0].axes}
     assert wider.wider == tuple(cell.name for cell in CELLS if longer & {*cell.axes})
-    assert (deeper.wider, deeper.deeper, deeper.changed) == ((), (CELLS[1].name,), f"{CELLS[1].name} deeper")
+    assert (deeper.wider, deeper.deeper, deeper.list_changes()) == ((), (CELLS[1].name,), [f"{CELLS[1].name} deeper"])
     estimate = CONTEXT.declared(DEEPER).candidates[-1]
     assert (deeper.parameters, deeper.forward_macs) == (estimate.parameters, estimate.forward_macs)
     assert first.forward_macs < wider.forward_macs < deeper.forward_macs

@@ -1,10 +1,10 @@
 """The costs of a run's training: multiply-accumulates, bytes, storage, and times. Pure."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from subfleet.journal.records import ClientRow, RunResult
+from subfleet.journal.records import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,10 @@ def sum_costs(result: RunResult) -> RunCosts:
     """The costs of a run so far."""
     rounds = result.rounds
     rows = [row for record in rounds for row in record.clients]
-    trained = _list_trained(rows)
-    expected = [[row.expected_s for row in _list_trained(record.clients) if row.expected_s > 0] for record in rounds]
+    trained = [row for row in rows if row.sample_passes]
+    expected = [
+        [row.expected_s for row in record.clients if row.sample_passes and row.expected_s > 0] for record in rounds
+    ]
     return RunCosts(
         forward_macs=sum(row.forward_macs * row.sample_passes for row in trained),
         training_macs=sum(row.training_macs for row in trained),
@@ -75,7 +77,3 @@ def sum_costs(result: RunResult) -> RunCosts:
         expected_clients=Timing.of(seconds for each in expected for seconds in each),
         paced=sum(row.expected_training_s > 0 for row in trained) / len(trained) if trained else 0.0,
     )
-
-
-def _list_trained(rows: Sequence[ClientRow]) -> list[ClientRow]:
-    return [row for row in rows if row.sample_passes]

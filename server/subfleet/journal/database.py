@@ -1,4 +1,4 @@
-"""The tables of the journal in SQLite (or PostgreSQL by URL), and how a database is opened and read.
+"""The tables of the journal in SQLite, and how a database is opened and read.
 
 SQLite detects damaged pages and nothing else: it accepts values of any type in any column, and a flipped byte in a text
 is another text. So every value is checked when it is read, and damage ends as one typed error.
@@ -61,7 +61,7 @@ def open_database(place: Path | str, *, warns: bool = True, lock_timeout_s: floa
     """Open a database, and create missing tables.
 
     Args:
-        place: the folder of `subfleet.sqlite`, or an SQLAlchemy URL of another database.
+        place: the folder of `subfleet.sqlite`, or an SQLAlchemy URL of an SQLite database.
         warns: whether to log a warning if SQLite cannot use its write-ahead log.
         lock_timeout_s: how long SQLite waits for a lock that another connection holds.
 
@@ -110,9 +110,9 @@ def _convert(context: sql.engine.ExceptionContext, place: Path | str) -> FileErr
 
 
 def _describe(error: BaseException, place: Path | str) -> FileError:
-    said = " ".join(str(error).split())
-    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in said), "free some space, or repair it")
-    return FileError(f"the journal in {place!s:.200} cannot be used: {said:.200}; {remedy}")
+    message = " ".join(str(error).split())
+    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in message), "free some space, or repair it")
+    return FileError(f"the journal in {place!s:.200} cannot be used: {message:.200}; {remedy}")
 
 
 def _check_tables(engine: sql.Engine, place: Path | str) -> None:
@@ -121,9 +121,8 @@ def _check_tables(engine: sql.Engine, place: Path | str) -> None:
     for table in METADATA.sorted_tables:
         if not inspector.has_table(table.name):
             continue
-        found = {column["name"] for column in inspector.get_columns(table.name)}
-        odd = sorted(found ^ set(table.columns.keys()))
-        if odd:
+        names = {column["name"] for column in inspector.get_columns(table.name)}
+        if odd := sorted(names ^ set(table.columns.keys())):
             raise FileError(
                 f"the journal in {place!s:.200} was written by another release: in table {table.name!r}, only one "
                 f"of the two releases has the column {odd[0]!r}; finish its runs with that release, or choose another "
@@ -133,11 +132,8 @@ def _check_tables(engine: sql.Engine, place: Path | str) -> None:
 
 def _configure(lock_timeout_s: float, connection: Any, _: ConnectionPoolEntry) -> None:
     """Configure SQLite: every commit is on disk before it returns."""
-    if isinstance(connection, sqlite3.Connection):
-        cursor = connection.cursor()
-        for pragma in (f"busy_timeout={lock_timeout_s * 1000:.0f}", "synchronous=FULL", "foreign_keys=ON"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+    for pragma in (f"busy_timeout={lock_timeout_s * 1000:.0f}", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
 
 
 def _enable_log(engine: sql.Engine) -> str:
@@ -146,8 +142,6 @@ def _enable_log(engine: sql.Engine) -> str:
     The log needs memory that processes share through a file, which network file systems and containers may lack. The
     slower rollback journal needs none. The mode is stored in the file.
     """
-    if engine.dialect.name != "sqlite":
-        return ""
     try:
         mode = _run_pragmas(engine, "PRAGMA journal_mode=WAL")
     except sqlite3.OperationalError as error:
@@ -186,15 +180,16 @@ def reporting_damage(place: object) -> Iterator[None]:
     """
     try:
         yield
-    except ProtocolError as error:
-        raise _report_damage(place, str(error)) from error
-    except SubfleetError:
-        raise
     except Exception as error:
-        if explain_plugin_error(error):
+        is_damage = isinstance(error, ProtocolError)
+        if not is_damage and (isinstance(error, SubfleetError) or explain_plugin_error(error)):
             raise
         # A flipped byte may fail anywhere in the code that uses it.
-        raise _report_damage(place, f"{type(error).__name__}: {error}") from error
+        reason = " ".join((str(error) if is_damage else f"{type(error).__name__}: {error}").split())
+        raise FileError(
+            f"the journal in {place!s:.200} is damaged, or was written by another release: {reason:.200}; restore it "
+            "from a backup, or choose another folder"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -213,20 +208,6 @@ def read_rows(connection: sql.Connection, query: sql.Select[Any]) -> Iterator[sq
     columns = tuple(query.selected_columns)
     for row in connection.execute(query):
         for column, value in zip(columns, row, strict=True):
-            if not _fits(column, value):
+            if not isinstance(value, column.type.python_type):
                 raise ProtocolError(f"{column} is {value!r:.80}, but must be of the type {column.type}")
         yield row
-
-
-def _fits(column: sql.ColumnElement[Any], value: object) -> bool:
-    if value is None:
-        return bool(getattr(column, "nullable", True))
-    wanted = column.type.python_type
-    return isinstance(value, (int, float) if wanted is float else wanted)
-
-
-def _report_damage(place: object, why: str) -> FileError:
-    return FileError(
-        f"the journal in {place!s:.200} is damaged, or was written by another release: {' '.join(why.split()):.200}; "
-        "restore it from a backup, or choose another folder"
-    )

@@ -51,8 +51,7 @@ class EvaluationRow:
 
     def value(self, metric: str) -> float | None:
         """A metric, or the loss; None if unknown."""
-        found = {"accuracy": self.accuracy, "loss": self.loss, **self.metrics}
-        return found.get(metric)
+        return {"accuracy": self.accuracy, "loss": self.loss, **self.metrics}.get(metric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,8 @@ class Spread:
         clients: number of clients, 1 or more.
         worst: the least favourable value; worst_client: the client with it, of equals the first by name.
         tiers: mean of each tier, sorted by name.
-        worst_tier: the tier with the least favourable mean.
+        worst_tier: the tier with the least favourable mean; worst_tier_mean: this mean.
+        interquartile_range: difference of the quartiles.
     """
 
     clients: int
@@ -77,16 +77,8 @@ class Spread:
     worst_client: str
     tiers: Mapping[str, float]
     worst_tier: str
-
-    @property
-    def interquartile_range(self) -> float:
-        """The difference of the quartiles."""
-        return self.upper_quartile - self.lower_quartile
-
-    @property
-    def worst_tier_mean(self) -> float:
-        """The mean of the worst tier."""
-        return self.tiers[self.worst_tier]
+    interquartile_range: float
+    worst_tier_mean: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,48 +108,50 @@ class EvaluationRecord:
     def spread(self, metric: str = "") -> Spread | None:
         """The spread of a metric, by default the headline, over the clients that know it; None if none does."""
         metric = metric or self.headline
-        known = ((row, row.value(metric)) for row in self.evaluated)
-        values = {row.client_id: value for row, value in known if value is not None}
-        rows = [row for row in self.evaluated if row.client_id in values]
-        if not rows:
+        rows = {row.client_id: (row.device, row.value(metric)) for row in self.evaluated}
+        values = {name: value for name, (_, value) in sorted(rows.items()) if value is not None}
+        if not values:
             return None
         sign = better(metric)
         lower, upper = _compute_quartiles(values.values())
         worst = min(values, key=lambda name: (sign * values[name], name))
         by_tier: dict[str, list[float]] = {}
-        for row in sorted(rows, key=lambda one: (one.device, one.client_id)):
-            by_tier.setdefault(row.device, []).append(values[row.client_id])
-        tiers = {tier: statistics.fmean(found) for tier, found in by_tier.items()}
+        for name, value in values.items():
+            by_tier.setdefault(rows[name][0], []).append(value)
+        tiers = {tier: statistics.fmean(by_tier[tier]) for tier in sorted(by_tier)}
+        worst_tier = min(tiers, key=lambda tier: (sign * tiers[tier], tier))
         return Spread(
-            clients=len(rows),
-            mean=statistics.fmean(values[name] for name in sorted(values)),
+            clients=len(values),
+            mean=statistics.fmean(values.values()),
             lower_quartile=lower,
             upper_quartile=upper,
             worst=values[worst],
             worst_client=worst,
             tiers=tiers,
-            worst_tier=min(tiers, key=lambda tier: (sign * tiers[tier], tier)),
+            worst_tier=worst_tier,
+            interquartile_range=upper - lower,
+            worst_tier_mean=tiers[worst_tier],
         )
 
 
 def _compute_quartiles(values: Iterable[float]) -> tuple[float, float]:
-    found = sorted(values)
-    if len(found) == 1:
-        return found[0], found[0]
-    lower, _, upper = statistics.quantiles(found, n=_QUARTERS, method="inclusive")
+    ordered = sorted(values)
+    if len(ordered) == 1:
+        return ordered[0], ordered[0]
+    lower, _, upper = statistics.quantiles(ordered, n=_QUARTERS, method="inclusive")
     return lower, upper
 
 
 def describe_spread(record: EvaluationRecord) -> str:
     """An evaluation in one sentence."""
-    found = record.spread()
-    if found is None:
+    spread = record.spread()
+    if spread is None:
         return f"after round {record.round} no device has evaluated the model on held-out samples of its own"
     title = METRICS[record.headline].title
     mean = title if title.startswith("mean ") else f"mean {title}"
     return (
-        f"after round {record.round} the {mean} on held-out samples of their own is {found.mean:.4f} over "
-        f"{found.clients} device{'s' * (found.clients != 1)}, middle half {found.lower_quartile:.4f} to "
-        f"{found.upper_quartile:.4f}, worst {found.worst_client} {found.worst:.4f}, worst tier {found.worst_tier} "
-        f"{found.worst_tier_mean:.4f}"
+        f"after round {record.round} the {mean} on held-out samples of their own is {spread.mean:.4f} over "
+        f"{spread.clients} device{'s' * (spread.clients != 1)}, middle half {spread.lower_quartile:.4f} to "
+        f"{spread.upper_quartile:.4f}, worst {spread.worst_client} {spread.worst:.4f}, worst tier {spread.worst_tier} "
+        f"{spread.worst_tier_mean:.4f}"
     )

@@ -8,8 +8,9 @@ client, and who is away.
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import sqlalchemy as sql
@@ -26,17 +27,20 @@ from subfleet.journal.database import (
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.generations import GenerationRecord
 from subfleet.journal.records import RoundRecord
-from subfleet.journal.stored_state import Change, build_state, list_changes
+from subfleet.journal.stored_state import Change, build_change, build_state, list_changes
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.messages import Profile
-from subfleet.protocol.schema import canonical_json, from_plain
-from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
+from subfleet.protocol.schema import from_plain
+from subfleet.rounds.signals import AnyClose, Close
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.settings.fingerprint import check_resumable
 
 Bytes = tuple[int, int]
 """Bytes down and up."""
 AnyRecord = RoundRecord | EvaluationRecord | GenerationRecord
+_PARTS: Mapping[type, str] = MappingProxyType(
+    {RoundRecord: "round", EvaluationRecord: "evaluation", GenerationRecord: "generation"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +117,8 @@ class Journal:
         rows = sql.select(state.c.part, state.c.key, state.c.value).where(state.c.run_id == self._run_id)
         with connect(self._engine) as connection:
             (_,) = read_rows(connection, sql.select(runs.c.run_id).where(runs.c.run_id == self._run_id))
-            found = read_rows(connection, rows.order_by(state.c.part, state.c.key))
-            return build_state(map(tuple, found), type(self._first_memory)).restart(now_s)
+            stored = read_rows(connection, rows.order_by(state.c.part, state.c.key))
+            return build_state(map(tuple, stored), type(self._first_memory)).restart(now_s)
 
     def profiles(self) -> tuple[Profile, ...]:
         """The profiles of the run's clients, in the order of their ids."""
@@ -158,7 +162,7 @@ class Journal:
         """
         with self._engine.begin() as connection:
             self._delete(connection, "absence", "")
-            self._write(connection, records, [_build_change("absence", one.client_id, one) for one in away])
+            self._write(connection, records, [build_change("absence", absence.client_id, absence) for absence in away])
 
     def save(
         self,
@@ -166,7 +170,7 @@ class Journal:
         after: RunState,
         *,
         counted: Callable[[str], Bytes] = lambda client_id: (0, 0),
-        close: Close | CloseEvaluation | CloseGeneration | None = None,
+        close: AnyClose | None = None,
         record: AnyRecord | None = None,
     ) -> None:
         """Write what a step changed, and the record of what it closed, in one transaction.
@@ -197,10 +201,7 @@ class Journal:
             if emptied:  # the round is attempted again, without the clients that answered before
                 for part in ("traffic", "update"):
                     self._delete(connection, part, f"{_join_key(after.round)}/")
-            if record is not None and close is not None:
-                self._write(connection, records, [*_list_closed(close, record, counted)])
-            work = _name_work(after.phase)
-            self._write(connection, records, [*_list_clients(changed, after.round, work, counted)])
+            self._write(connection, records, [*_list_records(close, record, changed, after, counted)])
 
     def _read(
         self,
@@ -221,18 +222,14 @@ class Journal:
             return {key: from_plain(kind, json.loads(text), f"{part}[{key!r:.80}]") for key, text in reversed(rows)}
 
     def _write(self, connection: sql.Connection, table: sql.Table, changes: list[Change]) -> None:
-        keys = [{"of_run": self._run_id, "of_part": one.part, "of_key": one.key} for one in changes]
-        named = {table.c.run_id: "of_run", table.c.part: "of_part", table.c.key: "of_key"}
-        same = sql.and_(*(column == sql.bindparam(name) for column, name in named.items()))
+        same = sql.and_(*(column == sql.bindparam(column.name) for column in table.primary_key))
         rows = [
-            {"run_id": self._run_id, "part": one.part, "key": one.key, "value": one.text}
-            for one in changes
-            if one.text is not None
+            {"run_id": self._run_id, "part": change.part, "key": change.key, "value": change.text} for change in changes
         ]
-        if keys:
-            connection.execute(table.delete().where(same), keys)
         if rows:
-            connection.execute(table.insert(), rows)
+            connection.execute(table.delete().where(same), rows)
+        if written := [row for row in rows if row["value"] is not None]:
+            connection.execute(table.insert(), written)
 
     def _delete(self, connection: sql.Connection, part: str, prefix: str) -> None:
         same = (records.c.run_id == self._run_id, records.c.part == part)
@@ -249,36 +246,24 @@ def _join_key(*numbers: int) -> str:
     return "/".join(f"{number:010d}" for number in numbers)
 
 
-def _build_change(part: str, key: str, value: object) -> Change:
-    return Change(part=part, key=key, text=canonical_json(value).decode())
-
-
-def _list_closed(
-    close: Close | CloseEvaluation | CloseGeneration, record: AnyRecord, counted: Callable[[str], Bytes]
-) -> Iterable[Change]:
-    if isinstance(record, GenerationRecord):
-        yield _build_change("generation", _join_key(record.round, record.number), record)
-    elif isinstance(record, EvaluationRecord):
-        yield _build_change("evaluation", _join_key(record.round), record)
-    else:
-        yield _build_change("round", _join_key(record.round), record)
+def _list_records(
+    close: AnyClose | None,
+    record: AnyRecord | None,
+    changed: Iterable[ClientState],
+    after: RunState,
+    counted: Callable[[str], Bytes],
+) -> Iterator[Change]:
+    """The records of a step: of what it closed, and of the clients that it changed."""
+    if record is not None:
+        number = (record.number,) if isinstance(record, GenerationRecord) else ()
+        yield build_change(_PARTS[type(record)], _join_key(record.round, *number), record)
     if isinstance(close, Close):
-        yield _build_change("checkpoint", _join_key(close.round), close.result.sha256)
-    if not isinstance(close, CloseGeneration):
-        yield from _list_clients(
-            close.clients, close.round, "train" if isinstance(close, Close) else "evaluate", counted
-        )
-
-
-def _list_clients(
-    clients: Iterable[ClientState], round_number: int, work: str, counted: Callable[[str], Bytes]
-) -> Iterable[Change]:
-    for client in clients:
-        yield _build_change(
-            "traffic", f"{_join_key(round_number)}/{work}/{client.client_id}", counted(client.client_id)
-        )
+        yield build_change("checkpoint", _join_key(close.round), close.result.sha256)
+    round_key, work = _join_key(after.round), _name_work(after.phase)
+    for client in changed:
+        yield build_change("traffic", f"{round_key}/{work}/{client.client_id}", counted(client.client_id))
         if work == "train" and client.update is not None:
-            yield _build_change("update", f"{_join_key(round_number)}/{client.client_id}", client.update.blob.sha256)
+            yield build_change("update", f"{round_key}/{client.client_id}", client.update.blob.sha256)
 
 
 def _build_run_row(at: RunState) -> dict[str, Any]:
@@ -289,6 +274,4 @@ def _build_run_row(at: RunState) -> dict[str, Any]:
 
 def _name_work(phase: str) -> str:
     """The kind of work that the client states of a phase are for."""
-    if phase == "evaluate":
-        return "evaluate"
-    return "deploy" if phase in ("deploy", "finished") else "train"
+    return {"evaluate": "evaluate", "deploy": "deploy", "finished": "deploy"}.get(phase, "train")

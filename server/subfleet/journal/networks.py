@@ -1,5 +1,6 @@
 """Records of a run's networks: their lineage, costs, training and quality."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -66,20 +67,20 @@ class NetworkRecord:
         """The clients that have trained it."""
         return tuple(sorted({name for names in self.trained.values() for name in names}))
 
-    @property
-    def changed(self) -> str:
-        """The changes from its parent network, in words; empty without any."""
-        parts = {"wider": self.wider, "deeper": self.deeper}
-        return ", ".join(f"{' and '.join(cells)} {how}" for how, cells in parts.items() if cells)
+    def list_changes(self, most_names: int = sys.maxsize) -> list[str]:
+        """The changes from its parent network in words: the names of the cells, or the number of more than this."""
+        return [
+            f"{' and '.join(cells) if len(cells) <= most_names else f'{len(cells)} cells'} {change}"
+            for change, cells in (("wider", self.wider), ("deeper", self.deeper))
+            if cells
+        ]
 
 
-def walk_descendants(networks: Sequence[NetworkRecord]) -> Iterator[tuple[int, NetworkRecord]]:
-    """Each network after its parent, with the number of its ancestors."""
-    children: dict[str | None, list[NetworkRecord]] = {}
-    for one in networks:
-        children.setdefault(one.lineage.parent, []).append(one)
-    open_ones = [(0, one) for one in reversed(children.get(None, []))]
-    while open_ones:
-        depth, one = open_ones.pop()
-        yield depth, one
-        open_ones += [(depth + 1, child) for child in reversed(children.get(one.lineage.id, []))]
+def walk_descendants(
+    networks: Sequence[NetworkRecord], parent: str | None = None, depth: int = 0
+) -> Iterator[tuple[int, NetworkRecord]]:
+    """Each network after its parent, with the number of its ancestors; by default all, else those below a parent."""
+    for network in networks:
+        if network.lineage.parent == parent:
+            yield depth, network
+            yield from walk_descendants(networks, network.lineage.id, depth + 1)

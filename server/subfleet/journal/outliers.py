@@ -1,56 +1,38 @@
-"""Counts of the outliers among a run's updates, by client and treatment."""
+"""Counts and describes the outliers among a run's updates, by client and treatment."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 
 from subfleet.journal.records import ClientRow, RoundRecord
 
 _MOST_NAMES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutlierCounts:
-    """The number of rounds in which a client's update was an outlier, by client; without clients that have none.
+def count_outliers(rounds: Sequence[RoundRecord]) -> dict[str, dict[str, int]]:
+    """The number of rounds in which a client's update was an outlier, by treatment and client.
 
-    Attributes:
+    Returns:
         scaled: the update counted less.
         left_out: the update did not count: it was refused, or its client was excluded.
         reported: the outlier was reported, and the update counted in full.
-        rounds: number of rounds of the run.
     """
-
-    scaled: Mapping[str, int]
-    left_out: Mapping[str, int]
-    reported: Mapping[str, int]
-    rounds: int
-
-    @property
-    def altered(self) -> tuple[str, ...]:
-        """How the run differs from one that counts every update in full."""
-        return tuple(self._describe({"updates scaled down": self.scaled, "updates left out": self.left_out}))
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The same, with outliers that were only reported."""
-        reported = {"updates far from the others, which counted in full": self.reported}
-        return (*self.altered, *self._describe(reported))
-
-    def _describe(self, kinds: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-        for what, counts in kinds.items():
-            if counts:
-                yield f"{what}: {_join_names(counts)} (of {self.rounds} rounds)"
-
-
-def count_outliers(rounds: Iterable[RoundRecord]) -> OutlierCounts:
-    """Count the outliers in the rounds of a run."""
-    records = tuple(rounds)
     counts: dict[str, Counter[str]] = {"scaled": Counter(), "left_out": Counter(), "reported": Counter()}
-    for row in (row for record in records for row in record.clients if row.outlier):
+    for row in (row for record in rounds for row in record.clients if row.outlier):
         counts[_classify(row)][row.client_id] += 1
-    ordered = {kind: MappingProxyType(dict(sorted(counted.items()))) for kind, counted in counts.items()}
-    return OutlierCounts(rounds=len(records), **ordered)
+    return {treatment: dict(sorted(counted.items())) for treatment, counted in counts.items()}
+
+
+def describe_outliers(rounds: Sequence[RoundRecord], *, reported: bool = True) -> tuple[str, ...]:
+    """The outliers in a sentence for each treatment; without those that were only reported if that is not wanted."""
+    words = {"scaled": "updates scaled down", "left_out": "updates left out"}
+    if reported:
+        words["reported"] = "updates far from the others, which counted in full"
+    counts = count_outliers(rounds)
+    return tuple(
+        f"{text}: {_join_names(counts[treatment])} (of {len(rounds)} rounds)"
+        for treatment, text in words.items()
+        if counts[treatment]
+    )
 
 
 def _classify(row: ClientRow) -> str:

@@ -17,8 +17,8 @@ from subfleet.journal.generations import DevicesRecord, GenerationRecord
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, select_fields
 from subfleet.link.traffic import Traffic
+from subfleet.protocol.answers import sum_totals
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
@@ -27,14 +27,14 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.networks import estimate_size, find_trainable_attempts, get_network, list_lineages
 from subfleet.rounds.selection import estimate_time
-from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
+from subfleet.rounds.signals import AnyClose, Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.state import ClientState, RunState, Submodel
 from subfleet.rounds.weights import Weight, weigh_round
 from subfleet.search.candidates import Candidate
 
 
 def build_record(
-    context: RunContext, close: Close | CloseEvaluation | CloseGeneration, traffic: Traffic
+    context: RunContext, close: AnyClose, traffic: Traffic
 ) -> RoundRecord | EvaluationRecord | GenerationRecord:
     """The record of what was closed."""
     if isinstance(close, CloseGeneration):

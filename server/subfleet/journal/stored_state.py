@@ -42,13 +42,11 @@ class _Part:
 
     Attributes:
         kind: type of the value in a row.
-        of_entries: whether each row is an entry of a mapping; else there is one row.
-        gather: builds the field's value from the value or the entries.
+        gather: builds the field's value from the values by key; a field that is no mapping has one, under "".
     """
 
     kind: Any
-    of_entries: bool = False
-    gather: Callable[[Any], Any] = lambda value: value
+    gather: Callable[[Mapping[str, Any]], Any]
 
 
 def list_changes(before: RunState, after: RunState) -> Iterator[Change]:
@@ -58,19 +56,19 @@ def list_changes(before: RunState, after: RunState) -> Iterator[Change]:
         if new is old:
             continue
         if isinstance(new, PersistentMap):
-            gone: Iterable[str] = (key for key in old.changed(new) if key not in new)
-            changed: Iterable[str] = new.changed(old)
+            keys: Iterable[str] = dict.fromkeys((*new.changed(old), *old.changed(new)))
         elif isinstance(new, Mapping):
-            gone = old.keys() - new.keys()
-            changed = [key for key, value in new.items() if key not in old or value is not old[key]]
-        elif new != old:
-            plain = sorted(new) if isinstance(new, frozenset) else new
-            yield Change(part=name, key="", text=canonical_json(plain).decode())
-            continue
+            keys = [key for key in {**old, **new} if key not in old or key not in new or old[key] is not new[key]]
         else:
-            continue
-        yield from (Change(part=name, key=key, text=None) for key in gone)
-        yield from (Change(part=name, key=key, text=canonical_json(new[key]).decode()) for key in changed)
+            keys = [""] if new != old else []
+            new = {"": sorted(new) if isinstance(new, frozenset) else new}
+        for key in keys:
+            yield build_change(name, key, new[key]) if key in new else Change(part=name, key=key, text=None)
+
+
+def build_change(part: str, key: str, value: object) -> Change:
+    """The row with a new value."""
+    return Change(part=part, key=key, text=canonical_json(value).decode())
 
 
 def build_state(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
@@ -83,37 +81,34 @@ def build_state(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
     Raises:
         ProtocolError: a row is no part of a state, or the parts are inconsistent.
     """
-    parts, found = _list_parts(), dict[str, Any]()
+    parts, values = _list_parts(), dict[str, dict[str, Any]]()
     for name, key, text in rows:
         part = parts.get(name)
         if part is None:
             raise ProtocolError(f"{name!r:.80} is no part of a state; known are {sorted(parts)}")
         kind: Any = memory | None if part.kind is Any else part.kind
         value = from_plain(kind, json.loads(text), f"{name}[{key!r:.80}]" if key else name)
-        if part.of_entries:
-            found.setdefault(name, {})[key] = value
-        else:
-            found[name] = value
-    return _check(RunState(**{name: parts[name].gather(value) for name, value in found.items()}))
+        values.setdefault(name, {})[key] = value
+    return _check(RunState(**{name: parts[name].gather(entries) for name, entries in values.items()}))
 
 
 @cache
 def _list_parts() -> Mapping[str, _Part]:
     hints = typing.get_type_hints(RunState)
     return MappingProxyType(
-        {one.name: _describe_part(hints[one.name]) for one in fields(RunState) if one.name != _NOT_STORED}
+        {field.name: _describe_part(hints[field.name]) for field in fields(RunState) if field.name != _NOT_STORED}
     )
 
 
 def _describe_part(kind: Any) -> _Part:
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if origin is PersistentMap:
-        return _Part(kind=members[0], of_entries=True, gather=PersistentMap)
+        return _Part(kind=members[0], gather=PersistentMap)
     if origin is collections.abc.Mapping:
-        return _Part(kind=members[1], of_entries=True, gather=MappingProxyType)
+        return _Part(kind=members[1], gather=MappingProxyType)
     if kind == frozenset[str]:
-        return _Part(kind=tuple[str, ...], gather=frozenset)
-    return _Part(kind=kind)
+        return _Part(kind=tuple[str, ...], gather=lambda values: frozenset(values[""]))
+    return _Part(kind=kind, gather=lambda values: values[""])
 
 
 def _check(state: RunState) -> RunState:

@@ -1,7 +1,7 @@
 """The plots of a run as SVG text."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from matplotlib.axes import Axes
@@ -218,7 +218,7 @@ def _draw_branch(axes: Axes, network: NetworkRecord, lanes: Mapping[str, int], r
     axes.annotate("", (born, lane), (born, lanes[network.lineage.parent or ""]), arrowprops=line)
     late = born > round_count / 2  # there is more room to the left
     axes.annotate(
-        "\n".join(_list_changes(network)) or network.lineage.map.TYPE,
+        "\n".join(network.list_changes(_MOST_NAMES)) or network.lineage.map.TYPE,
         (born, lane - 0.5),
         (-5 if late else 5, 0),
         textcoords="offset points",
@@ -227,9 +227,3 @@ def _draw_branch(axes: Axes, network: NetworkRecord, lanes: Mapping[str, int], r
         fontsize="small",
         color="#555555",
     )
-
-
-def _list_changes(network: NetworkRecord) -> Iterator[str]:
-    for how, cells in (("wider", network.wider), ("deeper", network.deeper)):
-        if cells:
-            yield f"{' and '.join(cells) if len(cells) <= _MOST_NAMES else f'{len(cells)} cells'} {how}"

@@ -182,7 +182,7 @@ def _build_network_row(network: NetworkRecord) -> tuple[str, ...]:
         network.name,
         (lineage.parent or "the first") if grown else "-",
         lineage.map.TYPE if grown else "-",
-        network.changed or "-",
+        ", ".join(network.list_changes()) or "-",
         _format_cell(lineage.born_round),
         _format_cell(network.ready_round),
         _format_cell(lineage.retired_round),

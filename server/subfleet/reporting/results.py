@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.journal.costs import sum_costs
-from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow, Spread
+from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, compute_participation
@@ -80,7 +80,7 @@ def build_summary(name: str, result: RunResult) -> dict[str, Any]:
         "run_id": result.run_id,
         "method": result.method,
         "method_status": result.method_status,
-        "outliers": _count_outliers(result),
+        "outliers": count_outliers(result.rounds),
         "ended_early": result.ended_early,
         "accuracy": result.accuracy,
         "model": _build_model(result.rounds[-1]) if result.rounds else None,
@@ -111,29 +111,17 @@ def _build_model(record: RoundRecord) -> dict[str, Any] | None:
     )
 
 
-def _count_outliers(result: RunResult) -> dict[str, dict[str, int]]:
-    """By treatment and client, the number of rounds in which the update was an outlier."""
-    counts = count_outliers(result.rounds)
-    return {"scaled": dict(counts.scaled), "left_out": dict(counts.left_out), "reported": dict(counts.reported)}
-
-
 def _build_evaluation(record: EvaluationRecord) -> dict[str, Any]:
     """An evaluation by devices: spreads of metrics, and a row for each client."""
+    spreads = {name: record.spread(name) for name in (record.headline, "accuracy", "loss")}
     return {
         "round": record.round,
         "seconds": record.seconds,
         "headline": record.headline,
-        **{name: _build_spread(record.spread(name)) for name in dict.fromkeys((record.headline, "accuracy", "loss"))},
+        **{name: spread and dataclasses.asdict(spread) for name, spread in spreads.items()},
         "together": dict(record.together),
         "clients": [dataclasses.asdict(row) for row in record.clients],
     }
-
-
-def _build_spread(spread: Spread | None) -> dict[str, Any] | None:
-    if spread is None:
-        return None
-    more = {"interquartile_range": spread.interquartile_range, "worst_tier_mean": spread.worst_tier_mean}
-    return {**dataclasses.asdict(spread), **more}
 
 
 def build_evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from subfleet.journal.costs import RunCosts, Timing, sum_costs
 from subfleet.journal.networks import NetworkRecord, walk_descendants
-from subfleet.journal.outliers import count_outliers
+from subfleet.journal.outliers import describe_outliers
 from subfleet.journal.records import RunResult
 from subfleet.protocol.task_kinds import METRICS
 
@@ -37,7 +37,7 @@ def describe_ending(result: RunResult) -> Iterator[str]:
 
 def list_remarks(result: RunResult) -> Iterator[str]:
     """Sentences about what may have spoiled the result: outliers, and data on another scale."""
-    for text in count_outliers(result.rounds).lines:
+    for text in describe_outliers(result.rounds):
         yield text[0].upper() + text[1:]
     warnings = find_data_warnings(result)
     for name in sorted(warnings)[:_MOST_WARNINGS]:

@@ -59,21 +59,17 @@ def _product(rewriting: GraphRewriter, node: fx.Node) -> None:
     first, second = argument(node, 0), argument(node, 1)
     a, a_transposed = _matrix(rewriting, first)
     b, b_transposed = _matrix(rewriting, second)
-    shape = shape_of(node)
-    rank = len(shape)
-    batch = tuple(range(rank - 2))
-    dtype = node.meta["val"].dtype
-    swap = (*batch, rank - 1, rank - 2)
+    rank = len(shape_of(node))
+    swap = (*range(rank - 2), rank - 1, rank - 2)
     if a_transposed and b_transposed:
-        turned = rewriting.add(node.target, (b, a), [shape[dim] for dim in swap], dtype)
-        rewriting.bind(node, HeldTensor(node=turned, shape=shape, order=swap))
+        rewriting.write(node, (b, a), swap)
         return
     if a_transposed:
         a = rewriting.permute(a, swap)
     if b_transposed:
         # Written as a transposition, which the product absorbs.
         b = rewriting.permute(b, swap)
-    rewriting.bind_plain(node, rewriting.add(node.target, (a, b), shape, dtype))
+    rewriting.write(node, (a, b), range(rank))
 
 
 def _product_with_bias(rewriting: GraphRewriter, node: fx.Node) -> None:
@@ -85,9 +81,7 @@ def _product_with_bias(rewriting: GraphRewriter, node: fx.Node) -> None:
     b, b_transposed = _matrix(rewriting, second)
     a = rewriting.permute(a, (1, 0)) if a_transposed else a
     b = rewriting.permute(b, (1, 0)) if b_transposed else b
-    arguments = (rewriting.plain(rewriting.tensor_of(bias)), a, b)
-    shape = node.meta["val"].shape
-    rewriting.bind_plain(node, rewriting.add(node.target, arguments, shape, node.meta["val"].dtype))
+    rewriting.write(node, (rewriting.plain(rewriting.tensor_of(bias)), a, b), range(2))
 
 
 def _dim(dim: int, rank: int) -> int:
@@ -121,20 +115,14 @@ def _reshape(rewriting: GraphRewriter, node: fx.Node) -> None:
         # Dimensions of size 1 may be added or dropped without changing an expansion.
         expanded = _reshape_expanded(held, new)
         if expanded is not None:
-            own, order = expanded
-            rewriting.bind(
-                node, HeldTensor(node=rewriting.view(held.node, held_shape(own, order)), shape=new, order=order)
-            )
+            rewriting.bind_view(node, held.node, *expanded)
             return
         held = rewriting.expand(held)
     new_order = reshape_order(held.shape, held.order, new)
     if new_order is None:
-        plain = rewriting.plain(held)
-        rewriting.bind_plain(node, rewriting.view(plain, new))
+        rewriting.bind_plain(node, rewriting.view(rewriting.plain(held), new))
         return
-    rewriting.bind(
-        node, HeldTensor(node=rewriting.view(held.node, held_shape(new, new_order)), shape=new, order=new_order)
-    )
+    rewriting.bind_view(node, held.node, new, new_order)
 
 
 def _reshape_expanded(held: HeldTensor, new: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -155,11 +143,12 @@ def _reshape_expanded(held: HeldTensor, new: tuple[int, ...]) -> tuple[tuple[int
 
 def _expand(rewriting: GraphRewriter, node: fx.Node) -> None:
     held = rewriting.tensor_of(argument(node, 0))
-    shape = shape_of(node)
-    added = len(shape) - len(held.shape)
-    order = (*range(added), *(dim + added for dim in held.order))
-    own = (*[1] * added, *held.own_shape)
-    rewriting.bind(node, HeldTensor(node=rewriting.view(held.node, held_shape(own, order)), shape=shape, order=order))
+    rewriting.bind_view(node, held.node, *_add_dims(held, len(shape_of(node)) - len(held.shape)))
+
+
+def _add_dims(held: HeldTensor, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return own shape and order with so many more dimensions of size 1 in front."""
+    return (*[1] * count, *held.own_shape), (*range(count), *(dim + count for dim in held.order))
 
 
 def _same(rewriting: GraphRewriter, node: fx.Node) -> None:
@@ -190,16 +179,13 @@ def _elementwise(rewriting: GraphRewriter, node: fx.Node) -> None:
         held = rewriting.tensor_of(argument)
         added = len(shape) - len(held.shape)
         if added:
-            wide = (*[1] * added, *held.own_shape)
-            wide_order = (*range(added), *(dim + added for dim in held.order))
+            wide, wide_order = _add_dims(held, added)
             seen = rewriting.view(held.node, held_shape(wide, wide_order))
             held = HeldTensor(node=seen, shape=(*[1] * added, *held.shape), order=wide_order)
         return rewriting.in_order(held, order)
 
     arguments, options = fx.map_arg((node.args, node.kwargs), place_operand)
-    dtype = node.meta["val"].dtype
-    new = rewriting.add(node.target, arguments, held_shape(own, order), dtype, **options)
-    rewriting.bind(node, HeldTensor(node=new, shape=shape, order=order))
+    rewriting.write(node, arguments, order, own=own, **options)
 
 
 def _reduce(rewriting: GraphRewriter, node: fx.Node) -> None:
@@ -209,18 +195,16 @@ def _reduce(rewriting: GraphRewriter, node: fx.Node) -> None:
     dims = {_dim(dim, rank) for dim in ([dims_given] if isinstance(dims_given, int) else dims_given)} or set(
         range(rank)
     )
-    keep = bool(argument(node, 2, "keepdim", False))
     axes = sorted(inverse(held.order)[dim] for dim in dims)
-    reduced_shape = tuple(1 if dim in dims else size for dim, size in enumerate(held.shape))
-    dtype = node.meta["val"].dtype
-    new = rewriting.add(node.target, (held.node, axes, True), held_shape(reduced_shape, held.order), dtype)
-    if keep or not rank:
-        rewriting.bind(node, HeldTensor(node=new, shape=reduced_shape, order=held.order))
+    arguments = (held.node, axes, True)
+    if argument(node, 2, "keepdim", False) or not rank:
+        rewriting.write(node, arguments, held.order)
         return
+    reduced_shape = tuple(1 if dim in dims else size for dim, size in enumerate(held.shape))
+    new = rewriting.add(node.target, arguments, held_shape(reduced_shape, held.order), node.meta["val"].dtype)
     remaining = [dim for dim in range(rank) if dim not in dims]
     order = tuple(remaining.index(dim) for dim in held.order if dim not in dims)
-    shape = tuple(held.shape[dim] for dim in remaining)
-    rewriting.bind(node, HeldTensor(node=rewriting.view(new, held_shape(shape, order)), shape=shape, order=order))
+    rewriting.bind_view(node, new, shape_of(node), order)
 
 
 def _slice(rewriting: GraphRewriter, node: fx.Node) -> None:
@@ -234,9 +218,7 @@ def _slice(rewriting: GraphRewriter, node: fx.Node) -> None:
         return
     own = (*held.own_shape[:dim], shape[dim], *held.own_shape[dim + 1 :])
     axis = inverse(held.order)[dim]
-    arguments = (held.node, axis, start, end, step)
-    new = rewriting.add(node.target, arguments, held_shape(own, held.order), node.meta["val"].dtype)
-    rewriting.bind(node, HeldTensor(node=new, shape=shape, order=held.order))
+    rewriting.write(node, (held.node, axis, start, end, step), held.order, own=own)
 
 
 def _select(rewriting: GraphRewriter, node: fx.Node) -> None:
@@ -249,8 +231,7 @@ def _select(rewriting: GraphRewriter, node: fx.Node) -> None:
     dtype = node.meta["val"].dtype
     part = rewriting.add(aten.slice.Tensor, (held.node, axis, index, index + 1, 1), cut, dtype)
     order = tuple(other - (other > dim) for other in held.order if other != dim)
-    shape = shape_of(node)
-    rewriting.bind(node, HeldTensor(node=rewriting.view(part, held_shape(shape, order)), shape=shape, order=order))
+    rewriting.bind_view(node, part, shape_of(node), order)
 
 
 def _pad(rewriting: GraphRewriter, node: fx.Node) -> None:
@@ -261,10 +242,7 @@ def _pad(rewriting: GraphRewriter, node: fx.Node) -> None:
     for index in range(len(pads) // 2):
         around[rank - 1 - index] = (pads[2 * index], pads[2 * index + 1])
     flat = [size for dim in reversed(held.order) for size in around[dim]]
-    shape = shape_of(node)
-    value = argument(node, 2, "value", 0.0)
-    new = rewriting.add(node.target, (held.node, flat, value), held_shape(shape, held.order), node.meta["val"].dtype)
-    rewriting.bind(node, HeldTensor(node=new, shape=shape, order=held.order))
+    rewriting.write(node, (held.node, flat, argument(node, 2, "value", 0.0)), held.order)
 
 
 def _concatenate(rewriting: GraphRewriter, node: fx.Node) -> None:
@@ -273,9 +251,7 @@ def _concatenate(rewriting: GraphRewriter, node: fx.Node) -> None:
     dim = _dim(argument(node, 1, "dim", 0), len(shape))
     order = _common_order([part for part in parts if len(part.shape) == len(shape)], shape)
     nodes = [rewriting.in_order(part, order) for part in parts]
-    axis = inverse(order)[dim]
-    new = rewriting.add(node.target, (nodes, axis), held_shape(shape, order), node.meta["val"].dtype)
-    rewriting.bind(node, HeldTensor(node=new, shape=shape, order=order))
+    rewriting.write(node, (nodes, inverse(order)[dim]), order)
 
 
 _ELEMENTWISE = (

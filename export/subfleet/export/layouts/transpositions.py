@@ -208,6 +208,34 @@ class GraphRewriter:
         whole = self.expand(held)
         return self.in_order(whole, range(len(whole.shape)))
 
+    def write(
+        self,
+        old: fx.Node,
+        arguments: tuple[Any, ...],
+        order: Sequence[int],
+        *,
+        own: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        """Append a node's operator with other arguments, and bind its result.
+
+        Args:
+            old: in the old graph.
+            arguments: of the new node.
+            order: of the result's dimensions in memory.
+            own: the result's shape, with 1 where it is expanded; by default nothing is.
+            **options: by name, of the new node.
+        """
+        shape = shape_of(old)
+        held = held_shape(shape if own is None else own, order)
+        node = self.add(old.target, arguments, held, old.meta["val"].dtype, **options)
+        self.bind(old, HeldTensor(node=node, shape=shape, order=tuple(order)))
+
+    def bind_view(self, old: fx.Node, node: fx.Node, own: Sequence[int], order: tuple[int, ...]) -> None:
+        """Bind the view of a node; `own` is its shape in the logical order, with 1 where it is expanded."""
+        seen = self.view(node, held_shape(own, order))
+        self.bind(old, HeldTensor(node=seen, shape=shape_of(old), order=order))
+
     def bind_plain(self, old: fx.Node, node: fx.Node) -> None:
         """Set a node that has the old one's logical order."""
         shape = shape_of(node)

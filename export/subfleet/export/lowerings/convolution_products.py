@@ -53,27 +53,9 @@ def _to_nchw(x_nhwc: Tensor, dims: int) -> Tensor:
     return (x if dims == 4 else x.squeeze(2)).contiguous()
 
 
-def _algorithm(at: Taps, depth_in: int, depth_out: int, sizes: Sequence[int], samples: int) -> ModuleType:
-    """Choose the module that computes the convolution with an output of these sizes."""
-    return winograd if winograd.fits(at, depth_in, depth_out, sizes, samples) else taps
-
-
-def _gather(x_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    algorithm = _algorithm(at, weight.shape[1], weight.shape[0], sizes, x_nhwc.shape[0])
-    output: Tensor = algorithm.gather(x_nhwc, weight, at, sizes)
-    return output
-
-
-def _spread(g_nhwc: Tensor, weight: Tensor, at: Taps, sizes: Sequence[int]) -> Tensor:
-    algorithm = _algorithm(at, weight.shape[1], weight.shape[0], sizes, g_nhwc.shape[0])
-    output: Tensor = algorithm.spread(g_nhwc, weight, at, sizes)
-    return output
-
-
-def _weight_gradient(x_nhwc: Tensor, g_nhwc: Tensor, at: Taps) -> Tensor:
-    algorithm = _algorithm(at, x_nhwc.shape[3], g_nhwc.shape[3], g_nhwc.shape[1:3], g_nhwc.shape[0])
-    gradient: Tensor = algorithm.weight_gradient(x_nhwc, g_nhwc, at)
-    return gradient
+def _algorithm(at: Taps, weight: Tensor, sizes: Sequence[int], samples: int) -> ModuleType:
+    """Choose the module that computes with weights, for these sizes of what it gathers, or of an output's gradient."""
+    return winograd if winograd.fits(at, weight.shape[1], weight.shape[0], sizes, samples) else taps
 
 
 def _square(weight: Tensor) -> Tensor:
@@ -84,6 +66,7 @@ def _square(weight: Tensor) -> Tensor:
 def _convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     at, transposed, beyond = _taps(weight, settings)
     x, w = _nhwc(inputs), _square(weight)
+    sizes: Sequence[int] = at.output_size(x.shape[1:3])
     if transposed:
         sizes = [
             (x.shape[1 + i] - 1) * at.stride[i]
@@ -93,9 +76,9 @@ def _convolution(inputs: Tensor, weight: Tensor, bias: Tensor | None, *settings:
             + beyond[i]
             for i in range(2)
         ]
-        output = _spread(x, w, at, sizes)
+        output = _algorithm(at, w, sizes, len(x)).spread(x, w, at, sizes)
     else:
-        output = _gather(x, w, at, at.output_size(x.shape[1:3]))
+        output = _algorithm(at, w, sizes, len(x)).gather(x, w, at, sizes)
     return _to_nchw(output if bias is None else output + bias, inputs.dim())
 
 
@@ -107,11 +90,12 @@ def _convolution_backward(
     x, g, w = _nhwc(inputs), _nhwc(gradient), _square(weight)
     d_input = d_weight = d_bias = None
     if output_mask[0]:
-        apply = _gather if transposed else _spread
+        algorithm = _algorithm(at, w, x.shape[1:3], len(g))
+        apply = algorithm.gather if transposed else algorithm.spread
         d_input = _to_nchw(apply(g, w, at, x.shape[1:3]), inputs.dim())
     if output_mask[1]:
-        weight_gradient = _weight_gradient(g, x, at) if transposed else _weight_gradient(x, g, at)
-        d_weight = weight_gradient.reshape(weight.shape)
+        read, made = (g, x) if transposed else (x, g)
+        d_weight = _algorithm(at, w, made.shape[1:3], len(g)).weight_gradient(read, made, at).reshape(weight.shape)
     if output_mask[2]:
         d_bias = g.sum((0, 1, 2))
     return d_input, d_weight, d_bias

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from subfleet.export.canonical.cleaning import drop_dead_code
 from subfleet.export.nodes import argument, shape_of
 from subfleet.export.targets.executorch_program import make_exported_program
-from subfleet.export.targets.xnnpack.graph import XnnpackEmitter, XnnpackGraph, is_floating
+from subfleet.export.targets.xnnpack.graph import XnnpackGraph, is_floating
 from subfleet.export.targets.xnnpack.operators import HUGE, OPERATORS, is_supported, part, product_by_transposed
 
 
@@ -185,21 +185,21 @@ _ALIGNMENT = 16
 
 def region_graph(region: DelegateRegion) -> XnnpackGraph:
     """Return XNNPACK's graph of a region, with inputs and outputs in the region's order."""
-    emitting = XnnpackEmitter()
+    graph = XnnpackGraph()
     given = set()
     for node in region.inputs:
-        value = emitting.graph.input(shape_of(node))
+        value = graph.input(shape_of(node))
         given.add(value)
-        emitting.bind(node, value)
+        graph.bind(node, value)
     for node in region.nodes:
-        emitting.bind(node, OPERATORS[node.target](emitting, node))
+        graph.bind(node, OPERATORS[node.target](graph, node))
     for node in region.outputs:
-        value = emitting.value(node)
-        if value in given or emitting.graph.is_constant(value):
-            value = emitting.graph.unary("Copy", value)
+        value = graph.value(node)
+        if value in given or graph.is_constant(value):
+            value = graph.unary("Copy", value)
         given.add(value)
-        emitting.graph.output(value)
-    return emitting.graph
+        graph.output(value)
+    return graph
 
 
 def _shape_program(region: DelegateRegion) -> ExportedProgram:

@@ -63,18 +63,16 @@ _NO_VALUE = 0xFFFFFFFF
 _EXTERNAL_INPUT = 1
 _EXTERNAL_OUTPUT = 2
 _BY_NAME = 2**64 - 1
-_ALL_FLAGS_OFF = 0
 _TRANSPOSE_B = 0x1
 """The second factor of a product is transposed in memory."""
 _KEEP_DIMS = 0x40
 _MOST_PARTS = 5
 
 Shape = tuple[int, ...]
-Limits = tuple[float, float]
 
 
 class XnnpackGraph:
-    """A graph under construction; values are numbered in order.
+    """The graph of a region under construction; values are numbered in order.
 
     A tensor without dimensions is one with a single dimension of size 1.
     """
@@ -90,34 +88,26 @@ class XnnpackGraph:
         self._outputs: list[int] = []
         self._constants: list[Any] = [xnnpack_graph_schema.ConstantDataOffset(0, 0)]
         self._constant_values: dict[tuple[Shape, bytes], int] = {}
+        self._bound: dict[fx.Node, int] = {}
         self.stored: dict[str, bytes] = {}
         self.packed: list[tuple[int, int]] = []
         """Rows and columns of constant factors, which products lay out in an order of their own, with a bias."""
+
+    def bind(self, node: fx.Node, value: int) -> None:
+        """Assign a node its value."""
+        self._bound[node] = value
+
+    def value(self, argument: Any) -> int:
+        """Return the value of a node or of a number."""
+        return self._bound[argument] if isinstance(argument, fx.Node) else self.constant(float(argument))
 
     def shape(self, value: int) -> Shape:
         """Return the shape of a value."""
         return self._shapes[value]
 
-    def value(self, shape: Sequence[int], constant: int = 0) -> int:
-        """Add a value of a shape; `constant` is the number of its constant, or 0."""
-        number = len(self._values)
-        dims = [int(size) for size in shape] or [1]
-        tensor = self._schema.XNNTensorValue(
-            datatype=self._schema.XNNDatatype.xnn_datatype_fp32,
-            num_dims=len(dims),
-            dims=dims,
-            constant_buffer_idx=constant,
-            external_id=_NO_VALUE,
-            flags=0,
-            id_out=number,
-        )
-        self._values.append(self._schema.XValue(xvalue_union=tensor))
-        self._shapes.append(tuple(dims))
-        return number
-
     def input(self, shape: Sequence[int]) -> int:
         """Add a value that the caller provides."""
-        self._inputs.append(self.value(shape))
+        self._inputs.append(self._add_value(shape))
         return self._inputs[-1]
 
     def output(self, value: int) -> None:
@@ -135,19 +125,12 @@ class XnnpackGraph:
             number = len(self._constants)
             offset = self._schema.ConstantDataOffset(offset=_BY_NAME, size=len(content), named_key=name)
             self._constants.append(offset)
-            self._constant_values[key] = self.value(shape, number)
+            self._constant_values[key] = self._add_value(shape, number)
         return self._constant_values[key]
 
     def is_constant(self, value: int) -> bool:
         """Return whether a value is a constant."""
         return value in self._constant_values.values()
-
-    def _node(self, node: Any, limits: Limits | None = None) -> None:
-        bounds = None
-        if limits is not None:
-            low, high = (limit if np.isfinite(limit) else str(limit) for limit in limits)
-            bounds = self._schema.OutputMinMax(low, high)
-        self._nodes.append(self._schema.XNode(xnode_union=node, debug_handle=len(self._nodes), output_min_max=bounds))
 
     def unary(
         self,
@@ -159,67 +142,54 @@ class XnnpackGraph:
         limits: tuple[float, float] | None = None,
     ) -> int:
         """Add a node of one input, such as "Exp"."""
-        output = self.value(self._shapes[x] if shape is None else shape)
-        node_class = getattr(self._schema, f"XNN{kind}")
-        self._node(node_class(input_id=x, output_id=output, flags=flags), limits)
-        return output
+        return self._add(kind, self._shapes[x] if shape is None else shape, limits, input_id=x, flags=flags)
 
     def binary(self, kind: str, a: int, b: int) -> int:
         """Add an elementwise node of two inputs, such as "Add"; either may be broadcast."""
-        output = self.value(np.broadcast_shapes(self._shapes[a], self._shapes[b]))
-        node_class = getattr(self._schema, f"XNN{kind}")
-        self._node(node_class(input1_id=a, input2_id=b, output_id=output, flags=_ALL_FLAGS_OFF))
-        return output
+        shape = np.broadcast_shapes(self._shapes[a], self._shapes[b])
+        return self._add(kind, shape, input1_id=a, input2_id=b)
+
+    def scale(self, value: int, factor: float) -> int:
+        """Multiply a value by a number."""
+        return value if factor == 1.0 else self.binary("Multiply", value, self.constant(factor))
 
     def product(self, a: int, b: int, *, transpose_b: bool = False) -> int:
         """Multiply (..., M, K) by (..., K, N), or by (..., N, K) if the second factor is transposed in memory."""
         columns = self._shapes[b][-2 if transpose_b else -1]
-        output = self.value((*self._shapes[a][:-1], columns))
-        flags = _TRANSPOSE_B if transpose_b else _ALL_FLAGS_OFF
-        self._node(self._schema.XNNBatchMatrixMultiply(a, b, output, flags))
         if self.is_constant(b):
             copies, rows = math.prod(self._shapes[b][:-2]), self._shapes[a][-1]
             self.packed.append((copies * (rows + 1), columns))
-        return output
+        flags = _TRANSPOSE_B if transpose_b else 0
+        shape = (*self._shapes[a][:-1], columns)
+        return self._add("BatchMatrixMultiply", shape, input1_id=a, input2_id=b, flags=flags)
 
-    def linear(self, x: int, weight: int, bias: int | None, *, straight: bool) -> int:
-        """Multiply (M, K) by (N, K) transposed, or by (K, N) if `straight`, and add a bias (N,)."""
-        columns = self._shapes[weight][1 if straight else 0]
-        output = self.value((*self._shapes[x][:-1], columns))
-        flags = _TRANSPOSE_B if straight else _ALL_FLAGS_OFF
-        bias_value = _NO_VALUE if bias is None else bias
-        self._node(self._schema.XNNFullyConnected(x, weight, bias_value, output, flags))
-        return output
+    def linear(self, x: int, weight: int, bias: int) -> int:
+        """Multiply (M, K) by (K, N), and add a bias (N,)."""
+        shape = (*self._shapes[x][:-1], self._shapes[weight][1])
+        return self._add("FullyConnected", shape, input1_id=x, filter_id=weight, bias_id=bias, flags=_TRANSPOSE_B)
 
     def reshape(self, x: int, shape: Sequence[int]) -> int:
         """Change the shape; takes no time between two nodes."""
         dims = tuple(shape) or (1,)
         if dims == self._shapes[x]:
             return x
-        output = self.value(dims)
-        self._node(self._schema.XNNStaticReshape(len(dims), list(dims), x, output, _ALL_FLAGS_OFF))
-        return output
+        return self._add("StaticReshape", dims, num_dims=len(dims), new_shape=list(dims), input_id=x)
 
     def transpose(self, x: int, dims: Sequence[int]) -> int:
         """Copy a value with its dimensions in another order."""
-        output = self.value([self._shapes[x][dim] for dim in dims])
-        self._node(self._schema.XNNStaticTranspose(len(dims), list(dims), x, output, _ALL_FLAGS_OFF))
-        return output
+        shape = [self._shapes[x][dim] for dim in dims]
+        return self._add("StaticTranspose", shape, num_dims=len(dims), perm=list(dims), input_id=x)
 
     def slice(self, x: int, offsets: Sequence[int], sizes: Sequence[int]) -> int:
         """Cut out a part."""
-        output = self.value(sizes)
-        node = self._schema.XNNStaticSlice(len(sizes), list(offsets), list(sizes), x, output, _ALL_FLAGS_OFF)
-        self._node(node)
-        return output
+        box: dict[str, Any] = {"num_dims": len(sizes), "offsets": list(offsets), "sizes": list(sizes)}
+        return self._add("StaticSlice", sizes, **box, input_id=x)
 
     def pad(self, x: int, before: Sequence[int], after: Sequence[int], fill: float) -> int:
         """Pad with a constant."""
         sizes = [low + size + high for low, size, high in zip(before, self._shapes[x], after, strict=True)]
-        output = self.value(sizes)
-        node = self._schema.XNNStaticConstantPad(list(before), list(after), fill, x, output, _ALL_FLAGS_OFF)
-        self._node(node)
-        return output
+        padding: dict[str, Any] = {"pre_paddings": list(before), "post_paddings": list(after), "padding_value": fill}
+        return self._add("StaticConstantPad", sizes, **padding, input_id=x)
 
     def concatenate(self, parts: Sequence[int], axis: int) -> int:
         """Concatenate parts; a node takes at most five."""
@@ -230,11 +200,9 @@ class XnnpackGraph:
             return parts[0]
         sizes = list(self._shapes[parts[0]])
         sizes[axis] = sum(self._shapes[part][axis] for part in parts)
-        output = self.value(sizes)
-        a, b, c, d, e = (*parts, *[_NO_VALUE] * (_MOST_PARTS - len(parts)))
-        node_class = getattr(self._schema, f"XNNConcatenate{len(parts)}")
-        self._node(node_class(axis, a, b, c, d, output, _ALL_FLAGS_OFF, e))
-        return output
+        given = [*parts, *[_NO_VALUE] * (_MOST_PARTS - len(parts))]
+        inputs: dict[str, Any] = {f"input{number}_id": part for number, part in enumerate(given, start=1)}
+        return self._add(f"Concatenate{len(parts)}", sizes, axis=axis, **inputs)
 
     def mean_over_middle(self, x_nhwc: int) -> int:
         """Reduce (N, H, W, C) to (N, 1, 1, C)."""
@@ -244,13 +212,54 @@ class XnnpackGraph:
     def maximum_over_rows(self, x_nhwc: int) -> int:
         """Reduce (N, H, 1, C) to (N, 1, 1, C)."""
         samples, height, _, channels = self._shapes[x_nhwc]
-        output = self.value((samples, 1, 1, channels))
-        node = self._schema.XNNMaxPooling2d(
-            padding_top=0, padding_right=0, padding_bottom=0, padding_left=0, pooling_height=height, pooling_width=1,
-            stride_height=height, stride_width=1, dilation_height=1, dilation_width=1, input_id=x_nhwc,
-            output_id=output, flags=_ALL_FLAGS_OFF,
+        return self._add(
+            "MaxPooling2d", (samples, 1, 1, channels), input_id=x_nhwc, padding_top=0, padding_right=0,
+            padding_bottom=0, padding_left=0, pooling_height=height, pooling_width=1, stride_height=height,
+            stride_width=1, dilation_height=1, dilation_width=1,
         )  # fmt: skip
-        self._node(node)
+
+    def _add_value(self, shape: Sequence[int], constant: int = 0) -> int:
+        """Add a value of a shape; `constant` is the number of its constant, or 0."""
+        number = len(self._values)
+        dims = [int(size) for size in shape] or [1]
+        tensor = self._schema.XNNTensorValue(
+            datatype=self._schema.XNNDatatype.xnn_datatype_fp32,
+            num_dims=len(dims),
+            dims=dims,
+            constant_buffer_idx=constant,
+            external_id=_NO_VALUE,
+            flags=0,
+            id_out=number,
+        )
+        self._values.append(self._schema.XValue(xvalue_union=tensor))
+        self._shapes.append(tuple(dims))
+        return number
+
+    def _add(
+        self,
+        kind: str,
+        shape: Sequence[int],
+        limits: tuple[float, float] | None = None,
+        *,
+        flags: int = 0,
+        **fields: Any,
+    ) -> int:
+        """Add a node with one output of a shape, and return its value.
+
+        Args:
+            kind: of node, such as "Exp".
+            shape: of the output.
+            limits: bounds to which the output is clamped.
+            flags: of the node.
+            **fields: further fields of the node.
+        """
+        output = self._add_value(shape)
+        node = getattr(self._schema, f"XNN{kind}")(output_id=output, flags=flags, **fields)
+        bounds = None
+        if limits is not None:
+            low, high = (limit if np.isfinite(limit) else str(limit) for limit in limits)
+            bounds = self._schema.OutputMinMax(low, high)
+        self._nodes.append(self._schema.XNode(xnode_union=node, debug_handle=len(self._nodes), output_min_max=bounds))
         return output
 
     def calls(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
@@ -295,26 +304,4 @@ def is_floating(node: fx.Node) -> bool:
     return value.dtype == torch.float32 and value.dim() <= _MOST_DIMS and value.numel() > 0
 
 
-class XnnpackEmitter:
-    """A region's graph under construction."""
-
-    def __init__(self) -> None:
-        self.graph = XnnpackGraph()
-        self._values: dict[fx.Node, int] = {}
-
-    def bind(self, node: fx.Node, value: int) -> None:
-        """Assign a node its value."""
-        self._values[node] = value
-
-    def value(self, argument: Any) -> int:
-        """Return the value of a node or of a number."""
-        if isinstance(argument, fx.Node):
-            return self._values[argument]
-        return self.graph.constant(float(argument))
-
-    def scale(self, value: int, factor: float) -> int:
-        """Multiply a value by a number."""
-        return value if factor == 1.0 else self.graph.binary("Multiply", value, self.graph.constant(factor))
-
-
-Rule = Callable[[XnnpackEmitter, fx.Node], int]
+Rule = Callable[[XnnpackGraph, fx.Node], int]

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from subfleet.export.nodes import argument, shape_of
-from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, is_floating
+from subfleet.export.targets.xnnpack.graph import Rule, XnnpackGraph, is_floating
 from subfleet.export.targets.xnnpack.reductions import REDUCTIONS
 
 aten = torch.ops.aten
@@ -29,133 +29,132 @@ def part(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch
     return x[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
 
 
-def _unary(kind: str, emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.unary(kind, emitting.value(argument(node, 0)))
+def _unary(kind: str, graph: XnnpackGraph, node: fx.Node) -> int:
+    return graph.unary(kind, graph.value(argument(node, 0)))
 
 
-def _binary(kind: str, emitting: XnnpackEmitter, node: fx.Node) -> int:
-    second = emitting.value(argument(node, 1))
+def _binary(kind: str, graph: XnnpackGraph, node: fx.Node) -> int:
+    second = graph.value(argument(node, 1))
     alpha: Any = argument(node, 2, "alpha", 1)
-    return emitting.graph.binary(kind, emitting.value(argument(node, 0)), emitting.scale(second, float(alpha)))
+    return graph.binary(kind, graph.value(argument(node, 0)), graph.scale(second, float(alpha)))
 
 
-def _divide(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _divide(graph: XnnpackGraph, node: fx.Node) -> int:
     first, second = argument(node, 0), argument(node, 1)
     if isinstance(second, fx.Node):
-        return emitting.graph.binary("Div", emitting.value(first), emitting.value(second))
-    return emitting.scale(emitting.value(first), 1.0 / float(second))
+        return graph.binary("Div", graph.value(first), graph.value(second))
+    return graph.scale(graph.value(first), 1.0 / float(second))
 
 
-def _clamp(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _clamp(graph: XnnpackGraph, node: fx.Node) -> int:
     low: Any = argument(node, 1, "min")
     high: Any = argument(node, 2, "max")
     limits = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
-    return emitting.graph.unary("Clamp", emitting.value(argument(node, 0)), limits=limits)
+    return graph.unary("Clamp", graph.value(argument(node, 0)), limits=limits)
 
 
-def _relu(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.unary("Clamp", emitting.value(argument(node, 0)), limits=(0.0, math.inf))
+def _relu(graph: XnnpackGraph, node: fx.Node) -> int:
+    return graph.unary("Clamp", graph.value(argument(node, 0)), limits=(0.0, math.inf))
 
 
 HUGE = 1e38
 """Multiplied by this, everything except 0 exceeds 1; numbers below 1e-38 are not normal."""
 
 
-def _sign(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.unary("Clamp", emitting.scale(emitting.value(argument(node, 0)), HUGE), limits=(-1.0, 1.0))
+def _sign(graph: XnnpackGraph, node: fx.Node) -> int:
+    return graph.unary("Clamp", graph.scale(graph.value(argument(node, 0)), HUGE), limits=(-1.0, 1.0))
 
 
-def _silu(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    x = emitting.value(argument(node, 0))
-    return emitting.graph.binary("Multiply", x, emitting.graph.unary("Sigmoid", x))
+def _silu(graph: XnnpackGraph, node: fx.Node) -> int:
+    x = graph.value(argument(node, 0))
+    return graph.binary("Multiply", x, graph.unary("Sigmoid", x))
 
 
-def _subtract_from(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _subtract_from(graph: XnnpackGraph, node: fx.Node) -> int:
     alpha: Any = argument(node, 2, "alpha", 1)
-    subtracted = emitting.scale(emitting.value(argument(node, 0)), float(alpha))
-    return emitting.graph.binary("Subtract", emitting.value(argument(node, 1)), subtracted)
+    subtracted = graph.scale(graph.value(argument(node, 0)), float(alpha))
+    return graph.binary("Subtract", graph.value(argument(node, 1)), subtracted)
 
 
-def _reciprocal(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.binary("Div", emitting.graph.constant(1.0), emitting.value(argument(node, 0)))
+def _reciprocal(graph: XnnpackGraph, node: fx.Node) -> int:
+    return graph.binary("Div", graph.constant(1.0), graph.value(argument(node, 0)))
 
 
-def _power(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    x = emitting.value(argument(node, 0))
-    squared = emitting.graph.unary("Square", x)
-    return squared if argument(node, 1) == 2 else emitting.graph.binary("Multiply", squared, x)
+def _power(graph: XnnpackGraph, node: fx.Node) -> int:
+    x = graph.value(argument(node, 0))
+    squared = graph.unary("Square", x)
+    return squared if argument(node, 1) == 2 else graph.binary("Multiply", squared, x)
 
 
-def _erf(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _erf(graph: XnnpackGraph, node: fx.Node) -> int:
     """Compute erf from the GELU, x times the normal distribution function: twice that function, minus one."""
-    graph = emitting.graph
     # So small that it only changes 0, which cannot be a divisor.
-    x = graph.binary("Add", emitting.scale(emitting.value(argument(node, 0)), math.sqrt(2)), graph.constant(1e-30))
+    x = graph.binary("Add", graph.scale(graph.value(argument(node, 0)), math.sqrt(2)), graph.constant(1e-30))
     distribution = graph.binary("Div", graph.unary("Gelu", x), x)
-    return graph.binary("Subtract", emitting.scale(distribution, 2.0), graph.constant(1.0))
+    return graph.binary("Subtract", graph.scale(distribution, 2.0), graph.constant(1.0))
 
 
-def _product(emitting: XnnpackEmitter, node: fx.Node, *, transpose_b: bool = False) -> int:
-    a, b = emitting.value(argument(node, 0)), emitting.value(argument(node, 1))
-    return emitting.graph.product(a, b, transpose_b=transpose_b)
+def _product(graph: XnnpackGraph, node: fx.Node, *, transpose_b: bool = False) -> int:
+    a, b = graph.value(argument(node, 0)), graph.value(argument(node, 1))
+    return graph.product(a, b, transpose_b=transpose_b)
 
 
-def _linear(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    bias, x, weight = (emitting.value(argument) for argument in node.args[:3])
-    return emitting.graph.linear(x, weight, bias, straight=True)
+def _linear(graph: XnnpackGraph, node: fx.Node) -> int:
+    bias, x, weight = (graph.value(argument) for argument in node.args[:3])
+    return graph.linear(x, weight, bias)
 
 
-def _reshape(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.reshape(emitting.value(argument(node, 0)), shape_of(node))
+def _reshape(graph: XnnpackGraph, node: fx.Node) -> int:
+    return graph.reshape(graph.value(argument(node, 0)), shape_of(node))
 
 
-def _permute(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _permute(graph: XnnpackGraph, node: fx.Node) -> int:
     dims: Any = argument(node, 1)
-    return emitting.graph.transpose(emitting.value(argument(node, 0)), [dim % len(dims) for dim in dims])
+    return graph.transpose(graph.value(argument(node, 0)), [dim % len(dims) for dim in dims])
 
 
-def _expand(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _expand(graph: XnnpackGraph, node: fx.Node) -> int:
     source: Any = argument(node, 0)
     wide = shape_of(node)
     own = (*[1] * (len(wide) - len(shape_of(source))), *shape_of(source))
     repeated = [size if held == 1 else 1 for size, held in zip(wide, own, strict=True)]
-    value = emitting.graph.reshape(emitting.value(source), own)
-    return emitting.graph.binary("Multiply", value, emitting.graph.constant(1.0, repeated))
+    value = graph.reshape(graph.value(source), own)
+    return graph.binary("Multiply", value, graph.constant(1.0, repeated))
 
 
-def _part(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _part(graph: XnnpackGraph, node: fx.Node) -> int:
     offsets, sizes = argument(node, 1), argument(node, 2)
-    return emitting.graph.slice(emitting.value(argument(node, 0)), offsets, sizes)
+    return graph.slice(graph.value(argument(node, 0)), offsets, sizes)
 
 
-def _concatenate(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _concatenate(graph: XnnpackGraph, node: fx.Node) -> int:
     parts: Any = argument(node, 0)
     axis: Any = argument(node, 1, "dim", 0)
-    return emitting.graph.concatenate([emitting.value(part) for part in parts], axis % len(shape_of(node)))
+    return graph.concatenate([graph.value(part) for part in parts], axis % len(shape_of(node)))
 
 
-def _pad(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _pad(graph: XnnpackGraph, node: fx.Node) -> int:
     source: Any = argument(node, 0)
     flat: Any = argument(node, 1)
     sizes = shape_of(source)
     before, after = [0] * len(sizes), [0] * len(sizes)
     for index in range(len(flat) // 2):
         before[-1 - index], after[-1 - index] = flat[2 * index], flat[2 * index + 1]
-    value = emitting.value(source)
+    value = graph.value(source)
     if min(*before, *after) < 0:
         offsets = [max(-low, 0) for low in before]
         sizes_kept = [size + min(low, 0) + min(high, 0) for low, size, high in zip(before, sizes, after, strict=True)]
-        value = emitting.graph.slice(value, offsets, sizes_kept)
+        value = graph.slice(value, offsets, sizes_kept)
     fill: Any = argument(node, 2, "value", 0.0)
     low, high = [max(size, 0) for size in before], [max(size, 0) for size in after]
-    return emitting.graph.pad(value, low, high, float(fill)) if any((*low, *high)) else value
+    return graph.pad(value, low, high, float(fill)) if any((*low, *high)) else value
 
 
-def _fill(emitting: XnnpackEmitter, node: fx.Node) -> int:
+def _fill(graph: XnnpackGraph, node: fx.Node) -> int:
     number: Any = argument(node, 1) if node.target is aten.full.default else 0.0
     if node.target is aten.scalar_tensor.default:
         number = argument(node, 0)
-    return emitting.graph.constant(float(number), shape_of(node) or (1,))
+    return graph.constant(float(number), shape_of(node) or (1,))
 
 
 def _is_small(node: fx.Node) -> bool:
@@ -180,8 +179,8 @@ def _is_plain_addmm(node: fx.Node) -> bool:
     return not node.kwargs and len(node.args) == 3 and len(shape_of(bias)) == 1
 
 
-def _same(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.value(argument(node, 0))
+def _same(graph: XnnpackGraph, node: fx.Node) -> int:
+    return graph.value(argument(node, 0))
 
 
 OPERATORS: Mapping[Any, Rule] = MappingProxyType(

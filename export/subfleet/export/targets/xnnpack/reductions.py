@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from subfleet.export.nodes import argument, shape_of
-from subfleet.export.targets.xnnpack.graph import Rule, XnnpackEmitter, XnnpackGraph
+from subfleet.export.targets.xnnpack.graph import Rule, XnnpackGraph
 
 aten = torch.ops.aten
 
@@ -82,12 +82,11 @@ def _runs(shape: Sequence[int], dims: Sequence[int]) -> list[tuple[bool, int]]:
     return runs
 
 
-def _reduce(emitting: XnnpackEmitter, node: fx.Node, *, mean: bool) -> int:
-    graph = emitting.graph
+def _reduce(graph: XnnpackGraph, node: fx.Node, *, mean: bool) -> int:
     x: Any = argument(node, 0)
     shape = shape_of(x)
     dims = [dim % len(shape) for dim in argument(node, 1)] if shape else []
-    value = emitting.value(x)
+    value = graph.value(x)
     factor = 1.0
     runs = _runs(shape, dims)
     # From the last run to the first: rows first, so that the rest is small.
@@ -105,34 +104,32 @@ def _reduce(emitting: XnnpackEmitter, node: fx.Node, *, mean: bool) -> int:
         runs = _runs(
             [size for _, size in remaining], [index for index, (reduced, _) in enumerate(remaining) if reduced]
         )
-    return graph.reshape(emitting.scale(value, factor), shape_of(node))
+    return graph.reshape(graph.scale(value, factor), shape_of(node))
 
 
-def _maximum(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    graph = emitting.graph
+def _maximum(graph: XnnpackGraph, node: fx.Node) -> int:
     x: Any = argument(node, 0)
     shape = shape_of(x)
     dim = argument(node, 1)[0] % len(shape)
     outer, length, inner = math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
     if inner == 1:
-        maxima = _row_maxima(graph, graph.reshape(emitting.value(x), (outer, length)))
+        maxima = _row_maxima(graph, graph.reshape(graph.value(x), (outer, length)))
     else:
-        maxima = graph.maximum_over_rows(graph.reshape(emitting.value(x), (outer, length, 1, inner)))
+        maxima = graph.maximum_over_rows(graph.reshape(graph.value(x), (outer, length, 1, inner)))
     return graph.reshape(maxima, shape_of(node))
 
 
-def _log_softmax(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    graph = emitting.graph
+def _log_softmax(graph: XnnpackGraph, node: fx.Node) -> int:
     x: Any = argument(node, 0)
     shape = shape_of(x)
-    rows = graph.reshape(emitting.value(x), (math.prod(shape[:-1]), shape[-1]))
+    rows = graph.reshape(graph.value(x), (math.prod(shape[:-1]), shape[-1]))
     shifted = graph.binary("Subtract", rows, _row_maxima(graph, rows))
     logs = graph.unary("Log", _row_sums(graph, graph.unary("Exp", shifted)))
     return graph.reshape(graph.binary("Subtract", shifted, logs), shape)
 
 
-def _softmax(emitting: XnnpackEmitter, node: fx.Node) -> int:
-    return emitting.graph.unary("Softmax", emitting.value(argument(node, 0)))
+def _softmax(graph: XnnpackGraph, node: fx.Node) -> int:
+    return graph.unary("Softmax", graph.value(argument(node, 0)))
 
 
 REDUCTIONS: Mapping[Any, Rule] = MappingProxyType(
