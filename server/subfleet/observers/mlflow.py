@@ -10,7 +10,7 @@ from typing import Any
 from subfleet.journal.records import RunObserver
 from subfleet.observers.figures import FigureObserver, flatten_parameters
 from subfleet.protocol.errors import MissingExtraError
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 from subfleet.settings.run import Run
 
 DATABASE = "mlflow.db"
@@ -25,7 +25,7 @@ def mlflow(run: Run, folder: Path) -> Iterator[RunObserver]:
         MissingExtraError: MLflow is not installed.
     """
     try:
-        package = imported("mlflow")
+        package = import_silently("mlflow")
     except ImportError as error:
         raise MissingExtraError("mlflow", "mlflow") from error
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder.parent / DATABASE).resolve()}"

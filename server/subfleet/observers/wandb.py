@@ -8,7 +8,7 @@ from pathlib import Path
 from subfleet.journal.records import RunObserver
 from subfleet.observers.figures import FigureObserver, flatten_parameters
 from subfleet.protocol.errors import MissingExtraError
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 from subfleet.settings.run import Run
 
 
@@ -20,7 +20,7 @@ def wandb(run: Run, folder: Path) -> Iterator[RunObserver]:
         MissingExtraError: wandb is not installed.
     """
     try:
-        package = imported("wandb")
+        package = import_silently("wandb")
     except ImportError as error:
         raise MissingExtraError("wandb", "wandb") from error
     tracked = package.init(
