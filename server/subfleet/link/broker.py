@@ -6,7 +6,6 @@ process: `python -m subfleet.link.broker --port N`.
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -17,8 +16,8 @@ import tempfile
 import threading
 import time
 from collections import UserDict
-from collections.abc import Callable, ItemsView, Iterator, Sequence
-from typing import IO
+from collections.abc import ItemsView, Iterator, Sequence
+from contextlib import ExitStack, suppress
 
 from subfleet.protocol.errors import PortError, TransportError
 from subfleet.protocol.exit_codes import ExitCode
@@ -60,7 +59,7 @@ class EmbeddedBroker:
         self._fixed = port != 0
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
-        self._stderr: IO[bytes] | None = None
+        self._resources = ExitStack()  # of the process
 
     @property
     def url(self) -> str:
@@ -81,15 +80,13 @@ class EmbeddedBroker:
         """
         if self._process is not None and self._process.poll() is None:
             return
+        self.stop()  # closes the pipe to a broker that has crashed
         for attempt in range(_START_ATTEMPTS):
-            if not self._fixed:
-                self._port = _find_free_port()
-            _check_free(self._port)
-            self._launch()
-            if self._wait_until_it_accepts():
+            self._port = _find_port(self._port if self._fixed else 0)
+            reason = self._launch()
+            if not reason:
                 self._fixed = True  # a broker that is started again keeps its address
                 return
-            reason = self._last_words()
             self.stop()
             # Another process may take a free port before the broker listens on it.
             if self._fixed or attempt == _START_ATTEMPTS - 1 or "in use" not in reason:
@@ -97,11 +94,8 @@ class EmbeddedBroker:
 
     def stop(self) -> None:
         """Stop it; nothing happens while it does not run."""
-        self._end(subprocess.Popen.terminate)
-
-    def kill(self) -> None:
-        """Kill it, as in a crash."""
-        self._end(subprocess.Popen.kill)
+        self._process = None
+        self._resources.close()
 
     def __enter__(self) -> "EmbeddedBroker":
         self.start()
@@ -110,57 +104,41 @@ class EmbeddedBroker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _end(self, signal_it: Callable[[subprocess.Popen[bytes]], None]) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            signal_it(process)
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-        if self._stderr is not None:
-            self._stderr.close()
-            self._stderr = None
-
-    def _launch(self) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process; stop closes it)
+    def _launch(self) -> str:
+        """Start a process and wait until it accepts connections; returns why it does not, or an empty text."""
+        stderr = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (it lives as long as the process)
         # The pipe closes when this process ends in any way, which ends the broker. Its own session keeps Ctrl-C from
         # it, so that clients can say goodbye over it first.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._stderr,
-            start_new_session=True,
+        self._process = process = self._resources.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
         )
-
-    def _wait_until_it_accepts(self) -> bool:
+        self._resources.callback(_end, process)
         deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while self._process is not None and self._process.poll() is None and time.monotonic() < deadline_s:
-            with contextlib.suppress(OSError), socket.create_connection((_HOST, self._port), timeout=1):
-                return True
+        while process.poll() is None and time.monotonic() < deadline_s:
+            with suppress(OSError), socket.create_connection((_HOST, self._port), timeout=1):
+                return ""
             time.sleep(0.05)
-        return False
-
-    def _last_words(self) -> str:
-        if self._stderr is None:
-            return "it said nothing"
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        stderr.seek(0)
+        lines = stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"it did not accept connections within {_START_TIMEOUT_S:g} seconds"
 
 
-def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
-def _check_free(port: int) -> None:
+def _find_port(port: int) -> int:
+    """The port, if it is free; any free one for 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -168,6 +146,7 @@ def _check_free(port: int) -> None:
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "it must be 0 to 65535"
             raise PortError(f"port {port} on {_HOST} cannot be used ({why}); choose another, or 0 for any") from error
+        return int(probe.getsockname()[1])
 
 
 async def _serve_amqtt(port: int) -> None:
@@ -179,11 +158,14 @@ async def _serve_amqtt(port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
-    def end() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
+    def watch_parent() -> None:
+        # The bare descriptor: a buffered reader that still reads holds a lock that the interpreter needs to exit.
+        while os.read(0, 1024):
+            pass
+        with suppress(RuntimeError):  # the loop has ended already
             loop.call_soon_threadsafe(ended.set)
 
-    _when_parent_ends(end)
+    threading.Thread(target=watch_parent, daemon=True, name="parent").start()
     listeners = {"default": {"type": "tcp", "bind": f"{_HOST}:{port}"}}
     broker = Broker({"listeners": listeners, "plugins": _AMQTT_PLUGINS})
     broker._subscriptions = _Subscriptions()  # noqa: SLF001 (amqtt has no other place to mend this)
@@ -199,27 +181,13 @@ async def _serve_amqtt(port: int) -> None:
     broker.stream_connected = serve_and_close
     await broker.start()
     await ended.wait()
-    with contextlib.suppress(asyncio.TimeoutError):
+    with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(broker.shutdown(), _STOP_TIMEOUT_S / 2)
-
-
-def _when_parent_ends(act: Callable[[], None]) -> None:
-    def watch() -> None:
-        # The bare descriptor: a buffered reader that still reads holds a lock that the interpreter needs to exit.
-        while os.read(0, 1024):
-            pass
-        act()
-
-    threading.Thread(target=watch, daemon=True, name="parent").start()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a broker in this process until its parent ends or it is told to stop."""
-    parser = argparse.ArgumentParser(
-        prog="python -m subfleet.link.broker",
-        description="Runs an MQTT broker on loopback until its standard input closes.",
-        epilog="example: python -m subfleet.link.broker --port 1883",
-    )
+    parser = argparse.ArgumentParser(description="Runs an MQTT broker on loopback until its standard input closes.")
     parser.add_argument("--port", type=int, required=True, help="TCP port on 127.0.0.1")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.CRITICAL)
