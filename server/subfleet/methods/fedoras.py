@@ -275,7 +275,7 @@ def _fits_memory(context: AssignmentContext, architecture: Architecture, chain: 
     if chain is None:
         peak_bytes = context.estimate(architecture).training_memory_bytes.get(context.target, 0)
     else:
-        peak_bytes = chain.room(chain.kept(dict(architecture.choices))).least_peak_bytes
+        peak_bytes = chain.plan_memory(chain.restrict(dict(architecture.choices))).least_peak_bytes
     return peak_bytes <= context.budget.memory_bytes
 
 
