@@ -123,10 +123,7 @@ def _rows(asked: argparse.Namespace) -> Iterator[Row]:
 
 def _row(asked: argparse.Namespace, name: str) -> Row:
     rounds, seeds = asked.rounds or 18, range(1, asked.seeds + 1)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ExportPool(CacheFolder(path=Path(folder)), workers=1, timeout_s=300.0, ahead=False) as exports,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ExportPool(CacheFolder(path=Path(folder)), workers=1) as exports:
         found = [
             [
                 played(

@@ -174,10 +174,7 @@ def main(arguments: Sequence[str]) -> int:
     games, seeds, rounds = (asked.games[:1], 1, 1) if asked.smoke else (asked.games, asked.seeds, asked.rounds)
     print(f"| game | {' | '.join(asked.outliers)} | what was done |")
     print(f"| --- | {'---: | ' * len(asked.outliers)}--- |")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ExportPool(CacheFolder(path=Path(folder)), workers=1, timeout_s=300.0, ahead=False) as exports,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ExportPool(CacheFolder(path=Path(folder)), workers=1) as exports:
         for name in games:
             cells, done = [], ""
             for way in asked.outliers:

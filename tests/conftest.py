@@ -52,5 +52,5 @@ def exports(cache: "CacheFolder") -> "Iterator[ExportPool]":
     """The exporter of emulated fleets, with the programs that all tests share."""
     from subfleet.export.pool import ExportPool
 
-    with ExportPool(cache, workers=1, timeout_s=300.0, ahead=False) as opened:
+    with ExportPool(cache, workers=1, timeout_s=300.0) as opened:
         yield opened

@@ -103,7 +103,7 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
             f"method.search={search}",
         ),
     )
-    with ExportPool(cache, workers=1, timeout_s=300.0, ahead=False) as exports:
+    with ExportPool(cache, workers=1) as exports:
         run_in_batch(run, tmp_path / "run", Unobserved(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     first, *found = summary["networks"]

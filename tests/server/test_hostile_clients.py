@@ -26,7 +26,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
-from subfleet.serving import duties
+from subfleet.serving import session
 from subfleet.settings.sections import Deadlines
 from subfleet.transport.base import Delivery, Transport
 from subfleet.transport.partial_blob import count_partial_bytes
@@ -108,7 +108,7 @@ def update_for(task: Task, blob: BlobRef) -> Update:
 @pytest.mark.slow
 def test_an_id_that_no_ack_could_carry_is_dropped(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
-    _say(_eve(world), _telemetry(world.server.run_id), message_id="\u00e9" * 120_000)
+    _say(_eve(world), _telemetry(world.server.context.run_id), message_id="\u00e9" * 120_000)
     world.run()
     assert set(_statuses(world).values()) == {"aggregated"}
 
@@ -325,7 +325,7 @@ def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
             raise failures.pop()
         return choose_networks(context, state)
 
-    monkeypatch.setattr(duties, "choose_networks", found)
+    monkeypatch.setattr(session, "choose_networks", found)
     world = World(tmp_path, config(rounds=1, deploy_targets=(), method=FedTrans()), fleet())
     world.run()
     assert not failures

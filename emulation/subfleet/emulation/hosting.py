@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,15 +33,14 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
     """
     from subfleet.export.pool import ExportPool
 
-    with ExitStack() as stack:
+    batch = kind == "batch"
+    with ExportPool(cache, workers=1 if batch else 2) as exports:  # its worker loads PyTorch while this process does
         host: Host
-        if kind == "batch":
+        if batch:
             from subfleet.emulation.batch.host import run_in_batch
 
-            exports = ExportPool(cache, workers=1, timeout_s=300.0, ahead=False)
-            host = partial(run_in_batch, exports=stack.enter_context(exports))
+            host = partial(run_in_batch, exports=exports)
         else:
-            exports = stack.enter_context(ExportPool(cache))  # it loads PyTorch while this process does
             from subfleet.emulation.processes import run_processes
 
             host = partial(run_processes, exports=exports, broker=broker)

@@ -192,20 +192,19 @@ class _Worker:
 class ExportPool:
     """Worker processes that export, and the cache of their results.
 
-    The first worker starts at once, unless told otherwise, and imports its tools. Others start when jobs wait for
-    longer than a start takes, because there are many or because a worker is slow or hangs. Results are cached by
-    content id, so a request is exported only once; simultaneous identical requests share one future. Close the pool, or
-    use it as a context manager.
+    If the cache is empty, the first worker starts at once and imports its tools; otherwise it starts with the first
+    request that the cache cannot answer. Others start when jobs wait for longer than a start takes, because there are
+    many or because a worker is slow or hangs. Results are cached by content id, so a request is exported only once;
+    simultaneous identical requests share one future. Close the pool, or use it as a context manager.
     """
 
-    def __init__(self, cache: CacheFolder, *, workers: int = 2, timeout_s: float = 120.0, ahead: bool = True) -> None:
-        """Start the first worker.
+    def __init__(self, cache: CacheFolder, *, workers: int = 2, timeout_s: float = 120.0) -> None:
+        """Open the cache; start the first worker if the cache is empty.
 
         Args:
             cache: the cache folder; if it exceeds its limit, the least recently used results are removed.
             workers: the largest number of processes, 1 or more.
             timeout_s: the time limit of one export, above 0.
-            ahead: start the first worker at once; otherwise with the first request that the cache cannot answer.
 
         Raises:
             FileError: the folder cannot be created.
@@ -216,7 +215,6 @@ class ExportPool:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._closed = False
-        self._ahead = ahead
         self._pending: dict[str, Future[Path]] = {}
         self._jobs = _WaitingJobs()
         self._workers = tuple(_Worker(cache.path / f"worker-{number}.log") for number in range(workers))
@@ -289,7 +287,7 @@ class ExportPool:
             thread.join()
 
     def _serve(self, worker: _Worker, number: int) -> None:
-        if number == 0 and self._ahead:
+        if number == 0 and self._cache.is_empty():
             with contextlib.suppress(ExportError, OSError):  # the first job will report the same error
                 worker.start()
         while (item := self._jobs.take(after_s=0.0 if worker.process_id else number * START_S)) is not None:
