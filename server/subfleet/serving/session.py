@@ -53,9 +53,10 @@ from subfleet.rounds.signals import (
 )
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
+from subfleet.serving.attendance import Attendance
 from subfleet.serving.duties import build_duties
 from subfleet.serving.loading import build_result, load_model
-from subfleet.serving.narration import Attendance, Pace, describe_step
+from subfleet.serving.narration import Pace, describe_step
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset
