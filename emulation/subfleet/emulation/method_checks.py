@@ -119,7 +119,7 @@ def _gather(context: RunContext) -> GatheredRun:
     Clients have different runtimes of the method. If each size has norms of its own, the third client's link fits the
     largest one, because the norms of the whole model would never be trained otherwise.
     """
-    space = context.candidates
+    space = context.first.candidates
     banked = context.roles.aggregator.sharing_groups is not share_everything and not context.roles.aggregator.personal
     indices = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole, runtimes = load_digits(), context.config.targets
