@@ -53,7 +53,7 @@ def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
 
 def test_what_no_server_would_keep_is_one_sentence() -> None:
     profile = replace(load_profile("raspberry_pi_4"), operators=("Conv",) * 1025)
-    with pytest.raises(ConfigError, match="cannot be announced: operators has 1025 items, but may have 1024 at most"):
+    with pytest.raises(ConfigError, match="cannot be announced: operators has 1025 items, but must have at most 1024"):
         describe_device("pi", profile, "onnx", SUMMARY, METER)
 
 

@@ -73,7 +73,7 @@ def test_all_keys_and_types_that_are_wrong_are_told_at_once() -> None:
         "thread is an unknown key; did you mean 'threads'?",
         "cores is 'four', but must be a whole number",
         "memory_limit is 300, but must be text",
-        "title is missing, but must be there",
+        "title is missing",
     ]
 
 

@@ -1,5 +1,6 @@
 """What programs do in the process of their own, they do to that process alone: the agent says what came of it."""
 
+import ctypes
 import json
 import os
 import signal
@@ -31,7 +32,7 @@ LIMIT_BYTES = 50_000_000
 
 # A trainer that does what its program says.
 TRAINER = """
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys, threading, time
 from subfleet.protocol.errors import DataError, MemoryLimitError
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, TrainResult
@@ -45,6 +46,17 @@ def hold(gigabytes):
     for _ in range(int(30 * gigabytes)):
         taken.append(bytearray(2**30 // 30))
     return taken
+
+def count_heaps(path):
+    libc, at_once = ctypes.CDLL(None), threading.Barrier(5)
+    libc.fopen.restype = ctypes.c_void_p
+    for _ in range(4):
+        threading.Thread(target=lambda: (libc.malloc(1000), at_once.wait())).start()
+    at_once.wait()
+    file = ctypes.c_void_p(libc.fopen(os.fsencode(path), b"w"))
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    return path.read_text().count("<heap nr=")
 
 class Trainer:
     target, suffix, providers = "fake", ".fake", ("cpu",)
@@ -64,6 +76,8 @@ class Trainer:
             hold(3)
         elif word == "little":
             return result(measured_peak_bytes=len(hold(0.02)))
+        elif word == "count heaps":
+            return result(measured_peak_bytes=count_heaps(job.output_path.with_name("heaps")))
         elif word == "hang":
             ctypes.PyDLL(None).sleep(600)  # which holds the interpreter
         elif word == "wait":
@@ -141,6 +155,13 @@ def done(worker: WorkerProcess, task: Task, limit_bytes: int = LIMIT_BYTES) -> O
     assert worker.outcome() is None
     assert outcome.task_id == task.task_id
     return outcome
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="only glibc has several heaps")
+def test_all_threads_of_the_process_use_one_heap(worker: WorkerProcess, place: Workplace) -> None:
+    outcome = done(worker, task_of(place, "count heaps"))
+    assert isinstance(outcome, TrainingOutput)
+    assert outcome.result.measured_peak_bytes == 1
 
 
 def goes_on(worker: WorkerProcess, place: Workplace) -> None:

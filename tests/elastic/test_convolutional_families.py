@@ -181,7 +181,7 @@ def test_a_grouped_convolution_keeps_whole_groups() -> None:
         (RESNET, {"kernels": (3, 4)}, "must be odd"),
         (RESNET, {"strides": (8, 8), "group_size": 1}, "group_size is 1"),
         (RESNET, {"block": "bottleneck"}, "multiple of group_size 4"),
-        (V2, {"last_widths": (4, 4)}, "last_widths has 2 items, but may have 1 at most"),
+        (V2, {"last_widths": (4, 4)}, "last_widths has 2 items, but must have at most 1"),
         (V3, {"input_shape": (4,)}, "channels, height, width"),
         (CONVOLUTIONAL["vgg"], {"input_shape": (1, 3, 3)}, "larger input"),
     ],

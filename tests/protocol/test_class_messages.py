@@ -76,8 +76,8 @@ def test_the_bytes_of_class_names_are_fixed() -> None:
         ({"class_counts": [1, 2], "class_names": ["a", "a"]}, "has 'a' twice"),
         ({"class_counts": [1], "class_names": ["\u001b[2J"]}, "printable"),
         ({"class_counts": [1], "class_names": ["a" * 65]}, "1 to 64"),
-        ({"other_input_shapes": [[1]] * 9}, "other_input_shapes has 9 items, but may have 8 at most"),
-        ({"other_input_shapes": [[1] * 17]}, r"other_input_shapes\[0\] has 17 items, but may have 16 at most"),
+        ({"other_input_shapes": [[1]] * 9}, "other_input_shapes has 9 items, but must have at most 8"),
+        ({"other_input_shapes": [[1] * 17]}, r"other_input_shapes\[0\] has 17 items, but must have at most 16"),
     ],
 )
 def test_what_is_wrong_with_the_classes_of_a_profile_is_said(changes: dict[str, object], words: str) -> None:

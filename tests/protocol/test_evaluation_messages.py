@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from agent.agent_cases import EVALUATION, profile
 
+from subfleet.protocol.answers import sum_totals
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.evaluating import MAX_LABELS, EvaluationSettings, sum_totals
+from subfleet.protocol.evaluating import MAX_LABELS, EvaluationSettings
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES, MAX_LOSS
 from subfleet.protocol.messages import MAX_CONTROL_BYTES, MAX_SAMPLES, Evaluated, decode, encode
 from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS, MAX_SCORED_OUTPUTS, SCORE_BINS, MetricSums, Totals
@@ -60,12 +61,12 @@ CLAIMS = [
     ({"label_count": MAX_LABELS + 1}, "label_count is"),
     ({"measured_peak_bytes": -1}, "measured_peak_bytes is -1"),
     ({"class_counts": [1, 4], "class_correct": [0, 2]}, "class_counts add up to 5, but label_count is 4"),
-    ({"class_counts": [4]}, "there are 1 class_counts and 2 class_correct"),
-    ({"class_correct": []}, "there are 2 class_counts and 0 class_correct"),
-    ({"class_correct": [2, 3]}, "each of class_correct must be 0 up to that of class_counts"),
-    ({"class_correct": [-1, 3]}, "each of class_correct must be 0 up to that of class_counts"),
-    ({"class_counts": [-1, 5], "class_correct": [-1, 3]}, "each of class_correct"),
-    ({"class_counts": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_counts has 4097 items, but may have 4096"),
+    ({"class_counts": [4]}, "there are 1 class_counts, but 2 class_correct"),
+    ({"class_correct": []}, "there are 2 class_counts, but 0 class_correct"),
+    ({"class_correct": [2, 3]}, "each class_correct must be from 0 to its class_counts"),
+    ({"class_correct": [-1, 3]}, "each class_correct must be from 0 to its class_counts"),
+    ({"class_counts": [-1, 5], "class_correct": [-1, 3]}, "each class_correct"),
+    ({"class_counts": [0] * (MAX_COUNTED_CLASSES + 1)}, "class_counts has 4097 items, but must have at most 4096"),
 ]
 
 

@@ -74,7 +74,7 @@ def _said(message: Message, name: str, value: object) -> bytes:
 def test_a_field_may_be_so_long_and_no_longer(message: Message, name: str, most: int) -> None:
     kind = typing.get_type_hints(type(message))[name]
     assert len(getattr(decode(_said(message, name, _of_length(kind, most))), name)) == most
-    with pytest.raises(ProtocolError, match=f"{name} has {most + 1} .*, but may have {most} at most"):
+    with pytest.raises(ProtocolError, match=f"{name} has {most + 1} .*, but must have at most {most}"):
         decode(_said(message, name, _of_length(kind, most + 1)))
 
 
@@ -88,13 +88,13 @@ def test_a_field_may_be_so_long_and_no_longer(message: Message, name: str, most:
     ],
 )
 def test_a_text_in_a_list_or_a_mapping_is_limited_too(name: str, value: object) -> None:
-    with pytest.raises(ProtocolError, match=f"{name} has a text of 257 characters, but may have 256 at most"):
+    with pytest.raises(ProtocolError, match=f"{name} has a text of 257 characters, but must have at most 256"):
         decode(_said(PROFILE, name, value))
 
 
 def test_the_kind_of_network_is_short() -> None:
     assert Reading(network="x" * 64).network == "x" * 64
-    with pytest.raises(ValueError, match="network has 65 characters, but may have 64 at most"):
+    with pytest.raises(ValueError, match="network has 65 characters, but must have at most 64"):
         Reading(network="x" * 65)
 
 

@@ -39,7 +39,7 @@ def test_a_plan_is_told_for_each_width() -> None:
 
 @pytest.mark.parametrize("widths", [(8, 8), (16,), (4, 16, 64)])
 def test_widths_are_told_once_and_the_usual_one_never(widths: tuple[PackingWidth, ...]) -> None:
-    with pytest.raises(InvalidError, match=r"must name each once|have the width 16"):
+    with pytest.raises(InvalidError, match=r"must name each only once|have the width 16"):
         MemoryPlan(packings=tuple(Packing(width=width, more_bytes=0) for width in widths))
 
 

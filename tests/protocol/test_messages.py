@@ -129,7 +129,7 @@ def test_the_bytes_of_scores_are_fixed() -> None:
     ("scores", "words"),
     [
         ([], "scores is empty, but must have 1 or more"),
-        ([{"score": 1.0}] * 17, "scores has 17 items, but may have 16 at most"),
+        ([{"score": 1.0}] * 17, "scores has 17 items, but must have at most 16"),
         ([{"score": None}], "one of them must be given"),
         ([{"score": 1.0, "reason": "why not"}], "one of them must be given"),
         ([{"score": math.nan}], "must be a finite number"),
@@ -211,14 +211,14 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
         (_presence(kind="other"), "kind is 'other'"),
         (_presence(kind=["presence"]), "kind is"),
         (_presence(extra=1), "extra is an unknown key"),
-        (_presence(online=...), "online is missing, but must be there"),
+        (_presence(online=...), "online is missing"),
         (_presence(online=1), "online is 1, but must be true or false"),
         (_presence(client_id="a/b"), "client_id is 'a/b', but must be"),
         (_presence(client_id=""), "client_id is '', but must be"),
         (_presence(client_id="a\n"), "made of printable characters"),
         (_presence(client_id=".."), "not '.' or '-' first"),
         (_presence(client_id="-rf"), "not '.' or '-' first"),
-        (_presence(message_id="x" * 4097), "has 4097 characters, but may have 4096 at most"),
+        (_presence(message_id="x" * 4097), "has 4097 characters, but must have at most 4096"),
         (_presence(session_id="\ud800"), "must be text without NUL"),
         (_presence(session_id="a\0"), "must be text without NUL"),
         (_profile(device="\x1b[2J"), "must be made of printable characters"),
@@ -246,7 +246,7 @@ def test_a_message_of_another_kind_than_its_topic_is_refused() -> None:
 
 
 def test_a_message_above_the_limit_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(TooLargeError, match=f"may be {MAX_CONTROL_BYTES} bytes"):
+    with pytest.raises(TooLargeError, match=f"must be at most {MAX_CONTROL_BYTES}"):
         decode(b"[" * (MAX_CONTROL_BYTES + 1))
 
 

@@ -96,7 +96,7 @@ def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> No
     plain = json.loads(encode(task))
     for name in plain["work"].keys() - optional - {"type"}:
         others = {key: value for key, value in plain["work"].items() if key != name}
-        with pytest.raises(ProtocolError, match=rf"Task\.work\.{name} is missing, but must be there"):
+        with pytest.raises(ProtocolError, match=rf"Task\.work\.{name} is missing"):
             decode(json.dumps({**plain, "work": others}).encode())
     with pytest.raises(ProtocolError, match=r"Task\.work\.other is an unknown key"):
         decode(json.dumps({**plain, "work": {**plain["work"], "other": 1}}).encode())
@@ -108,7 +108,7 @@ def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> No
     ("changes", "words"),
     [
         ({"submodels": []}, "submodels is empty, but must have 1 or more"),
-        ({"submodels": [to_plain(CANDIDATE)] * 17}, "submodels has 17 items, but may have 16 at most"),
+        ({"submodels": [to_plain(CANDIDATE)] * 17}, "submodels has 17 items, but must have at most 16"),
         ({"work": {"type": "score", "settings": {}, "batches": 1}}, "batches is 1, but must be 2 or more"),
     ],
 )

@@ -166,7 +166,7 @@ def test_a_program_whose_bytes_were_damaged_is_refused() -> None:
     packed = bytearray(encode_program(Program(manifest=manifest, body=b"\x08\x01")))
     packed[-1] ^= 1
     for read in (decode_program, program_id_of):
-        with pytest.raises(ProtocolError, match="damaged; fetch it again"):
+        with pytest.raises(ProtocolError, match="do not match their digest; fetch it again"):
             read(bytes(packed))
 
 
@@ -174,5 +174,5 @@ def test_a_manifest_without_an_id_is_refused() -> None:
     body = Tensor(name="program", dtype="U8", shape=(1,), data=b"\x08")
     for manifest in ("[]", "{}", '{"program_id": 3}'):
         metadata = {"manifest": manifest, "sha256": hashlib.sha256(b"\x08").hexdigest()}
-        with pytest.raises(ProtocolError, match="must name its id"):
+        with pytest.raises(ProtocolError, match="must have a program_id"):
             program_id_of(encode_container([body], metadata))

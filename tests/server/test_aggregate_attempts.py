@@ -11,7 +11,7 @@ import pytest
 from matrices import mostly_long
 from server.server_rig import World, config, fleet
 
-from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
+from subfleet.aggregation.aggregation import AggregatedModel, aggregate_model
 from subfleet.aggregation.checkpoint import save_checkpoint
 from subfleet.methods import AnyMethod
 from subfleet.methods.adaptive import FedAdam
@@ -87,18 +87,18 @@ def test_a_aggregate_done_twice_has_the_bits_of_one_done_once(
 def test_a_aggregate_moves_nothing_of_the_model_that_it_begins_with(
     method: AnyMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aggregate, aggregates = Aggregation.aggregate, 0
+    aggregates = 0
 
-    def watched(self: Aggregation, state: Any, *rest: Any) -> AggregatedModel:
+    def watched(context: Any, blobs: Any, state: Any, request: Any) -> AggregatedModel:
         nonlocal aggregates
         held = [tensor for name in state.network_ids for tensor in state.of(name).shared.values()]
         before = [tensor.numpy().tobytes() for tensor in held]
-        found = aggregate(self, state, *rest)
+        found = aggregate_model(context, blobs, state, request)
         assert [tensor.numpy().tobytes() for tensor in held] == before
         aggregates += 1
         return found
 
-    monkeypatch.setattr(Aggregation, "aggregate", watched)
+    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", watched)
     world(tmp_path, method).run()
     assert aggregates == 6
 
@@ -115,15 +115,15 @@ def test_a_disk_that_is_full_is_told_at_once(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_what_fails_in_both_attempts_leaves_out_a_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    aggregate, calls = Aggregation.aggregate, list[int]()
+    calls = list[int]()
 
-    def stumbles(self: Aggregation, state: Any, number: int, clients: Any, *rest: Any) -> AggregatedModel:
-        calls.append(number)
-        if number == 1 and len(clients) == 3:
+    def stumbles(context: Any, blobs: Any, state: Any, request: Any) -> AggregatedModel:
+        calls.append(request.round)
+        if request.round == 1 and len(request.clients) == 3:
             raise MemoryError
-        return aggregate(self, state, number, clients, *rest)
+        return aggregate_model(context, blobs, state, request)
 
-    monkeypatch.setattr(Aggregation, "aggregate", stumbles)
+    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", stumbles)
     played = world(tmp_path, HeteroFL())
     played.run()
     assert calls[:4] == [1, 1, 1, 2], "two attempts with all three, one with two of them"

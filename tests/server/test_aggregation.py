@@ -1,18 +1,20 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from server.aggregating import aggregate_clients
 from server.coordinator_cases import context_of, training, update
 from server.coordinator_cases import scaled as at_scale
 from server.fake_device import small_change
 from torch import Tensor
 
-from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
+from subfleet.aggregation.aggregation import AggregatedModel
 from subfleet.aggregation.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from subfleet.aggregation.updates import Magnitude, check_update, encode_submodel
 from subfleet.arrays import decode_arrays, encode_arrays
@@ -49,7 +51,7 @@ def aggregate(
     """A round's updates aggregated into the first model, by default with the weights that the method gives them."""
     roles = with_steps(method.roles(), **changes)
     context = replace(PLAN, roles=roles, config=replace(PLAN.config, max_client_fraction=max_client_fraction))
-    return Aggregation(context=context, blobs=blobs).aggregate(ModelState(shared=STATE), 1, clients)
+    return aggregate_clients(context, blobs, ModelState(shared=STATE), 1, clients)
 
 
 def _clients(
@@ -105,14 +107,17 @@ def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_we
     for number in (1, 2, 3):  # momentum shows in the second round
         clients = _clients(blobs, samples, context, model.shared, number)
         plain, stepped = (
-            Aggregation(
-                context=replace(
+            aggregate_clients(
+                replace(
                     context,
                     roles=with_steps(one.roles(), server_optimiser=its_own),
                     config=replace(context.config, max_client_fraction=1.0),
                 ),
-                blobs=blobs,
-            ).aggregate(model, number, clients)
+                blobs,
+                model,
+                number,
+                clients,
+            )
             for one, its_own in ((FedAvg(), None), (method, optimiser or method.roles().techniques.server_optimiser))
         )
         for name, tensor in stepped.state.shared.items():
@@ -174,8 +179,8 @@ def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
         decode_arrays(blobs.path(client.update.blob).read_bytes()) for client in clients if client.update is not None
     ]
     roles = with_steps(HeteroFL().roles(), robust_aggregation=CoordinateMedian())
-    aggregation = Aggregation(context=replace(PLAN, roles=roles), blobs=blobs)
-    aggregated = aggregation.aggregate(ModelState(shared=STATE), 1, clients).state.shared
+    aggregation = partial(aggregate_clients, replace(PLAN, roles=roles), blobs)
+    aggregated = aggregation(ModelState(shared=STATE), 1, clients).state.shared
     for name, old in STATE.items():
         median = np.median([one[name] for one in arrays], axis=0)
         np.testing.assert_allclose(aggregated[name].numpy(), old.numpy() + median, rtol=0, atol=1e-6)

@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -85,7 +86,9 @@ def test_it_keeps_its_address_after_a_crash() -> None:
     broker = EmbeddedBroker()
     with broker:
         url = broker.url
-        broker.kill()
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+        os.waitpid(broker.pid, 0)
         assert not _accepts(_port(broker))
         broker.start()
         assert broker.url == url

@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from server.coordinator_cases import (
 from server.fake_device import small_change
 from server.server_rig import MODEL, World, config, fleet
 
-from subfleet.aggregation.aggregation import Aggregation
+from subfleet.aggregation.aggregation import AggregatedModel
 from subfleet.aggregation.calibration import calibrate_model, check_sums
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.model_state import ModelState
@@ -46,7 +46,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, RequestDone, SendTask
-from subfleet.rounds.state import AcceptedUpdate, RunState, Submodel
+from subfleet.rounds.state import AcceptedUpdate, ClientState, RunState, Submodel
 from subfleet.rounds.work import AggregatedRound, CheckRequest, TaskRequest
 from subfleet.settings.run import Run
 from subfleet.testing.submodels import have_same_bits
@@ -210,7 +210,7 @@ def test_what_is_no_container_is_refused(tmp_path: Path) -> None:
         check_sums(PLAN.network, SIZE, ASKED, tmp_path / "absent", 7, 7)
 
 
-def answered(context: RunContext, folder: Path) -> tuple[Aggregation, RunState, dict[str, dict[str, Any]]]:
+def answered(context: RunContext, folder: Path) -> tuple[BlobStore, RunState, dict[str, dict[str, Any]]]:
     """Every client has sent its sums; the first has a smaller size."""
     blobs = BlobStore(folder)
     state, _ = measured_round(context, 2)
@@ -231,9 +231,14 @@ def answered(context: RunContext, folder: Path) -> tuple[Aggregation, RunState, 
                 name: replace(state.clients[name], stage="done", trained=AcceptedUpdate(update=answer)),
             },
         )
+    return blobs, state, said
+
+
+def calibrate(
+    context: RunContext, blobs: BlobStore, model: ModelState, clients: Iterable[ClientState]
+) -> AggregatedModel:
     unlimited = replace(context, config=replace(context.config, max_client_fraction=1.0))
-    aggregation = Aggregation(context=unlimited, blobs=blobs)
-    return aggregation, state, said
+    return calibrate_model(unlimited, blobs, model, AggregationRequest(round=2, clients=tuple(clients)))
 
 
 def drawn_state(context: RunContext) -> ModelState:
@@ -252,32 +257,32 @@ def moments(found: Mapping[str, Any]) -> dict[str, NormMoments]:
 
 
 def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits(tmp_path: Path) -> None:
-    aggregation, state, said = answered(PLAN, tmp_path)
+    blobs, state, said = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
     clients = list(state.clients.values())
-    aggregated = calibrate_model(aggregation, model, clients)
+    aggregated = calibrate(PLAN, blobs, model, clients)
     assert [client.client_id for client in aggregated.clients] == list(CLIENTS)
     measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert measured[0][0] != measured[1][0]
     expected = {**model.shared, **pool_statistics(PLAN.network, model.shared, measured)}
     assert have_same_bits(dict(aggregated.state.shared), expected)
     for order in itertools.permutations(clients):
-        assert have_same_bits(dict(calibrate_model(aggregation, model, order).state.shared), expected)
+        assert have_same_bits(dict(calibrate(PLAN, blobs, model, order).state.shared), expected)
     moved = {name for name, tensor in model.shared.items() if not torch.equal(aggregated.state.shared[name], tensor)}
     assert moved == {name for name, decl in PLAN.network.tensors.items() if decl.role in ("mean", "variance")}
 
 
 def test_without_any_answer_the_model_stays_as_it_is(tmp_path: Path) -> None:
-    aggregation, _, _ = answered(PLAN, tmp_path)
+    blobs, _, _ = answered(PLAN, tmp_path)
     model = drawn_state(PLAN)
-    assert have_same_bits(dict(calibrate_model(aggregation, model, ()).state.shared), dict(model.shared))
+    assert have_same_bits(dict(calibrate(PLAN, blobs, model, ()).state.shared), dict(model.shared))
 
 
 def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
     context = context_of(**calibrating(rounds=1, method=Standalone()))
-    aggregation, state, said = answered(context, tmp_path)
+    blobs, state, said = answered(context, tmp_path)
     model = drawn_state(context)
-    aggregated = calibrate_model(aggregation, model, list(state.clients.values()))
+    aggregated = calibrate(context, blobs, model, list(state.clients.values()))
     assert have_same_bits(dict(aggregated.state.shared), dict(model.shared))
     for client in aggregated.clients:
         own = pool_statistics(context.network, model.shared, [(client.architecture, moments(said[client.client_id]))])
@@ -285,12 +290,12 @@ def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> None:
-    aggregation, state, said = answered(PLAN, tmp_path)
+    blobs, state, said = answered(PLAN, tmp_path)
     result = state.clients["bob"].update
     assert result is not None
-    aggregation.blobs.path(result.blob).unlink()
+    blobs.path(result.blob).unlink()
     model = drawn_state(PLAN)
-    aggregated = calibrate_model(aggregation, model, list(state.clients.values()))
+    aggregated = calibrate(PLAN, blobs, model, list(state.clients.values()))
     assert list(aggregated.refused) == ["bob"]
     measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
     assert have_same_bits(

@@ -69,7 +69,6 @@ def test_every_reason_of_the_wire_has_one_answer_with_a_name_that_tables_know() 
         assert course.limit is None or course.limit in LIMITS
         # What is of a budget is called as the device calls it, and nothing else is a matter of the runtime.
         assert course.limit in (None, reason)
-        assert course.of_program <= (course.limit is not None)
 
 
 @pytest.mark.parametrize("reason", ["data", "diverged"])

@@ -322,7 +322,7 @@ class Fleet(RuleBasedStateMachine):
     def what_devices_found_is_recorded_once(self) -> None:
         for number, done in self.evaluations.items():
             assert done == {name for name in self.found if f"/r{number}/" in name}
-        known = {one.evaluated.task_id for one in self.state.evaluated.values()}
+        known = {one.task_id for one in self.state.evaluated.values()}
         assert known <= set[str]().union(*self.evaluations.values())
 
     @invariant()

@@ -213,7 +213,7 @@ def check_column(tmp_path: Path, written: Written, column: str, *values: object)
         ("state SET part = 'lasting' WHERE part = 'last'", "'lasting' is no part of a state; known are"),
         ("runs SET settings = '[]'", "'list' object has no attribute"),
         ("state SET value = '[]' WHERE part = 'profiles'", "is [], but must be a table"),
-        ("state SET value = '{}' WHERE part = 'written'", " is missing, but must be there"),
+        ("state SET value = '{}' WHERE part = 'written'", " is missing"),
     ],
 )
 def test_a_damaged_value_is_named_when_the_run_is_taken_up(

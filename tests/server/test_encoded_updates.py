@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server.aggregating import aggregate_clients
 from server.coordinator_cases import context_of, training, update
 
-from subfleet.aggregation.aggregation import Aggregation
-from subfleet.aggregation.updates import Magnitude, check_update, read_change
+from subfleet.aggregation.updates import Magnitude, check_update, open_update
 from subfleet.arrays import decode_arrays, encode_arrays
 from subfleet.arrays.codecs import draw_rounding_numbers, encode_changes
 from subfleet.elastic.building import init_state
@@ -74,7 +75,7 @@ def clients(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, deco
         task = replace(client.task, work=work)
         ref = blobs.add(written(codec, drawn(task, scale), name))
         if decoded:
-            change = read_change(UpdateForm.of(NETWORK, task.architecture, codec), blobs, ref)
+            change = open_update(UpdateForm.of(NETWORK, task.architecture, codec), blobs, ref)
             ref = blobs.add(encode_arrays({key: tensor.numpy() for key, tensor in change.items()}))
         found.append(
             replace(
@@ -90,8 +91,8 @@ def clients(blobs: BlobStore, codec: AnyUpdateCodec, scale: float = 0.1, *, deco
 def aggregated(found: list[ClientState], blobs: BlobStore, **changes: Any) -> dict[str, torch.Tensor]:
     roles = with_steps(HeteroFL().roles(), **changes)
     context = replace(PLAN, roles=roles, config=replace(PLAN.config, max_client_fraction=1.0))
-    aggregation = Aggregation(context=context, blobs=blobs)
-    result = aggregation.aggregate(ModelState(shared=STATE), 1, found)
+    aggregation = partial(aggregate_clients, context, blobs)
+    result = aggregation(ModelState(shared=STATE), 1, found)
     assert not result.refused
     return dict(result.state.shared)
 

@@ -197,9 +197,7 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
     state, actions = step(CONTEXT, state, last, 8.0)
     assert told(actions) == dict.fromkeys(CLIENTS, "evaluated")
     assert state.phase == "measure"
-    assert {name: (one.round, one.evaluated.loss) for name, one in state.evaluated.items()} == dict.fromkeys(
-        CLIENTS, (1, 1.0)
-    )
+    assert {name: (one.round, one.loss) for name, one in state.evaluated.items()} == dict.fromkeys(CLIENTS, (1, 1.0))
     late, actions = step(CONTEXT, state, last, 9.0)
     assert answers(actions, last.message_id) == ["duplicate"]
     assert late.evaluated == state.evaluated

@@ -30,8 +30,8 @@ from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
 from subfleet.reporting.api import HttpAddress, serve_http
+from subfleet.rounds.closing import describe_missing
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import describe_missing
 from subfleet.rounds.coordinator import build_round_info, step
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import AggregationRequest, Close, RequestDone, SendTask, Tick

@@ -39,8 +39,8 @@ from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.task import Evaluate
 from subfleet.protocol.topics import Topics
+from subfleet.rounds.closing import resume_state
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import resume_state
 from subfleet.rounds.coordinator import list_resume_actions, step
 from subfleet.rounds.signals import CloseGeneration, Reply, Request, RequestDone, SendTask, Tick
 from subfleet.rounds.state import RunState

@@ -1,7 +1,7 @@
 """Whatever one client says, the server lives on, and the others' work counts."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,8 @@ import pytest
 from server.fake_device import Behaviour
 from server.server_rig import World, config, fleet
 
-from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
+from subfleet.aggregation.aggregation import AggregatedModel, aggregate_model
 from subfleet.aggregation.checking import Checker
-from subfleet.elastic.model_state import ModelState
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedtrans import FedTrans
 from subfleet.methods.oort import Oort
@@ -24,7 +23,8 @@ from subfleet.protocol.topics import Topics
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.state import ClientState, RunState
+from subfleet.rounds.signals import AggregationRequest
+from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.serving import duties
 from subfleet.settings.sections import Deadlines
@@ -289,14 +289,12 @@ def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it raises: the aggregation without the member that it stumbles over, the check of an update, a task."""
-    aggregate, check = Aggregation.aggregate, Checker.check
+    check = Checker.check
 
-    def stumbles(
-        self: Aggregation, state: ModelState, number: int, clients: Sequence[ClientState], *rest: Any
-    ) -> AggregatedModel:
-        if number == 1 and any(client.client_id == "cyd" for client in clients):
+    def stumbles(context: Any, blobs: Any, state: Any, request: AggregationRequest) -> AggregatedModel:
+        if request.round == 1 and any(client.client_id == "cyd" for client in request.clients):
             raise error
-        return aggregate(self, state, number, clients, *rest)
+        return aggregate_model(context, blobs, state, request)
 
     def refuses(self: Checker, request: CheckRequest, *rest: Any) -> ChangeSize:
         update = request.update
@@ -304,7 +302,7 @@ def test_work_beside_the_loop_that_fails_ends_what_was_asked_for_and_not_the_run
             raise error
         return replace(check(self, request, *rest), weights=3.0 if update.client_id == "cyd" else 1.0)
 
-    monkeypatch.setattr(Aggregation, "aggregate", stumbles)
+    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", stumbles)
     monkeypatch.setattr(Checker, "check", refuses)
     world = World(tmp_path, config(rounds=3, deploy_targets=()), fleet())
     world.run()

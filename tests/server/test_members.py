@@ -101,7 +101,7 @@ def test_one_bad_sender_costs_one_line_a_minute_and_no_memory(
             assert len(world.server.state.live.members) <= 51
     lines = [record.getMessage() for record in caplog.records if "eve" in record.getMessage()]
     assert len(lines) == 1
-    assert "device has 4000 characters, but may have 128 at most" in lines[0]
+    assert "device has 4000 characters, but must have at most 128" in lines[0]
     world.run()
     assert {row.status for row in world.server.result().rounds[0].clients} == {"aggregated"}
 

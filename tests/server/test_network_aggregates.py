@@ -1,12 +1,13 @@
 """Several networks in a run: each is aggregated by its own clients, and appears or retires with an aggregation."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from server.aggregating import aggregate_clients
 from server.test_networks import CONTEXT, COPY, FIRST, grown, replicated
 
-from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.protocol.errors import ConfigError
@@ -33,10 +34,10 @@ def test_networks_are_aggregated_each_by_its_own_clients(tmp_path: Path) -> None
         client_in(lineages[1], DrawnClient(name=name, size=place, samples=7), blobs)
         for place, name in enumerate(("bob", "dan"))
     ]
-    aggregation = Aggregation(context=CONTEXT, blobs=blobs)
-    together = aggregation.aggregate(state, 1, [*first, *others], None, lineages).state
+    aggregation = partial(aggregate_clients, CONTEXT, blobs)
+    together = aggregation(state, 1, [*first, *others], None, lineages).state
     for network_id, clients in (("", first), ("a", others)):
-        alone = aggregation.aggregate(state, 1, clients, None, lineages).state
+        alone = aggregation(state, 1, clients, None, lineages).state
         assert have_same_bits(together.of(network_id).shared, alone.of(network_id).shared)
         assert not have_same_bits(together.of(network_id).shared, state.of(network_id).shared)
         other = "a" if not network_id else ""
@@ -51,10 +52,10 @@ def test_an_update_that_is_refused_in_one_network_leaves_the_other_its_bits(tmp_
         client_in(COPY, DrawnClient(name="bob", size=0), blobs),
     ]
     assert clients[1].update is not None
-    aggregation = Aggregation(context=CONTEXT, blobs=blobs)
-    expected = aggregation.aggregate(state, 1, clients, None, lineages).state.of("").shared
+    aggregation = partial(aggregate_clients, CONTEXT, blobs)
+    expected = aggregation(state, 1, clients, None, lineages).state.of("").shared
     blobs.path(clients[1].update.blob).write_bytes(b"no longer")
-    aggregated = aggregation.aggregate(state, 1, clients, None, lineages)
+    aggregated = aggregation(state, 1, clients, None, lineages)
     assert set(aggregated.refused) == {"bob"}
     assert [one.client_id for one in aggregated.clients] == ["ada"]
     assert have_same_bits(aggregated.state.of("").shared, expected)
@@ -72,17 +73,17 @@ def test_a_network_appears_with_the_aggregate_and_retires_with_the_next(tmp_path
 
     context = replace(CONTEXT, roles=with_steps(CONTEXT.roles, evolve=evolve))
     aggregation, clients = (
-        Aggregation(context=context, blobs=blobs),
+        partial(aggregate_clients, context, blobs),
         [store_update(CONTEXT, DrawnClient(name="ada", size=0), blobs)],
     )
-    plain = Aggregation(context=CONTEXT, blobs=blobs).aggregate(draw_state(CONTEXT.network), 1, clients)
-    first = aggregation.aggregate(draw_state(CONTEXT.network), 1, clients)
+    plain = aggregate_clients(CONTEXT, blobs, draw_state(CONTEXT.network), 1, clients)
+    first = aggregation(draw_state(CONTEXT.network), 1, clients)
     assert first.lineages == (FIRST, wide)
     assert have_same_bits(first.state.of("").shared, plain.state.shared), "that a network appears moves no other"
     assert have_same_bits(first.aggregated.shared, plain.state.shared)
-    second = aggregation.aggregate(first.state, 2, clients, None, first.lineages)
+    second = aggregation(first.state, 2, clients, None, first.lineages)
     assert second.lineages == (replace(FIRST, retired_round=2), wide)
     assert second.state.network_ids == ("wide",)
     assert second.aggregated.network_ids == ("", "wide"), "a round is evaluated by the networks that it was played with"
     with pytest.raises(ConfigError, match="the model has no network ''"):
-        aggregation.aggregate(second.state, 3, clients, None, second.lineages)
+        aggregation(second.state, 3, clients, None, second.lineages)

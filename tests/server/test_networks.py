@@ -133,7 +133,7 @@ def test_what_two_networks_give_a_client_has_two_keys(tmp_path: Path) -> None:
     keys = set()
     for network_id in ("", "a"):
         size = replace(CONTEXT.declared(COPY if network_id else None).space[0], name="the same")
-        keys.add(views.key(state, Participant(client_id="ada", architecture=size, size=size)))
+        keys.add(views.of(state, Participant(client_id="ada", architecture=size, size=size)).key)
     assert len(keys) == 2
 
 

@@ -116,7 +116,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     head, *problems = str(caught.value).split("\n  - ")
     assert head == f"run {path} has 15 problems:"
     expected = [
-        "data is missing, but must be there",
+        "data is missing",
         "runds is an unknown key; did you mean 'rounds'?",
         "name is 'a/b', but must be 1 to 64 letters",
         "min_clients is 0, but must be 1 or more",
@@ -173,9 +173,9 @@ def test_images_are_augmented_by_one_line_and_other_inputs_are_refused_before_a_
     found = read_run(_file(tmp_path, AUGMENTED.replace("[64]", "[1, 8, 8]")))
     assert found.training.augmentation == AugmentationSettings(name="crop", padding=2)
     assert create_context(found, "digits-1").training(1).augmentation.padding == 2
-    with pytest.raises(ConfigError, match=r"samples are of the shape \(64,\), but it is for images"):
+    with pytest.raises(ConfigError, match=r"samples have shape \(64,\)"):
         create_context(read_run(_file(tmp_path, AUGMENTED)), "digits-1")
-    with pytest.raises(ConfigError, match="augmentation 'flip' has no border"):
+    with pytest.raises(ConfigError, match="augmentation 'flip' has no padding"):
         read_run(_file(tmp_path, AUGMENTED.replace('"crop"', '"flip"')))
 
 
@@ -203,7 +203,7 @@ def test_a_preset_names_a_published_network_and_may_be_changed(tmp_path: Path) -
     assert sorted(str(caught.value).split("\n  - ")[1:]) == [
         "model.class_count is 'ten', but must be a whole number",
         "model.groups is an unknown key; did you mean 'group_size'?",
-        "model.input_shape is missing, but must be there",
+        "model.input_shape is missing",
         "rounds is 0, but must be 1 or more",
     ]
 

@@ -35,7 +35,7 @@ from subfleet.protocol.messages import RefusalReason
 from subfleet.protocol.programs import ProgramRef
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
-from subfleet.rounds.obstacles import REFUSALS, record_unfit
+from subfleet.rounds.obstacles import LASTING_LIMITS, REFUSALS, record_unfit
 from subfleet.rounds.offers import build_client
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, Event, RequestDone, SendTask
@@ -120,7 +120,9 @@ def test_a_size_whose_program_a_device_cannot_run_is_not_given_to_it_again(
     assert {size_of(state.clients[name]) for name in CLIENTS[1:]} == {first}, "others may have it"
 
 
-@pytest.mark.parametrize("reason", [reason for reason, course in REFUSALS.items() if not course.of_program])
+@pytest.mark.parametrize(
+    "reason", [reason for reason, course in REFUSALS.items() if course.limit not in LASTING_LIMITS]
+)
 def test_what_says_nothing_of_the_program_is_not_remembered(reason: RefusalReason) -> None:
     assert refused(assigned(PLAN, measuring(PLAN))[0], reason).unfit == {}
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from subfleet.link.watch import Watch
+from subfleet.link.watch import watch
 from subfleet.protocol.errors import RunError
 
 
@@ -12,10 +12,10 @@ from subfleet.protocol.errors import RunError
 def test_checks_are_made_again_until_the_end() -> None:
     made = threading.Semaphore(0)
     stop = threading.Event()
-    with Watch([made.release], stop) as watch:
+    with watch([made.release], stop) as raise_failure:
         assert made.acquire(timeout=10)
         assert made.acquire(timeout=10)
-    watch.raise_failure()
+    raise_failure()
     assert not stop.is_set()
 
 
@@ -25,7 +25,7 @@ def test_a_check_that_cannot_mend_stops_the_run_and_says_why() -> None:
         raise RunError("the client pi-4 ended with exit code 31")
 
     stop = threading.Event()
-    with Watch([fail], stop) as watch:
+    with watch([fail], stop) as raise_failure:
         assert stop.wait(10)
     with pytest.raises(RunError, match="pi-4"):
-        watch.raise_failure()
+        raise_failure()

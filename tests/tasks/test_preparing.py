@@ -152,7 +152,7 @@ def test_pictures_that_are_too_small_are_listed(tmp_path: Path) -> None:
     [
         ({"channels": 2}, "channels is 2, but must be 1 for gray, 3 for colour"),
         ({"resize": (0, 4)}, r"resize\[0\] is 0, but must be from 1 to 4096"),
-        ({"resize": (4, 4, 4)}, "resize has 3 items, but may have 2 at most"),
+        ({"resize": (4, 4, 4)}, "resize has 3 items, but must have at most 2"),
         ({"crop": (5000,)}, r"crop\[0\] is 5000, but must be from 1 to 4096"),
         ({"resize": (8,), "crop": (9, 8)}, "cut out no more than that"),
         ({"mean": (0.5,)}, "mean has 1 numbers and deviation 0"),

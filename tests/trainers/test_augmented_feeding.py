@@ -137,7 +137,7 @@ def test_what_is_measured_or_scored_is_as_it_is() -> None:
 
 
 def test_what_cannot_be_augmented_is_refused_before_a_step() -> None:
-    with pytest.raises(ProtocolError, match=r"does not fit its program: augmentation is .* it is for images"):
+    with pytest.raises(ProtocolError, match=r"does not fit its program: augmentation .* needs images"):
         check_settings(job().work.settings, image_layout(4, shape=(6,)))
     with pytest.raises(ProtocolError, match="choose a smaller padding"):
         check_settings(job().work.settings, image_layout(4, shape=(1, 2, 9)))

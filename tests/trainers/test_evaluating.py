@@ -23,8 +23,9 @@ from subfleet.elastic.families.records.plain import Fcn
 from subfleet.elastic.maps import extract
 from subfleet.elastic.network import Family
 from subfleet.export.requests import EvaluateRequest, TrainRequest
+from subfleet.protocol.answers import sum_totals
 from subfleet.protocol.errors import DataError, LoadError, MemoryLimitError, ProtocolError, TrainingError
-from subfleet.protocol.evaluating import EvaluationSettings, sum_totals
+from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.programs import ProgramManifest, ProgramRef, decode_program, encode_program
 from subfleet.protocol.task import Evaluate, Train

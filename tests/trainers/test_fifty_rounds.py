@@ -35,10 +35,11 @@ PATTERNS = ((0,), (0, 1, 0, 0, 1, 1, 1, 0))
 SETTLED, FEW = 20, 10
 """Rounds after which a process has all that it ever loads, and in which each submodel was trained some times."""
 
-# A client's process: the worker that a session starts, which trains each task in a thread; rounds bring new weights.
+# A client's process: the worker that a session starts, with one heap; rounds bring new weights.
 CLIENT = """
 import json, sys
 from pathlib import Path
+from subfleet.device.process_limits import use_one_heap
 from subfleet.device.runtimes import load_trainer
 from subfleet.edge_client.task_work import TrainingOutput
 from subfleet.edge_client.thread_worker import TrainingWorker
@@ -54,6 +55,7 @@ def own_bytes():
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["RssAnon"].split()[0]) * 1024
 
+use_one_heap()
 target, folder = sys.argv[1], Path(sys.argv[2])
 patterns, rounds, batch_size = json.loads(sys.argv[3])
 trainer = load_trainer(target)
@@ -130,9 +132,6 @@ def write_files(folder: Path, written: tuple[Program, ...]) -> None:
 def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, _, hidden = runtime.partition(" ")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    # glibc gives each task's thread one of several heaps. Their holes hide a part of a round, or arenas of Python
-    # add to it, depending on the order of threads; with one heap every round is measured alike.
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     if hidden:
         hide_binding(tmp_path, monkeypatch)
     elif target == "executorch":

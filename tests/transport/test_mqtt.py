@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import signal
 import socket
 import threading
 import time
@@ -244,7 +245,9 @@ def test_a_server_may_start_before_its_broker_and_outlive_it() -> None:
         with broker:
             await_event(transport, Connected)
             deliver(transport, transport, "n", b"1")
-            broker.kill()
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGKILL)
+            os.waitpid(broker.pid, 0)
             await_event(transport, Disconnected)
         with broker:
             await_event(transport, Connected)

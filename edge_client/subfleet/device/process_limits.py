@@ -11,6 +11,8 @@ _DATA_PAGES = 5
 """Place in `statm` of the pages of data and stacks, of which `RLIMIT_DATA` counts nearly all."""
 _SCORE = Path("/proc/self/oom_score_adj")
 _FIRST_TO_GO = "500"
+_ARENA_MAX = -8
+"""M_ARENA_MAX, an option of mallopt."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG, an option of prctl."""
 
@@ -68,6 +70,21 @@ def offer_to_the_kernel() -> None:
         _SCORE.write_text(_FIRST_TO_GO, encoding="utf-8")
     except OSError:
         return
+
+
+def use_one_heap() -> None:
+    """Have all threads of this process allocate from one heap; call it before there are any. glibc only.
+
+    By default, glibc gives threads several heaps, up to eight for each processor. What one thread has freed is then not
+    used by another, so that a round of training may take more memory than its plan, by 6 % and more.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library, such as musl, has one heap
+        mallopt(_ARENA_MAX, 1)
 
 
 def end_with_parent(parent_id: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from subfleet.agent.events import WorkFailed
-from subfleet.device.process_limits import end_with_parent, limit_growth, offer_to_the_kernel
+from subfleet.device.process_limits import end_with_parent, limit_growth, offer_to_the_kernel, use_one_heap
 from subfleet.device.runtimes import CPU, choose_trainer
 from subfleet.edge_client.failures import LOG_FORM, explain_error
 from subfleet.edge_client.task_work import TaskWork, discard
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     end_with_parent(int(arguments[0]))
     offer_to_the_kernel()
+    use_one_heap()
     # What libraries print must not stand between the reports.
     channel = os.dup(1)
     os.dup2(2, 1)

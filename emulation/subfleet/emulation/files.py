@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from subfleet import tasks
 from subfleet.device_profiles import write_log
@@ -56,10 +55,4 @@ def write_files(gathered: GatheredRun, folder: Path) -> Files:
         write_log(replayed[device.client_id], device.log)
         profile = replace(device.profile, architecture=None, network="")
         described[device.client_id].write_text(format_profile(profile), encoding="utf-8")
-    return Files(
-        test=test,
-        clients=MappingProxyType(clients),
-        held_out=MappingProxyType(held_out),
-        logs=MappingProxyType(replayed),
-        profiles=MappingProxyType(described),
-    )
+    return Files(test=test, clients=clients, held_out=held_out, logs=replayed, profiles=described)

@@ -313,11 +313,9 @@ def _make_trainee(context: RunContext, name: str, round_number: int, memory: Any
 
 def _assert_trains(context: RunContext, trainee: Trainee) -> None:
     """Assert that its training settings fit the program of its submodel, and that it sends some tensors."""
-    general = context.training(trainee.draw.round)
-    own = context.roles.training.for_client(general, trainee)
-    numbers: dict[str, Any] = {"epochs": own.epochs, "local_steps": own.local_steps, "learning_rate": own.learning_rate}
-    numbers |= {"proximal_mu": own.proximal_mu, "distillation_weight": own.distillation_weight}
-    assert own == replace(general, **numbers), "`for_client` changes settings that are part of the program"
+    number = trainee.draw.round
+    own = context.roles.training.for_client(context.training(number), trainee)
+    assert own == context.local_training(number, trainee), "`for_client` changes settings that are part of the program"
     if context.roles.training.sends is not None:
         sent = context.roles.training.sends(trainee)
         assert sent, "a client must send at least one tensor"

@@ -81,7 +81,7 @@ def evaluate_outside(
 def _evaluate_client(
     context: RunContext, first: ModelState, stored: ModelState, client: Participant, samples: Dataset
 ) -> OutsideResult:
-    seen = Views(context=context, samples=torch.from_numpy(samples.inputs)).for_training(stored, client)
+    seen = Views(context=context, samples=torch.from_numpy(samples.inputs)).of(stored, client).tensors
     own = extract(context.network, client.architecture, seen)
     old = sum(int(torch.isin(tensor, first.shared[name]).sum()) for name, tensor in own.items())
     return OutsideResult(

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
-from subfleet.aggregation.views import see_model
+from subfleet.aggregation.aggregation import AggregatedModel, aggregate_model
+from subfleet.aggregation.views import View
 from subfleet.arrays import encode_arrays
 from subfleet.arrays.codecs import draw_rounding_numbers, encode_changes
 from subfleet.elastic.building import build_module, init_state
@@ -32,6 +32,7 @@ from subfleet.protocol.task import TaskSubmodel, Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 from subfleet.rounds.context import RunContext
+from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.state import AcceptedUpdate, ClientState, Offer, Submodel
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
@@ -39,28 +40,7 @@ from subfleet.settings.samples import DataSettings
 from subfleet.testing.submodels import find_held_elements
 from subfleet.transport.blob_store import BlobStore
 
-__all__ = [
-    "CLASSES",
-    "MODEL",
-    "RATES",
-    "SEED",
-    "DrawnClient",
-    "changes_whole_model",
-    "compute_logits",
-    "draw_change",
-    "draw_state",
-    "find_held",
-    "keep_architecture",
-    "list_clients",
-    "make_assignee",
-    "make_config",
-    "make_context",
-    "place_client",
-    "play",
-    "store_update",
-    "view_model",
-    "with_steps",
-]
+__all__ = ["DrawnClient", "draw_state", "make_assignee", "make_context", "play"]
 
 MODEL = Mlp(input_shape=(5,), class_count=4, widths=(8, 12), depths=(2, 3), group_size=2)
 SUPERNET = ChoiceCnn(
@@ -167,10 +147,9 @@ def play(
 ) -> AggregatedModel:
     """Aggregate one round of drawn changes."""
     blobs = BlobStore(folder)
-    states = [store_update(context, client, blobs, round_number) for client in clients]
-    return Aggregation(context=context, blobs=blobs).aggregate(
-        state, round_number, states, context.roles.memory.initial
-    )
+    states = tuple(store_update(context, client, blobs, round_number) for client in clients)
+    request = AggregationRequest(round=round_number, clients=states, memory=context.roles.memory.initial)
+    return aggregate_model(context, blobs, state, request)
 
 
 def store_update(context: RunContext, client: DrawnClient, blobs: BlobStore, round_number: int = 1) -> ClientState:
@@ -283,4 +262,4 @@ def view_model(context: RunContext, state: ModelState, client: DrawnClient) -> M
     """The model as a client sees it."""
     size = context.space[client.size]
     participant = Participant(client_id=client.name, architecture=size, size=size)
-    return see_model(context.roles, context.network, state, participant)
+    return View.of(context.roles, context.network, state, participant).tensors

@@ -1,4 +1,4 @@
-"""A device's answers to tasks, as messages: each ends its task, and is kept until its ack."""
+"""A device's answers to tasks. Each ends its task, and is kept until its ack."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.bounds import Length, Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES, CandidateScore
-from subfleet.protocol.evaluating import CLAIM_RULES, LabelCount
+from subfleet.protocol.evaluating import CLAIM_RULES, EvaluationResult, LabelCount
 from subfleet.protocol.identifiers import ClientId, make_message_id
 from subfleet.protocol.limits import (
     MAX_LOSS,
@@ -20,7 +20,7 @@ from subfleet.protocol.limits import (
     Samples,
     TaskId,
 )
-from subfleet.protocol.metric_sums import MetricSums
+from subfleet.protocol.metric_sums import MetricSums, Totals
 from subfleet.protocol.paths import PathScore, ReportedExamples
 from subfleet.protocol.reasons import RefusalReason
 from subfleet.protocol.schema import ADDED_LATER
@@ -29,10 +29,10 @@ from subfleet.protocol.schema import ADDED_LATER
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Refusal:
-    """A device refuses a task, with the reason.
+    """Refuses a task.
 
     Attributes:
-        available_bytes: for "memory", the growth that it could bear now; for "disk", what may be written.
+        available_bytes: for "memory", the growth that is possible now; for "disk", what may be written.
     """
 
     KIND: ClassVar[str] = "refusal"
@@ -52,14 +52,14 @@ class Update:
     """A trained change of a submodel's weights; the server pulls its blob and answers with an ack.
 
     Attributes:
-        blob: container of the change of every tensor of the submodel (new minus old), float32 or as the task's codec
-            writes it; for a calibrate task of what `subfleet.protocol.calibration.name_sums` names.
-        sample_count: samples that it was trained on: its weight in the mean.
+        blob: container of the change of every tensor of the submodel (new minus old), float32 or encoded by the task's
+            codec; for a calibrate task, of the sums that `subfleet.protocol.calibration.name_sums` names.
+        sample_count: number of training samples: the update's weight in the mean.
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.
         seconds: wall time from the task's arrival to this message.
-        square_loss: mean of the squares of the labels' losses, where the task's objective asks for it; 0 or more.
-        operator_examples: where the task has paths drawn, the examples that went through each operator of the subspace.
+        square_loss: mean of the squares of the labels' losses, 0 or more; None unless the objective asks for it.
+        operator_examples: if paths were drawn, the examples that went through each operator of the subspace.
     """
 
     KIND: ClassVar[str] = "update"
@@ -103,7 +103,7 @@ class Scores:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class Deployed:
-    """A device has fetched the inference models of a deploy task and checked their digests."""
+    """Reports that the inference models of a deploy task were fetched and their digests checked."""
 
     KIND: ClassVar[str] = "deployed"
     task_id: TaskId
@@ -116,22 +116,20 @@ class Deployed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(*CLAIM_RULES)
 class Evaluated:
-    """The result of evaluating a model, as it was sent, on the device's held-out data.
+    """The result of evaluating a model on the device's held-out data.
 
     Attributes:
         loss: mean of the plain objective over the labels that count, 0 or more.
-        accuracy: share of them that were predicted rightly, 0 to 1; 0 where that means nothing.
-        sample_count: of its held-out data.
-        label_count: labels that counted: one of each sample, of each token or pixel that is no padding, or of each
-            output.
-        class_counts: of them, those of each class, one number for each of the model's classes, or of several outputs
-            those of each that are 1; empty where the task did not ask, where labels are numbers, or where there are
-            more classes than such a message may name.
-        class_correct: of these, those that were predicted rightly.
+        accuracy: fraction of them that was predicted correctly, 0 to 1; 0 if accuracy has no meaning.
+        sample_count: number of held-out samples.
+        label_count: labels that count: one for each sample, for each token or pixel except padding, or for each output.
+        class_counts: labels of each of the model's classes, or for several outputs the labels of each that are 1; empty
+            if the task did not ask, if labels are numbers, or if there are too many classes for a message.
+        class_correct: correct predictions of each class.
         measured_peak_bytes: growth of the process's high-water mark while it evaluated.
         seconds: wall time from the task's arrival to this message.
-        scores: of each path of the task's population, in its order; loss and accuracy are then their means.
-        sums: what further metrics follow from.
+        scores: score of each path of the task's population, in its order; loss and accuracy are then their means.
+        sums: sums for further metrics.
     """
 
     KIND: ClassVar[str] = "evaluated"
@@ -152,5 +150,17 @@ class Evaluated:
     sums: MetricSums = field(default=MetricSums(), metadata=ADDED_LATER)
 
 
+def sum_totals(claims: Evaluated | EvaluationResult) -> Totals:
+    """Convert the result of an evaluation to sums over its labels."""
+    return Totals(
+        label_count=claims.label_count,
+        loss=claims.loss * claims.label_count,
+        correct=round(claims.accuracy * claims.label_count),
+        class_counts=claims.class_counts,
+        class_correct=claims.class_correct,
+        sums=claims.sums,
+    )
+
+
 Answer = Update | Refusal | Deployed | Scores | Evaluated
-"""What ends a task."""
+"""A message that ends a task."""

@@ -1,4 +1,4 @@
-"""Bounds of a record's values, in its annotations; the record checks itself when it is made.
+"""Bounds of a record's values as annotations, which the record checks when it is made.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     @checked(check_nesterov)
@@ -7,11 +7,10 @@
         momentum: Annotated[float, Range(least=0, below=1)] = 0.9
         nesterov: bool = False
 
-Checked are bounds, choices (`Literal`), and that floats are finite, also inside tuples and mappings; types are left to
-type checkers, and to `subfleet.protocol.schema` where a record is read. What concerns several fields is a rule: a
-function that yields a sentence for everything that is wrong. Its parameters are named like the fields that it is about,
-and it is called where these are right by themselves, whatever is wrong with others. A rule about the whole record has
-one parameter, `record`, and is called where everything else is right.
+A record checks bounds, choices (`Literal`) and that floats are finite, also inside tuples and mappings. Types are left
+to type checkers, and to `subfleet.protocol.schema` when a record is read. A rule checks several fields: a function that
+yields a sentence for each problem. Its parameters have the names of the fields, and it is called if these are valid. A
+rule about the whole record has one parameter, `record`, and is called if everything else is valid.
 """
 
 import dataclasses
@@ -50,18 +49,18 @@ T = TypeVar("T")
 
 Rule = Callable[..., Iterable[str]]
 Rules = tuple[Rule, ...]
-"""Rules of a record: what concerns several of its fields."""
+"""Rules of a record about several of its fields."""
 _WHOLE = ("record",)
-"""Parameters of a rule about the whole record."""
+"""The parameters of a rule about the whole record."""
 MOST_PROBLEMS = 100
-"""Nothing more is looked for after so many."""
+"""The search for problems stops at this number."""
 
 
 class Bound(Protocol):
-    """A requirement for a value, as part of an annotation, `Annotated[type, bound]`."""
+    """A requirement for a value, as metadata of an annotation: `Annotated[type, bound]`."""
 
     def problem(self, value: Any) -> str:
-        """Describe a problem, to follow the name of the value, such as "is 0, but must be 1 or more"; or ""."""
+        """Describe the problem as a clause after the value's name, such as "is 0, but must be 1 or more", or ""."""
         ...
 
 
@@ -70,11 +69,11 @@ class Range:
     """A finite number within bounds.
 
     Attributes:
-        least: the smallest number that is right.
-        most: the largest one.
-        above: all that are right are larger.
-        below: all that are right are smaller.
-        words: what the number must be, where the bounds alone do not say it.
+        least: inclusive lower bound.
+        most: inclusive upper bound.
+        above: exclusive lower bound.
+        below: exclusive upper bound.
+        words: description of the bounds for messages; generated if empty.
     """
 
     least: float = -math.inf
@@ -93,16 +92,16 @@ class Range:
 
     def _describe(self) -> Iterator[str]:
         if math.isfinite(self.least) and math.isfinite(self.most):
-            yield f"from {_number(self.least)} to {_number(self.most)}"
+            yield f"from {_format(self.least)} to {_format(self.most)}"
             return
         if math.isfinite(self.least):
-            yield f"at least {_number(self.least)}" if math.isfinite(self.below) else f"{_number(self.least)} or more"
+            yield (f"at least {_format(self.least)}" if math.isfinite(self.below) else f"{_format(self.least)} or more")
         if math.isfinite(self.above):
-            yield f"above {_number(self.above)}"
+            yield f"above {_format(self.above)}"
         if math.isfinite(self.most):
-            yield f"at most {_number(self.most)}"
+            yield f"at most {_format(self.most)}"
         if math.isfinite(self.below):
-            yield f"below {_number(self.below)}"
+            yield f"below {_format(self.below)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,7 @@ class Length:
             return ""
         what = "characters" if isinstance(value, str) else "items"
         if self.most is not None and count > self.most:
-            return f"has {count} {what}, but may have {self.most} at most"
+            return f"has {count} {what}, but must have at most {self.most}"
         return f"{f'has {count} {what}' if count else 'is empty'}, but must have {self.least} or more"
 
 
@@ -128,8 +127,8 @@ class Texts:
     """A requirement for the texts in a tuple or a mapping.
 
     Attributes:
-        most: characters of each.
-        printable: they are shown in terminals, where control characters act.
+        most: maximum length of each, in characters.
+        printable: whether they must be printable, because terminals show them.
     """
 
     most: int
@@ -140,7 +139,7 @@ class Texts:
         texts = (*value, *value.values()) if isinstance(value, Mapping) else value
         longest = max(map(len, texts), default=0)
         if longest > self.most:
-            return f"has a text of {longest} characters, but may have {self.most} at most"
+            return f"has a text of {longest} characters, but must have at most {self.most}"
         if self.printable and not all(map(str.isprintable, texts)):
             return f"is {value!r:.200}, but must be made of printable characters"
         return ""
@@ -148,7 +147,7 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Any other requirement: `accepts` tests a value, `words` describe what it must be."""
+    """Any other requirement: `accepts` tests a value, and `words` describe valid ones."""
 
     accepts: Callable[[Any], bool]
     words: str
@@ -170,27 +169,27 @@ class Each:
         if len(set(names)) == len(names):
             return ""
         repeated = next(name for name, count in Counter(names).items() if count > 1)
-        return f"names {repeated!r:.80} more than once, but must name each once"
+        return f"names {repeated!r:.80} more than once, but must name each only once"
 
 
 NAMED_ONCE = Each(key=itemgetter(0))
-"""Of pairs: no two begin with the same name."""
+"""Pairs must differ in their first items."""
 
 
 def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
-    """A decorator, below that of the dataclass: records check themselves when they are made.
+    """Make records check themselves when they are created; the decorator stands below that of the dataclass.
 
-    They then raise `InvalidError` where values are out of their bounds, or break a rule; it names all of them.
+    A record with values out of bounds, or that break a rule, raises `InvalidError` with all problems.
 
     Args:
-        rules: of the record, beside the bounds in its annotations.
+        rules: rules in addition to the bounds in annotations.
     """
 
     def decorate(kind: type[T]) -> type[T]:
         if dataclasses.is_dataclass(kind):
             raise TypeError(f"{kind.__name__} is a dataclass already; write @checked below @dataclass")
-        kind.__post_init__ = _check  # type: ignore[attr-defined]  # which dataclass looks for
-        kind.__rules__ = rules  # type: ignore[attr-defined]  # which `_collect_checks` looks for
+        kind.__post_init__ = _check  # type: ignore[attr-defined]  # read by dataclass
+        kind.__rules__ = rules  # type: ignore[attr-defined]  # read by `_collect_checks`
         return kind
 
     return decorate
@@ -207,17 +206,17 @@ def _check(record: object) -> None:
 
 
 def problems_with_values(kind: type, values: Mapping[str, Any]) -> list[Problem]:
-    """Find the problems of some fields of a record, each of the right type; the others are unknown."""
+    """Find the problems of some of a record's fields, which have the right types."""
     return _find_problems(_collect_checks(kind), values)
 
 
 def choice_problem(members: Sequence[Any], value: Any) -> str:
-    """Explain why a value is not one of some choices, with a suggestion; "" if it is one."""
+    """Explain why a value is not one of the choices, with a suggestion; "" if it is one."""
     if any(value == member and type(value) is type(member) for member in members):
         return ""
     names = [member for member in members if isinstance(member, str)]
-    meant = suggest(value, names) if isinstance(value, str) else ""
-    return f"is {value!r:.80}, but must be one of {list(members)}{meant}"
+    suggestion = suggest(value, names) if isinstance(value, str) else ""
+    return f"is {value!r:.80}, but must be one of {list(members)}{suggestion}"
 
 
 def is_union(kind: Any) -> bool:
@@ -225,14 +224,14 @@ def is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
-_Found = str | list[Problem]
-"""What is wrong with a value: a clause, or what is wrong inside it; empty where nothing is."""
-_Test = Callable[[Any], _Found]
+_Verdict = str | list[Problem]
+"""The problem of a value as a clause, or the problems inside it; empty if it is valid."""
+_Test = Callable[[Any], _Verdict]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Checks:
-    """Collect the checks of a kind of record: fields by name, rules by their fields, and the whole."""
+    """The checks of a kind of record: of fields, of several fields, and of the whole record."""
 
     fields: tuple[str, ...]
     tests: tuple[tuple[str, _Test], ...]
@@ -256,13 +255,13 @@ def _collect_checks(kind: Any) -> _Checks:
 
 
 def _find_problems(checks: _Checks, values: Mapping[str, Any]) -> list[Problem]:
-    """Find the problems of fields, and of rules whose fields are all right."""
+    """Find the problems of fields, and of rules with only valid fields."""
     problems: list[Problem] = []
     wrong = []
     for name, test in checks.tests:
         value = values.get(name)
-        if value is not None and (found := test(value)):
-            problems += _prefix(name, found)
+        if value is not None and (verdict := test(value)):
+            problems += _prefix(name, verdict)
             wrong.append(name)
     for rule, names in checks.rules:
         if (values.keys() - wrong).issuperset(names):
@@ -273,17 +272,17 @@ def _find_problems(checks: _Checks, values: Mapping[str, Any]) -> list[Problem]:
 def _apply_rule(rule: Rule, values: Sequence[Any]) -> list[Problem]:
     try:
         return [Problem(text=text, is_sentence=True) for text in rule(*values)]
-    except (ValueError, OverflowError, SubfleetError) as error:  # of what a rule calls
+    except (ValueError, OverflowError, SubfleetError) as error:  # raised by functions that the rule calls
         return [Problem(text=str(error), is_sentence=True)]
 
 
-def _prefix(key: str | int, found: _Found) -> list[Problem]:
-    problems = [Problem(text=found)] if isinstance(found, str) else found
+def _prefix(key: str | int, verdict: _Verdict) -> list[Problem]:
+    problems = [Problem(text=verdict)] if isinstance(verdict, str) else verdict
     return [problem.under(key) for problem in problems]
 
 
 def _make_test(kind: Any) -> _Test | None:
-    """Make the test of an annotation; None if every value of the right type is right."""
+    """Make the test of an annotation; None if all values of its type are valid."""
     compose = _TESTS.get(typing.get_origin(kind))
     if compose is not None:
         return compose(kind)
@@ -292,15 +291,14 @@ def _make_test(kind: Any) -> _Test | None:
 
 def _make_bounded_test(kind: Any) -> _Test | None:
     bounds = [bound for bound in kind.__metadata__ if hasattr(bound, "problem")]
-    tests: list[_Test | None] = [_make_range_test(one) if isinstance(one, Range) else one.problem for one in bounds]
-    if not any(isinstance(bound, Range) for bound in bounds):  # which says by itself what is not finite
-        tests.append(_make_test(kind.__origin__))
-    asked = tuple(test for test in tests if test is not None)
-    return partial(_test_all, asked) if len(asked) > 1 else next(iter(asked), None)
+    tests = [_make_range_test(bound) if isinstance(bound, Range) else bound.problem for bound in bounds]
+    if not any(isinstance(bound, Range) for bound in bounds):  # a range refuses infinite values itself
+        tests += filter(None, [_make_test(kind.__origin__)])
+    return partial(_test_all, tuple(tests)) if len(tests) > 1 else next(iter(tests), None)
 
 
 def _make_range_test(bound: Range) -> _Test:
-    """The same as `Range.problem`, faster: records are made by thousands."""
+    """Make a faster `Range.problem`: records are made by the thousand."""
     least, most, above, below = bound.least, bound.most, bound.above, bound.below
 
     def test(value: float) -> str:
@@ -319,7 +317,7 @@ def _make_tuple_test(kind: Any) -> _Test | None:
     members = typing.get_args(kind)
     tests = tuple(map(_make_test, members[:1] if ... in members else members))
     if ... not in members:
-        return partial(_test_places, tests) if any(tests) else None
+        return partial(_test_tuple, tests) if any(tests) else None
     if tests[0] is None:
         return None
     if typing.get_origin(members[0]) is typing.Annotated and members[0].__origin__ is int:
@@ -343,50 +341,48 @@ _TESTS: Mapping[Any, Callable[[Any], _Test | None]] = types.MappingProxyType(
         Mapping: _make_mapping_test,
     }
 )
-"""By what an annotation is made with."""
+"""Makers of tests, by the origin of the annotation."""
 
 
-def _test_all(tests: tuple[_Test, ...], value: Any) -> _Found:
-    for test in tests:
-        if found := test(value):
-            return found
-    return ""
+def _test_all(tests: tuple[_Test, ...], value: Any) -> _Verdict:
+    return next((verdict for test in tests if (verdict := test(value))), "")
 
 
-def _test_optional(test: _Test, value: Any) -> _Found:
+def _test_optional(test: _Test, value: Any) -> _Verdict:
     return "" if value is None else test(value)
 
 
-def _test_numbers(test: _Test, value: Any) -> _Found:
-    """Test whole numbers by the smallest and the largest one."""
+def _test_numbers(test: _Test, value: Any) -> _Verdict:
+    """Test integers by the smallest and the largest."""
     return _test_items(test, value) if value and (test(min(value)) or test(max(value))) else ""
 
 
 def _test_items(test: _Test, value: Any) -> list[Problem]:
-    return _name_problem((place, test(item)) for place, item in enumerate(value))
+    return _collect_problems((index, test(item)) for index, item in enumerate(value))
 
 
-def _test_places(tests: tuple[_Test | None, ...], value: Any) -> list[Problem]:
+def _test_tuple(tests: tuple[_Test | None, ...], value: Any) -> list[Problem]:
     pairs = enumerate(zip(tests, value, strict=True))
-    return _name_problem((place, test(item)) for place, (test, item) in pairs if test is not None)
+    return _collect_problems((index, test(item)) for index, (test, item) in pairs if test is not None)
 
 
 def _test_mapping(key_test: _Test | None, item_test: _Test | None, value: Any) -> list[Problem]:
     texts = (f"has the key {key!r:.80}, which {text}" for key in value if key_test and (text := key_test(key)))
     problems = [Problem(text=text) for text in islice(texts, MOST_PROBLEMS)]
     return problems + (
-        [] if item_test is None else _name_problem((key, item_test(item)) for key, item in value.items())
+        [] if item_test is None else _collect_problems((key, item_test(item)) for key, item in value.items())
     )
 
 
-def _name_problem(found: Iterable[tuple[str | int, _Found]]) -> list[Problem]:
-    """Find the problems inside a value, by their keys."""
-    return list(islice((one for key, problems in found if problems for one in _prefix(key, problems)), MOST_PROBLEMS))
+def _collect_problems(verdicts: Iterable[tuple[str | int, _Verdict]]) -> list[Problem]:
+    """Prefix the problems inside a value with their keys."""
+    problems = (problem for key, verdict in verdicts if verdict for problem in _prefix(key, verdict))
+    return list(islice(problems, MOST_PROBLEMS))
 
 
 def _finite(value: float) -> str:
     return "" if -math.inf < value < math.inf else f"is {value!r:.80}, but must be a finite number"
 
 
-def _number(bound: Any) -> str:
+def _format(bound: Any) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)

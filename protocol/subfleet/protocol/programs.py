@@ -1,4 +1,4 @@
-"""What a device needs to know about a program, and how a program is packed."""
+"""Programs: their manifests, and the packed form in which they travel."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -19,25 +19,25 @@ Role = Literal[
     "learning_rate",  # scalar
     "random",  # uniform in [0, 1), fresh in every step: dropout's randomness
     "class_mask",  # 1 for a class that the client holds, 0 for one that it lacks, (classes,)
-    "coefficient",  # scalar of `TrainingSettings` that has the value's name: proximal_mu or distillation_weight
-    "frozen",  # a weight that is trained by nobody: it is given, and is no part of an update
+    "coefficient",  # scalar field of `TrainingSettings`, by the value's name: proximal_mu or distillation_weight
+    "frozen",  # an untrained weight, which is not part of an update
     "anchor",  # a parameter as it was before the first step, for the proximal term
-    "batch_weight",  # scalar: the count of the whole batch that a micro-batch is part of
-    "apply",  # scalar: 1 in the last micro-batch of a batch, which takes the optimiser's step; else 0
+    "batch_weight",  # scalar: the count of the whole batch, of which the input is a micro-batch
+    "apply",  # scalar: 1 in the last micro-batch of a batch, after which the optimiser steps; else 0
     # Between the pieces of a chain.
-    "features",  # what a link reads or gives, (batch, ...)
-    "features_gradient",  # the loss' gradient by it
-    "gradient_scale",  # scalar: what clipping multiplies all gradients of a path with
+    "features",  # input or output of a link, (batch, ...)
+    "features_gradient",  # the loss's gradient with respect to them
+    "gradient_scale",  # scalar: by which clipping multiplies all gradients of a path
     # Carried from step to step: an input, and as an output the same thing after the step.
     "parameter",  # a weight
-    "buffer",  # what a layer keeps besides its weights, such as a running mean
-    "optimiser_state",  # zero before the first step; `tensor` is empty where it belongs to none
+    "buffer",  # state of a layer besides its weights, such as a running mean
+    "optimiser_state",  # zero before the first step; `tensor` is empty if it belongs to none
     "gradient",  # summed over the micro-batches so far; zero before the first, and again after the last
     # Read after every step.
     "loss",  # scalar, mean over `count`; of a micro-batch, its fraction of the whole batch's mean
-    "correct",  # scalar, how many of `count` were predicted rightly before the step; 0 where that means nothing
-    "count",  # scalar, how many labels counted: real samples, or the real tokens of real samples
-    "squares",  # scalar, sum of the squares of the losses of `count` labels, where the objective asks for it
+    "correct",  # scalar, how many of `count` were predicted correctly before the step; 0 if that has no meaning
+    "count",  # scalar, how many labels count: real samples, or the real tokens of real samples
+    "squares",  # scalar, sum of the squares of the losses of `count` labels, if the objective asks for it
     "logits",  # (batch, ...)
 ]
 
@@ -47,13 +47,13 @@ class ValueInfo:
     """One input or output of a program.
 
     Attributes:
-        name: the program's own name of it.
+        name: in the program.
         dtype: as in the tensor container, such as "F32".
-        shape: sizes; the batch is a fixed number.
-        role: what it is for.
-        tensor: the submodel's tensor that a parameter, buffer, anchor, gradient or optimiser state belongs to.
-        limit: exclusive upper bound of the indices in an I64 input or label, so that data that do not fit are refused
-            before a program reads beyond a table; 0 where there is none.
+        shape: sizes, including a fixed batch size.
+        role: its purpose.
+        tensor: the submodel's tensor to which a parameter, buffer, anchor, gradient or optimiser state belongs.
+        limit: exclusive upper bound of the indices in an I64 input or label, so that unsuitable data are refused before
+            a program reads beyond a table; 0 if there is none.
     """
 
     name: str
@@ -70,8 +70,8 @@ class PieceProgram:
 
     Attributes:
         name: in the chain's body; see `subfleet.protocol.chains.name_program`.
-        inputs: in the order in which it takes them; `tensor` is the name after the operator's prefix.
-        outputs: in the order in which it gives them.
+        inputs: in order; `tensor` is the name after the operator's prefix.
+        outputs: in order.
     """
 
     name: str
@@ -81,23 +81,23 @@ class PieceProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramManifest:
-    """Everything that a trainer must know about a program besides its bytes.
+    """Everything that a trainer must know about a program.
 
     Attributes:
         program_id: content id of the request that made it: shape, objective, optimiser, batch, target, versions.
         target: "onnx" or "executorch".
         purpose: "train", "infer" or "evaluate".
         batch_size: samples of one step; a smaller last batch is padded and masked.
-        inputs: in the order in which the program takes them.
-        outputs: in the order in which it gives them.
-        memory: what it is planned to take on a device.
-        max_abs_diff: largest difference of any number from PyTorch's, found when it was written; as a fraction of the
-            largest number of its tensor where that is above 1.
+        inputs: in order.
+        outputs: in order.
+        memory: the planned memory on a device.
+        max_abs_diff: largest difference from PyTorch in the export's comparison; relative to the largest number of the
+            tensor if that is above 1.
         versions: of the tools that wrote it.
-        operators: that its runtime must have, sorted, such as "Conv" or "aten::add.out"; empty where it is not told. Of
-            a chain, those of the links that have no choice.
-        chain: of a supernet's program the links that its pieces are chained by; `inputs` and `outputs` are then those
-            of all of them together. None in a program that is one piece.
+        operators: operators that its runtime must have, sorted, such as "Conv" or "aten::add.out"; empty if unknown.
+            For a chain, only those of links without a choice.
+        chain: the links of a supernet's program; `inputs` and `outputs` are then those of all its pieces. None for a
+            program in one piece.
         pieces: the programs in a chain's body.
     """
 
@@ -142,10 +142,10 @@ def encode_program(program: Program) -> bytes:
 
 
 def decode_program(buffer: bytes | memoryview) -> Program:
-    """Unpack a program and check its digest: runtimes do not survive every damaged program.
+    """Unpack a program and check its digest, as a damaged program may crash a runtime.
 
     Raises:
-        ProtocolError: the bytes are no packed program, or were damaged after they were packed.
+        ProtocolError: the bytes are not a packed program, or are damaged.
     """
     body, plain = _unpack(buffer)
     return Program(manifest=from_plain(ProgramManifest, plain), body=body)
@@ -155,23 +155,23 @@ def program_id_of(buffer: bytes | memoryview) -> str:
     """Read the id of a packed program, without the rest of its manifest.
 
     Raises:
-        ProtocolError: the bytes are no packed program, or were damaged after they were packed.
+        ProtocolError: the bytes are not a packed program, or are damaged.
     """
     _, plain = _unpack(buffer)
     program_id = plain.get("program_id") if isinstance(plain, dict) else None
     if not isinstance(program_id, str):
-        raise ProtocolError(f"a program's manifest must name its id, but has {program_id!r:.80}")
+        raise ProtocolError(f"a program's manifest must have a program_id, but has {program_id!r:.80}")
     return program_id
 
 
 def _unpack(buffer: bytes | memoryview) -> tuple[memoryview | bytes, Any]:
-    """A packed program's bytes and its manifest's JSON."""
+    """Return the program's bytes and the JSON of its manifest."""
     container = decode_container(buffer)
     if set(container.tensors) != {_BODY} or set(container.metadata) != {_MANIFEST, _DIGEST}:
         raise ProtocolError("a packed program must hold one tensor 'program' and the metadata 'manifest' and 'sha256'")
     body = container.tensors[_BODY].data
     if hashlib.sha256(body).hexdigest() != container.metadata[_DIGEST]:
-        raise ProtocolError("the program's bytes are not those of its digest: they were damaged; fetch it again")
+        raise ProtocolError("the program's bytes do not match their digest; fetch it again")
     return body, parse_json(container.metadata[_MANIFEST].encode(), max_bytes=_MAX_MANIFEST_BYTES)
 
 

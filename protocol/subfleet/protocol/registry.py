@@ -1,7 +1,6 @@
-"""Registries: objects under a group of entry points by name, of Subfleet and of plug-ins alike.
+"""Registries: the objects of a group of entry points by name, from Subfleet and from plug-ins.
 
-Nothing is imported before it is asked for, and what cannot be loaded is in nobody's way: it is told by one sentence
-where it is named.
+Objects are imported when they are first used. An object that cannot be loaded is an error only where it is named.
 """
 
 import dataclasses
@@ -20,22 +19,22 @@ __all__ = ["Registry", "package_of", "problem_with_record"]
 T = TypeVar("T")
 
 
-def problem_with_record(found: object, name: str, members: Iterable[str]) -> str:
+def problem_with_record(kind: object, name: str, members: Iterable[str]) -> str:
     """Explain why an object is no valid record of a registry; empty if it is.
 
     Args:
-        found: what is registered.
-        name: which its `TYPE` must be.
-        members: that it must have, as fields or otherwise.
+        kind: the registered object.
+        name: the required value of its `TYPE`.
+        members: required fields or attributes.
     """
-    if not isinstance(found, type) or not dataclasses.is_dataclass(found):
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return "it must be a dataclass"
-    if not found.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # which typeshed does not know
+    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # missing in typeshed
         return "it must be a frozen dataclass"
-    if getattr(found, "TYPE", None) != name:
-        return f"its TYPE is {getattr(found, 'TYPE', None)!r:.80}, but must be {name!r}"
-    fields = {field.name for field in dataclasses.fields(found)}
-    lacking = sorted(member for member in members if member not in fields and not hasattr(found, member))
+    if getattr(kind, "TYPE", None) != name:
+        return f"its TYPE is {getattr(kind, 'TYPE', None)!r:.80}, but must be {name!r}"
+    fields = {field.name for field in dataclasses.fields(kind)}
+    lacking = sorted(member for member in members if member not in fields and not hasattr(kind, member))
     return f"it lacks {', '.join(map(repr, lacking))}" if lacking else ""
 
 
@@ -43,15 +42,15 @@ class Registry(Mapping[str, T]):
     """The loadable objects of a group, by name in alphabetical order.
 
     A type annotated with a registry, `Annotated[Seam, REGISTRY]`, is an open union: `subfleet.protocol.schema` builds
-    the registered record that its tag names.
+    the registered record that the tag names.
 
     Args:
         group: of entry points, such as "subfleet.methods".
-        what: one of them, in the words of errors, such as "method".
+        what: noun for one object in errors, such as "method".
         tag: the key under which plain data has a record's name.
-        read: what an entry point names to what is registered; the same by default.
-        check: what is registered and its name to the reason why it cannot be used; empty where it can.
-        find: what is registered.
+        read: converts the object of an entry point to the registered one.
+        check: explains why a registered object of some name cannot be used; empty if it can.
+        find: lists the entry points of the group.
     """
 
     def __init__(
@@ -60,8 +59,8 @@ class Registry(Mapping[str, T]):
         what: str,
         *,
         tag: str = "type",
-        read: Callable[[Any], T] = lambda found: found,
-        check: Callable[[Any, str], str] = lambda found, name: "",
+        read: Callable[[Any], T] = lambda loaded: loaded,
+        check: Callable[[Any, str], str] = lambda registered, name: "",
         find: Callable[[str], Iterable[EntryPoint]] = lambda group: entry_points(group=group),
     ) -> None:
         self.group = group
@@ -76,36 +75,36 @@ class Registry(Mapping[str, T]):
     @property
     def names(self) -> tuple[str, ...]:
         """All registered names, even those that cannot be loaded; nothing is imported."""
-        return tuple(sorted(self._find_entry()))
+        return tuple(sorted(self._find_entries()))
 
     @property
     def broken(self) -> Mapping[str, str]:
         """The load errors, by name."""
-        found = {name: self._load(name) for name in self.names}
-        return MappingProxyType({name: str(one) for name, one in found.items() if isinstance(one, ConfigError)})
+        outcomes = [(name, self._load(name)) for name in self.names]
+        return MappingProxyType({name: str(error) for name, error in outcomes if isinstance(error, ConfigError)})
 
     def named(self, name: str) -> T:
-        """Load the object under a name from a configuration.
+        """Load the object of a name from a configuration.
 
         Raises:
-            ConfigError: there is none, or it cannot be loaded; its cause is then what the import raised.
+            ConfigError: there is none, or it cannot be loaded; the import's exception is then the cause.
         """
-        if name not in self._find_entry():
+        if name not in self._find_entries():
             known = list(self.names)
             raise ConfigError(f"there is no {self.what} {name!r:.80}; choose one of {known}{suggest(name, known)}")
-        found = self._load(name)
-        if isinstance(found, ConfigError):
-            raise ConfigError(str(found)) from found.__cause__
-        return found
+        outcome = self._load(name)
+        if isinstance(outcome, ConfigError):
+            raise ConfigError(str(outcome)) from outcome.__cause__
+        return outcome
 
     def __getitem__(self, name: str) -> T:
-        found = self._load(name) if name in self._find_entry() else None
-        if found is None or isinstance(found, ConfigError):
+        outcome = self._load(name) if name in self._find_entries() else None
+        if outcome is None or isinstance(outcome, ConfigError):
             raise KeyError(name)
-        return found
+        return outcome
 
     def __eq__(self, other: object) -> bool:
-        return self is other  # as part of an annotation it is compared with others, which loads nothing
+        return self is other  # annotations are compared, which must not load anything
 
     def __hash__(self) -> int:
         return id(self)
@@ -116,7 +115,7 @@ class Registry(Mapping[str, T]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _find_entry(self) -> Mapping[str, tuple[EntryPoint, ...]]:
+    def _find_entries(self) -> Mapping[str, tuple[EntryPoint, ...]]:
         if self._entries is None:
             entries: dict[str, tuple[EntryPoint, ...]] = {}
             for entry in self._find(self.group):
@@ -128,24 +127,24 @@ class Registry(Mapping[str, T]):
 
     def _load(self, name: str) -> T | ConfigError:
         if name not in self._loaded:
-            self._loaded[name] = self._load_again(name)
+            self._loaded[name] = self._load_anew(name)
         return self._loaded[name]
 
-    def _load_again(self, name: str) -> T | ConfigError:
-        entry, *others = self._find_entry()[name]
+    def _load_anew(self, name: str) -> T | ConfigError:
+        entry, *others = self._find_entries()[name]
         if others:
-            owners = " and ".join(f"{one.value} of {package_of(one)}" for one in (entry, *others))
+            owners = " and ".join(f"{owner.value} of {package_of(owner)}" for owner in (entry, *others))
             return ConfigError(f"{self.what} {name!r:.80} is registered as {owners}; uninstall all but one")
         subject = f"{self.what} {name!r:.80}, which is {entry.value} of {package_of(entry)}, cannot be loaded"
-        silence(os.environ)  # what others bring may import a library that reports
+        silence(os.environ)  # a plug-in may import a library that reports to its vendor
         try:
-            found = self._read(entry.load())
-            problem = self._check(found, name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever others' code raises concerns this name alone
+            registered = self._read(entry.load())
+            problem = self._check(registered, name)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may raise anything
             broken = ConfigError(f"{subject}: {type(error).__name__}: {error}; fix or uninstall that package")
             broken.__cause__ = error
             return broken
-        return ConfigError(f"{subject}: {problem}; fix or uninstall that package") if problem else found
+        return ConfigError(f"{subject}: {problem}; fix or uninstall that package") if problem else registered
 
 
 def package_of(entry: EntryPoint) -> str:

@@ -1,12 +1,11 @@
-"""Frozen dataclasses to plain data and back, with nothing but the standard library.
+"""Converts frozen dataclasses to plain data and back, using only the standard library.
 
-One reader checks plain data against annotations: JSON that was received (`from_plain`, which raises `ProtocolError` and
-nothing else, whatever it is given) and files that people write (`validate`, which names everything that is wrong).
-It refuses values of a wrong type and unknown and missing fields; bounds and rules are checked by the records
-themselves, see `subfleet.protocol.bounds`.
+One reader checks plain data against annotations: received JSON (`from_plain`, which raises only `ProtocolError`) and
+files that people write (`validate`, which lists every problem). It refuses wrong types and unknown or missing fields;
+bounds and rules are checked by the records themselves, see `subfleet.protocol.bounds`.
 
-A union of records is told apart by a tag, the key `type` unless the records' `TAG` says another. It is closed,
-`This | That`, or open, `Annotated[Seam, REGISTRY]`: then it has whatever is installed.
+Members of a union are told apart by a tag, the key `type` or the records' `TAG`. A union is closed, `This | That`, or
+open, `Annotated[Seam, REGISTRY]`, with all installed members.
 """
 
 import dataclasses
@@ -34,20 +33,20 @@ from subfleet.protocol.suggestion import explain_unknown_key, suggest
 T = TypeVar("T")
 
 ADDED_LATER: Mapping[str, bool] = MappingProxyType({"added_later": True})
-"""Metadata of a field with a default that readers of an earlier release do not know: it is left out where it has its
-default, so that they understand the rest, and what is hashed stays as it was."""
+"""Metadata of a field that is omitted if it has its default, so that earlier releases can read the rest and hashes stay
+as they were."""
 
-# JSON can spell half a surrogate pair and NUL, but UTF-8 has no bytes for the one, and databases refuse the other.
+# JSON can contain lone surrogates, which UTF-8 cannot encode, and NUL, which databases refuse.
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
 MAX_INTEGER = 2**63 - 1
-"""Larger integers are refused: no count, size or time of ours needs them, and other languages cannot hold them."""
+"""Larger integers are refused: no count, size or time needs them, and other languages cannot represent them."""
 MAX_TEXT_CHARACTERS = 4096
-"""Longer strings are refused: names, paths and reasons are shorter, and an ack repeats the id that it answers."""
+"""Longer strings are refused: names, paths and reasons are shorter."""
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a dataclass into dicts, lists, strings and numbers. Members of a union carry their name under their tag."""
+    """Convert a dataclass to dicts, lists, strings and numbers. Union members have their name under their tag."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = {
             field.name: to_plain(getattr(value, field.name))
@@ -64,7 +63,7 @@ def to_plain(value: Any) -> Any:
 
 
 def get_tag(kind: type) -> str:
-    """Return the key with the name of a union's member in plain data."""
+    """Return the key under which plain data has the name of a union member."""
     tag: str = getattr(kind, "TAG", "type")
     return tag
 
@@ -81,7 +80,7 @@ def _is_written(field: "dataclasses.Field[Any]", value: Any) -> bool:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Encode as JSON with sorted keys and no spaces: equal values have equal bytes, so they can be hashed.
+    """Encode as JSON with sorted keys and no spaces, so that equal values have equal bytes and hashes.
 
     Raises:
         ProtocolError: a number is not finite.
@@ -101,7 +100,7 @@ def parse_json(payload: bytes | memoryview, *, max_bytes: int) -> Any:
         ProtocolError: the payload is not JSON.
     """
     if len(payload) > max_bytes:
-        raise TooLargeError(f"a control message is {len(payload)} bytes, but may be {max_bytes} bytes at most")
+        raise TooLargeError(f"a control message is {len(payload)} bytes, but must be at most {max_bytes}")
     try:
         return json.loads(bytes(payload))
     except (ValueError, RecursionError) as error:
@@ -112,7 +111,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     """Build a value of `kind` from parsed JSON.
 
     Raises:
-        ProtocolError: a field is missing, unknown, of the wrong type or out of its bounds; it names the first.
+        ProtocolError: a field is missing, unknown, of the wrong type or out of bounds; the message names the first.
     """
     try:
         return read_plain(kind, plain)
@@ -122,11 +121,11 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 
 
 def validate(kind: type[T], plain: Any, what: str) -> T:
-    """Build a record from parsed TOML or JSON that a person wrote; `what` names it in errors, such as a file.
+    """Build a record from parsed TOML or JSON that a person wrote; `what` names the source in errors, such as a file.
 
     Raises:
-        ConfigError: names every unknown and missing key, every value of a wrong type or out of its bounds, and
-            whatever does not go together.
+        ConfigError: lists every unknown or missing key, every value of a wrong type or out of bounds, and every broken
+            rule.
     """
     try:
         return read_plain(kind, plain)
@@ -153,13 +152,13 @@ _Read = Callable[[Any], Any]
 
 
 def _refuse(plain: Any, words: str) -> InvalidError:
-    """Say what a value must be. An error in its place was found before, and is passed on."""
+    """Make the error of a value that is not what it must be; an earlier error in its place is passed on."""
     if isinstance(plain, InvalidError):
         return plain
     return InvalidError([Problem(text=f"is {plain!r:.80}, but must be {words}")])
 
 
-@cache  # what an annotation means is found out once: a manifest has thousands of values of a few kinds
+@cache  # a manifest has thousands of values of a few kinds
 def _make_reader(kind: Any) -> _Read:
     """Make the reader of a kind."""
     origin, members = typing.get_origin(kind), typing.get_args(kind)
@@ -172,7 +171,7 @@ def _make_reader(kind: Any) -> _Read:
     elif origin is typing.Literal:
         read = partial(_read_choice, members)
     elif origin is tuple:
-        read = partial(_read_items, _make_reader(members[0])) if ... in members else partial(_read_places, members)
+        read = partial(_read_items, _make_reader(members[0])) if ... in members else partial(_read_tuple, members)
     elif origin in (dict, Mapping):
         read = partial(_read_mapping, *map(_make_reader, members))
     elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -231,7 +230,7 @@ def _read_record(kind: type, plain: Any) -> Any:
     values.pop(tag, None)
     if not plain.keys() >= required:
         missing = (key for key in readers if key in required and key not in plain)
-        problems += [Problem(text="is missing, but must be there", keys=(key,)) for key in missing]
+        problems += [Problem(text="is missing", keys=(key,)) for key in missing]
     if problems:
         raise InvalidError([*problems, *problems_with_values(kind, _list_defaults(kind, plain) | values)])
     try:
@@ -250,8 +249,8 @@ def _refuse_key(kind: type, key: str, plain: Any) -> Any:
 def _list_defaults(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
     """Compute the values of omitted fields."""
     fields = [field for field in dataclasses.fields(kind) if field.name not in plain]
-    made = {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
-    return made | {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
+    made = {field.name: field.default_factory() for field in fields if field.default_factory is not dataclasses.MISSING}
+    return made | {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
 def _make_union_reader(members: tuple[Any, ...]) -> _Read:
@@ -278,15 +277,15 @@ def _read_open(registry: Registry[Any], plain: Any) -> Any:
 
 
 def _read_tag(tag: str, names: Sequence[str], plain: Any) -> str:
-    """Read the name of a union's member under its tag."""
+    """Read the name of a union member under its tag."""
     if not isinstance(plain, dict):
         raise _refuse(plain, "a table")
     name = plain.get(tag)
     if isinstance(name, str) and name in names:
         return name
-    found = f"has the {tag} {name!r:.80}" if tag in plain else f"has no {tag}"
-    meant = suggest(name, names) if isinstance(name, str) else ""
-    raise InvalidError([Problem(text=f"{found}, but must be one of {list(names)}{meant}")])
+    text = f"has the {tag} {name!r:.80}" if tag in plain else f"has no {tag}"
+    suggestion = suggest(name, names) if isinstance(name, str) else ""
+    raise InvalidError([Problem(text=f"{text}, but must be one of {list(names)}{suggestion}")])
 
 
 def _read_items(read: _Read, plain: Any) -> Any:
@@ -295,7 +294,7 @@ def _read_items(read: _Read, plain: Any) -> Any:
     return tuple(_read_all((index, read, item) for index, item in enumerate(plain)).values())
 
 
-def _read_places(members: tuple[Any, ...], plain: Any) -> Any:
+def _read_tuple(members: tuple[Any, ...], plain: Any) -> Any:
     if not isinstance(plain, (list, tuple)) or len(plain) != len(members):
         raise _refuse(plain, f"a list of {len(members)}")
     return tuple(_read_all(zip(range(len(members)), map(_make_reader, members), plain, strict=True)).values())
@@ -345,10 +344,10 @@ def _read_str(plain: Any) -> Any:
     if not isinstance(plain, str):
         raise _refuse(plain, "text")
     if len(plain) > MAX_TEXT_CHARACTERS:
-        text = f"has {len(plain)} characters, but may have {MAX_TEXT_CHARACTERS} at most"
+        text = f"has {len(plain)} characters, but must have at most {MAX_TEXT_CHARACTERS}"
         raise InvalidError([Problem(text=text)])
     if _NO_TEXT.search(plain) is not None:
-        raise _refuse(plain, "text without NUL and without half characters")
+        raise _refuse(plain, "text without NUL and lone surrogates")
     return plain
 
 

@@ -4,11 +4,10 @@
     subfleet/1/<fleet>/down/<client>/<kind>      server to one device; "task" is retained
     subfleet/1/<fleet>/up/<client>/<kind>        one device to the server; "presence" and "profile" are
                                                  retained, and "claim", which is for other devices of that id
-    subfleet/1/<fleet>/up/<client>/check/<what>  a client that tries the broker, to itself alone
+    subfleet/1/<fleet>/up/<client>/check/<what>  a client that tests the broker, to itself
 
 A broker's access list needs three rules: a device reads `all/#` and `down/<its id>/#`, and reads and writes
-`up/<its id>/#`.
-The payload of kind "chunk" is binary; every other payload is a JSON message.
+`up/<its id>/#`. The payload of kind "chunk" is binary; all others are JSON.
 """
 
 import re
@@ -48,26 +47,26 @@ class Topics:
         self._root = f"subfleet/1/{fleet}"
 
     def all(self, kind: str) -> str:
-        """Server to everyone."""
+        """Make the topic from the server to everyone."""
         return f"{self._root}/all/{kind}"
 
     def down(self, client_id: str, kind: str) -> str:
-        """Server to one device; `+` for kind subscribes to all of them."""
+        """Make the topic from the server to one device; kind `+` subscribes to all kinds."""
         return f"{self._root}/down/{client_id}/{kind}"
 
     def up(self, client_id: str, kind: str) -> str:
-        """One device to the server; `+` for both subscribes to all of them."""
+        """Make the topic from one device to the server; `+` subscribes to all clients or kinds."""
         return f"{self._root}/up/{client_id}/{kind}"
 
     def check(self, name: str, what: str) -> str:
-        """A client to itself, on a topic that a device of that name may write and read, and nobody else reads."""
+        """Make a topic from a client to itself; nobody else reads it."""
         return f"{self._root}/up/{name}/check/{what}"
 
     def parse(self, topic: str) -> Address:
         """Parse a topic of this fleet.
 
         Raises:
-            ProtocolError: it is not one.
+            ProtocolError: the topic does not belong to this fleet.
         """
         parts = topic.removeprefix(f"{self._root}/").split("/") if topic.startswith(f"{self._root}/") else []
         if len(parts) == 2 and parts[0] == "all":

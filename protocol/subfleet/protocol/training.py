@@ -32,17 +32,17 @@ class ObjectiveSettings:
     """The objective of a training step. Coefficients are inputs of the step, not part of it.
 
     Attributes:
-        name: "cross_entropy" of one class index for each sample; "next_token" the same for each token of a sequence;
-            "dense_cross_entropy" the same for each pixel of an image; "binary_cross_entropy" of one probability for
-            each output; "mean_squared_error" of each output.
-        label_smoothing: fraction of the target that is spread evenly over all classes, 0 up to, not including, 1.
-        class_mask: logits of the classes that a client lacks count as 0 (HeteroFL, section 3.3).
-        proximal: adds mu / 2 times the squared distance from the first weights (FedProx, section 3.2).
+        name: "cross_entropy" has one class index for each sample, "next_token" one for each token of a sequence,
+            "dense_cross_entropy" one for each pixel of an image; "binary_cross_entropy" has one probability for each
+            output, "mean_squared_error" one number.
+        label_smoothing: fraction of the target that is spread evenly over all classes, from 0 to below 1.
+        class_mask: set the logits of classes that a client lacks to 0 (HeteroFL, section 3.3).
+        proximal: add mu / 2 times the squared distance from the initial weights (FedProx, section 3.2).
         distillation: "self" adds FjORD's loss of a submodel nested in the network (FjORD, section 3.3); "mutual"
             DepthFL's term between the exits of a network (DepthFL, section 3.2).
         temperature: of the distillation term, above 0.
-        squares: whether the step also sums the squares of the labels' losses, for methods that choose clients by them
-            (Oort, section 4.2); of the prediction alone, without distillation.
+        squares: also sum the squares of the labels' losses, for methods that select clients by them (Oort, section
+            4.2); the distillation term is not included.
     """
 
     name: Objective = "cross_entropy"
@@ -65,7 +65,7 @@ class ObjectiveSettings:
 
     @property
     def padded(self) -> bool:
-        """Whether labels below 0 are usual: tokens behind the end of a text, pixels without a class."""
+        """Whether labels below 0 are usual: tokens after the end of a text, pixels without a class."""
         return self.over_classes and self.kind.places != "sample"
 
     @property
@@ -76,7 +76,7 @@ class ObjectiveSettings:
 
 def _check_nesterov(nesterov: bool, momentum: float, dampening: float) -> Iterator[str]:
     if nesterov and (momentum == 0 or dampening > 0):
-        yield f"nesterov needs momentum and no dampening, but they are {momentum} and {dampening}"
+        yield f"nesterov needs momentum above 0 and dampening 0, but they are {momentum} and {dampening}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,14 @@ class OptimiserSettings:
 
     Attributes:
         name: "sgd", "adam" or "adamw"; each computes what the class of that name in `torch.optim` does.
-        momentum: of sgd, 0 (none) up to, not including, 1.
-        dampening: of sgd's momentum, 0 up to 1.
+        momentum: of sgd, from 0 (none) to below 1.
+        dampening: of sgd's momentum, 0 to 1.
         nesterov: of sgd; needs momentum and no dampening.
-        weight_decay: coefficient added to the gradient, or with adamw taken off the weight, 0 or more.
-        beta1: decay of adam's first moment, 0 up to, not including, 1.
-        beta2: decay of adam's second moment, 0 up to, not including, 1.
+        weight_decay: coefficient added to the gradient, or subtracted from the weight with adamw; 0 or more.
+        beta1: decay of adam's first moment, from 0 to below 1.
+        beta2: decay of adam's second moment, from 0 to below 1.
         epsilon: added to adam's divisor, above 0.
-        max_gradient_norm: gradients of a larger global norm are scaled down to it; 0 lets them be.
+        max_gradient_norm: gradients with a larger global norm are scaled down to it; 0 disables clipping.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -111,7 +111,7 @@ def _check_border(record: "AugmentationSettings") -> Iterator[str]:
     if record.crops and record.padding < 1:
         yield f"padding is {record.padding}, but must be 1 or more with augmentation {record.name!r}"
     if not record.crops and record.padding:
-        yield f"padding is {record.padding}, but augmentation {record.name!r} has no border; leave it out"
+        yield f"padding is {record.padding}, but augmentation {record.name!r} has no padding; omit it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +120,9 @@ class AugmentationSettings:
     """Random augmentation of training images, new in each epoch; evaluations use none.
 
     Attributes:
-        name: "none"; "crop" cuts each image out of itself with a border of zeros; "flip" mirrors half of them, left to
-            right; or "crop_and_flip".
-        padding: width of that border in pixels, 1 or more and less than the image's sides; 0 where nothing is cut.
+        name: "none"; "crop" pads each image with zeros and crops it to its size at a random position; "flip" mirrors
+            half of the images, left to right; or "crop_and_flip".
+        padding: of a crop, in pixels, 1 or more and less than the image's sides; 0 without crops.
     """
 
     name: Literal["none", "crop", "flip", "crop_and_flip"] = "none"
@@ -130,7 +130,7 @@ class AugmentationSettings:
 
     @property
     def crops(self) -> bool:
-        """Whether images are cut."""
+        """Whether images are cropped."""
         return self.name in ("crop", "crop_and_flip")
 
     @property
@@ -139,18 +139,18 @@ class AugmentationSettings:
         return self.name in ("flip", "crop_and_flip")
 
     def problem_with(self, sample_shape: tuple[int, ...]) -> str | None:
-        """Explain why samples of that shape cannot be augmented so; None if they can."""
+        """Explain why samples of a shape cannot be augmented; None if they can."""
         if self.name == "none":
             return None
         if len(sample_shape) != 3:
             return (
-                f"augmentation is {self.name!r} and samples are of the shape {sample_shape}, but it is for images of "
-                "(channels, height, width); leave it out"
+                f"augmentation {self.name!r} needs images of shape (channels, height, width), but samples have shape "
+                f"{sample_shape}; omit it"
             )
         if self.padding >= min(sample_shape[1:]):
             height, width = sample_shape[1:]
             return (
-                f"augmentation pads images of {height} x {width} by {self.padding}, but must do so by less than their "
+                f"augmentation pads images of {height} x {width} by {self.padding}, but must pad by less than their "
                 "sides; choose a smaller padding"
             )
         return None
@@ -164,8 +164,8 @@ def _check_micro_batches(micro_batch_size: int, batch_size: int) -> Iterator[str
 def _check_length(local_steps: int, epochs: int) -> Iterator[str]:
     if local_steps and epochs != 1:
         yield (
-            f"local_steps is {local_steps} and epochs is {epochs}, but one says how long clients train; set epochs = "
-            "1, or local_steps = 0"
+            f"local_steps is {local_steps} and epochs is {epochs}, but only one may set how long clients train; set "
+            "epochs = 1, or local_steps = 0"
         )
 
 
@@ -189,21 +189,20 @@ class TrainingSettings:
     Attributes:
         epochs: passes over the client's samples, 1 or more.
         batch_size: samples of one optimiser step, 1 or more.
-        micro_batch_size: samples that a program takes at once, where it sums the gradients of a batch over several
-            calls; 0 takes the whole batch at once.
+        micro_batch_size: samples of one call, if a program sums the gradients of a batch over several calls; 0 takes
+            the whole batch at once.
         learning_rate: 0 or more; 0 changes nothing.
-        objective: what is minimised.
-        optimiser: its settings.
+        objective: the function that training minimises.
+        optimiser: the local optimiser.
         proximal_mu: coefficient of the proximal term, 0 or more.
         distillation_weight: coefficient of the distillation term, 0 or more; with "self" at most 1, and the nested
-            submodel's own loss has the rest (FjORD, section 3.3).
-        augmentation: how images are changed at random.
-        recompute: compute the activations of blocks once more in the backward pass instead of keeping them: less
-            memory, more time, the same result.
+            submodel's own loss has the remaining weight (FjORD, section 3.3).
+        augmentation: random augmentation of images.
+        recompute: recompute the activations of blocks in the backward pass instead of storing them: less memory, more
+            time, the same result.
         seed: the run's seed; the data order is a function of (seed, round, client).
-        round_fraction: of the client's samples, that a round goes over, drawn anew in each; above 0, 1 is all.
-        local_steps: optimiser steps in place of epochs, whatever number of samples the client has: it stops within a
-            pass, or goes over them again; 0 goes by epochs.
+        round_fraction: fraction of the client's samples that a round uses, drawn anew each time; above 0, at most 1.
+        local_steps: number of optimiser steps, instead of epochs, however many samples the client has; 0 uses epochs.
     """
 
     epochs: Positive = 1
@@ -221,7 +220,7 @@ class TrainingSettings:
     local_steps: Count = field(default=0, metadata=ADDED_LATER)
 
     def round_count(self, sample_count: int) -> int:
-        """Compute the number of samples that a round goes over, at least 1 if there is any."""
+        """Compute the number of samples that a round uses, at least 1 if there are any."""
         return math.ceil(fractions.Fraction(str(self.round_fraction)) * sample_count)
 
     def step_count(self, trained_count: int) -> int:
@@ -233,7 +232,7 @@ class TrainingSettings:
         return self.passes_over(self.round_count(sample_count))
 
     def passes_over(self, trained_count: int) -> int:
-        """Compute the sample passes of a round from the number of samples that it goes over."""
+        """Compute the sample passes of a round from the number of samples that it uses."""
         if not self.local_steps or not trained_count:
             return self.epochs * trained_count
         whole, more = divmod(self.local_steps, math.ceil(trained_count / self.batch_size))
@@ -241,5 +240,5 @@ class TrainingSettings:
 
     @property
     def program_batch_size(self) -> int:
-        """Samples that a training program takes at once."""
+        """Samples of one call of a training program."""
         return self.micro_batch_size or self.batch_size

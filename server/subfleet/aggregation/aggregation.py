@@ -1,13 +1,12 @@
 """From stored updates to the next model: each network with its own clients' updates, then the method's evolution."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from subfleet.aggregation.network_aggregation import NetworkAggregation, RefusedError
-from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
@@ -17,6 +16,7 @@ from subfleet.methods.roles import RoundUpdates
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import list_carriers, list_lineages
+from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.state import ClientState
 from subfleet.transport.blob_store import BlobStore
 
@@ -38,90 +38,58 @@ class AggregatedModel:
     state: ModelState
     aggregated: ModelState
     clients: tuple[Participant, ...]
-    refused: Mapping[str, str]
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     observation: Any = None
     lineages: tuple[Lineage, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aggregation:
-    """How the updates of a round become the next model.
+def aggregate_model(
+    context: RunContext, blobs: BlobStore, state: ModelState, request: AggregationRequest
+) -> AggregatedModel:
+    """Aggregate the updates of a round's clients into a model; without any, the model is unchanged.
 
-    Attributes:
+    Args:
         context: of the run.
         blobs: where the updates are stored.
+        state: the model that the round started from.
+        request: with clients that have accepted updates.
     """
-
-    context: RunContext
-    blobs: BlobStore
-
-    def aggregate(
-        self,
-        state: ModelState,
-        round_number: int,
-        clients: Sequence[ClientState],
-        memory: Any = None,
-        lineages: tuple[Lineage, ...] = (),
-        brought: tuple[AnyFamily, ...] = (),
-    ) -> AggregatedModel:
-        """Aggregate the updates of a round's clients into a model; without any, the model is unchanged.
-
-        Args:
-            state: the model that the round started from.
-            round_number: of the round.
-            clients: with accepted updates.
-            memory: what the method remembers.
-            lineages: of the networks that the run has had; empty if there was only the first.
-            brought: networks that clients bring and that are in no union yet.
-        """
-        refused = dict[str, str]()
-        while True:
-            accepted = sorted(
-                (client for client in clients if client.client_id not in refused), key=lambda client: client.client_id
-            )
-            attempt = _Attempt(
-                context=self.context,
-                blobs=self.blobs,
-                before=state,
-                round=round_number,
-                clients=accepted,
-                memory=memory,
-                lineages=lineages,
-                brought=brought,
-            )
-            try:
-                return attempt.run(refused)
-            except RefusedError as error:
-                # Again without this update, so that no network and no sharing group contains any of it.
-                refused[error.client_id] = str(error)
+    refused = dict[str, str]()
+    while True:
+        clients = tuple(
+            client
+            for client in sorted(request.clients, key=lambda client: client.client_id)
+            if client.client_id not in refused
+        )
+        attempt = _Attempt(context=context, blobs=blobs, before=state, request=replace(request, clients=clients))
+        try:
+            return replace(attempt.run(), refused=refused)
+        except RefusedError as error:
+            # Again without this update, so that no network and no sharing group contains any of it.
+            refused[error.client_id] = str(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """An attempt to aggregate some updates, which fails if one of them cannot be."""
+    """An attempt to aggregate some updates, which fails if one of them cannot be; see `aggregate_model`."""
 
     context: RunContext
     blobs: BlobStore
     before: ModelState
-    round: int
-    clients: Sequence[ClientState]
-    memory: Any
-    lineages: tuple[Lineage, ...]
-    brought: tuple[AnyFamily, ...]
+    request: AggregationRequest
 
-    def run(self, refused: Mapping[str, str]) -> AggregatedModel:
-        for client in self.clients:
-            self.before.of(_find_network(client))  # raises if the network has retired
+    def run(self) -> AggregatedModel:
+        request, roles = self.request, self.context.roles
+        for client in request.clients:
+            self.before.of(find_network_id(client))  # raises if the network has retired
         state = self.before
         for network_id in self.before.network_ids:
-            state = state.with_network(network_id, self._aggregate(network_id))
-        aggregated, lineages = state, self.lineages
-        clients = tuple(client.participant for client in self.clients if client.participant is not None)
-        roles = self.context.roles
-        observation = None
-        if roles.memory.observe is not None and self.clients:
+            state = state.with_network(network_id, self._part(network_id).aggregate())
+        aggregated, lineages, observation = state, request.lineages, None
+        clients = tuple(client.participant for client in request.clients if client.participant is not None)
+        if roles.memory.observe is not None and clients:
             updates = RoundUpdates(
-                networks=self._networks, round=self.round, clients=self._read_updates(), memory=self.memory
+                networks=self._networks, round=request.round, clients=self._read_updates(), memory=request.memory
             )
             observation = roles.memory.observe(updates)
         if roles.networks.evolve is not None and clients:
@@ -131,59 +99,53 @@ class _Attempt:
             aggregated = evolution.after
             observation = observation if evolution.observation is None else evolution.observation
         return AggregatedModel(
-            state=state,
-            aggregated=aggregated,
-            clients=clients,
-            refused=refused,
-            observation=observation,
-            lineages=lineages,
+            state=state, aggregated=aggregated, clients=clients, observation=observation, lineages=lineages
         )
 
-    def _aggregate(self, network_id: str, names: Collection[str] | None = None) -> ModelState:
-        """Aggregate the updates of a network; with names, those of these clients alone."""
-        alone = replace(self.before.of(network_id), others=_NO_OTHER)
-        clients = [client for client in self._list_clients(network_id) if names is None or client.client_id in names]
-        return self._part(network_id).aggregate(alone, self.round, clients, self.memory)
+    def _part(self, network_id: str, names: Collection[str] | None = None) -> NetworkAggregation:
+        """The updates of a network; with names, those of these clients alone."""
+        return NetworkAggregation(
+            context=self.context,
+            blobs=self.blobs,
+            state=replace(self.before.of(network_id), others=_NO_OTHER),
+            round=self.request.round,
+            clients=[
+                client
+                for client in self.request.clients
+                if find_network_id(client) == network_id and (names is None or client.client_id in names)
+            ],
+            memory=self.request.memory,
+        )
 
     def _describe(self, after: ModelState, clients: tuple[Participant, ...], observation: Any) -> EvolutionContext:
+        request = self.request
         return EvolutionContext(
-            round=self.round,
+            round=request.round,
             seed=self.context.config.seed,
-            lineages=list_lineages(self.context, self.lineages),
+            lineages=list_lineages(self.context, request.lineages),
             networks=self._networks,
             before=self.before,
             after=after,
             clients=clients,
-            losses={client.client_id: client.update.loss for client in self.clients if client.update is not None},
-            carried_by=partial(list_carriers, self.context, self.clients),
-            aggregated_with=self._aggregate,
-            brought=self.brought,
+            losses={client.client_id: client.update.loss for client in request.clients if client.update is not None},
+            carried_by=partial(list_carriers, self.context, request.clients),
+            aggregated_with=lambda network_id, names: self._part(network_id, names).aggregate(),
+            brought=request.brought,
             observation=observation,
-            memory=self.memory,
+            memory=request.memory,
         )
 
     def _read_updates(self) -> tuple[ClientUpdate, ...]:
-        updates = [
-            update
-            for network_id in self.before.network_ids
-            for update in self._part(network_id).read_updates(
-                self.before.of(network_id), self._list_clients(network_id)
-            )
-        ]
+        updates = [update for network_id in self.before.network_ids for update in self._part(network_id).read_updates()]
         return tuple(sorted(updates, key=lambda update: update.client.client_id))
-
-    def _list_clients(self, network_id: str) -> list[ClientState]:
-        return [client for client in self.clients if _find_network(client) == network_id]
 
     @property
     def _networks(self) -> Mapping[str, Network]:
         return MappingProxyType({name: self._part(name).network for name in self.before.network_ids})
 
-    def _part(self, network_id: str) -> NetworkAggregation:
-        return NetworkAggregation.of(self.context, self.before.of(network_id).lineage, self.blobs)
 
-
-def _find_network(client: ClientState) -> str:
+def find_network_id(client: ClientState) -> str:
+    """The id of the network of a client's submodel."""
     return "" if client.architecture is None else client.architecture.network
 
 
@@ -208,7 +170,10 @@ def apply_evolution(
     for lineage in answer.born:
         state = state.with_network(lineage.id, _first_state(context, evolution, answer, lineage))
     lineages = (
-        *(replace(one, retired_round=evolution.round) if one.id in retired else one for one in evolution.lineages),
+        *(
+            replace(lineage, retired_round=evolution.round) if lineage.id in retired else lineage
+            for lineage in evolution.lineages
+        ),
         *answer.born,
     )
     for lineage in lineages:

@@ -4,7 +4,8 @@ HeteroFL's static batch norm (Diao et al. 2021, section 3.3), from sums that dev
 inputs of each channel of each norm, over all samples of a device.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, from_numpy
 
-from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
-from subfleet.aggregation.network_aggregation import NetworkAggregation
+from subfleet.aggregation.aggregation import AggregatedModel, find_network_id
 from subfleet.aggregation.updates import read_stored
 from subfleet.arrays import Arrays, decode_arrays
-from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
 from subfleet.elastic.running_statistics import NormMoments, pool_statistics
@@ -25,9 +24,11 @@ from subfleet.protocol.calibration import Calibration, NormLayer, name_sums
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Calibrate
+from subfleet.rounds.context import RunContext
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.state import ClientState
+from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.weights import weigh_round
+from subfleet.transport.blob_store import BlobStore
 
 _SHARED = ""
 _SLACK = 1e-3
@@ -96,65 +97,56 @@ def _check_rms(norm: NormLayer, shape: tuple[int, ...], arrays: Arrays, sample_c
 
 
 def calibrate_model(
-    aggregation: Aggregation, state: ModelState, clients: Sequence[ClientState], lineages: tuple[Lineage, ...] = ()
+    context: RunContext, blobs: BlobStore, state: ModelState, request: AggregationRequest
 ) -> AggregatedModel:
     """The model with the running statistics of all devices' data; every copy has those of its own clients.
 
     Nothing else changes; the order of the clients does not matter.
 
     Args:
-        aggregation: the run's context and where answers are stored.
+        context: of the run.
+        blobs: where answers are stored.
         state: the model.
-        clients: with accepted answers to calibrate tasks.
-        lineages: of the networks that the run has had.
+        request: with clients that have accepted answers to calibrate tasks.
     """
     refused, participants = dict[str, str](), list[Participant]()
     for network_id in state.network_ids:
         own = state.of(network_id)
-        members = [client for client in clients if client.architecture and client.architecture.network == network_id]
-        part = NetworkAggregation.of(aggregation.context, own.lineage, aggregation.blobs)
-        calibrated, who, why = _calibrate_network(part, own, members)
-        state, refused = state.with_network(network_id, calibrated), refused | why
-        participants += who
+        network, measured = context.declared(own.lineage).network, defaultdict[str, _Measured](list)
+        clients = [client for client in request.clients if find_network_id(client) == network_id]
+        weights = weigh_round(count_samples, clients, context.config.max_client_fraction)
+        for client in sorted(clients, key=lambda client: client.client_id):
+            participant, update, work = client.participant, client.update, client.task and client.task.work
+            if participant is None or update is None or not isinstance(work, Calibrate):
+                raise ValueError(f"client {client.client_id} has no sums to aggregate")
+            try:
+                moments = _read_moments(work.calibration, blobs.path(update.blob))
+            except (ProtocolError, FileError) as error:
+                refused[client.client_id] = str(error)
+                continue
+            participants.append(participant)
+            share = weights[client.client_id].counted / update.sample_count
+            groups = context.roles.aggregator.sharing_groups(network, participant, own.sizes)
+            for layer, sums in moments.items():
+                counted = {layer: sums.rescale(client.scale).reweight(share)}
+                measured[groups.get(f"{layer}.running_mean", _SHARED)].append((participant.architecture, counted))
+        state = state.with_network(network_id, _pool(network, own, measured))
     return AggregatedModel(
         state=state,
         aggregated=state,
         clients=tuple(sorted(participants, key=lambda participant: participant.client_id)),
         refused=refused,
-        lineages=lineages,
+        lineages=request.lineages,
     )
 
 
-def _calibrate_network(
-    aggregation: NetworkAggregation, state: ModelState, clients: Sequence[ClientState]
-) -> tuple[ModelState, list[Participant], dict[str, str]]:
-    """The state of one network, the clients with sums in it, and by client why its sums were refused."""
-    refused = dict[str, str]()
-    of_copies = dict[str, _Measured]()
-    weights = weigh_round(count_samples, clients, aggregation.context.config.max_client_fraction)
-    participants = list[Participant]()
-    for client in sorted(clients, key=lambda client: client.client_id):
-        participant, work = client.participant, None if client.task is None else client.task.work
-        if participant is None or client.update is None or not isinstance(work, Calibrate):
-            raise ValueError(f"client {client.client_id} has no sums to aggregate")
-        try:
-            moments = _read_moments(work.calibration, aggregation.blobs.path(client.update.blob))
-            share = weights[client.client_id].counted / client.update.sample_count
-        except (ProtocolError, FileError) as error:
-            refused[client.client_id] = str(error)
-            continue
-        participants.append(participant)
-        keys = aggregation.roles.aggregator.sharing_groups(aggregation.network, participant, state.sizes)
-        for layer, sums in moments.items():
-            key = keys.get(f"{layer}.running_mean", _SHARED)
-            counted = {layer: sums.rescale(client.scale).reweight(share)}
-            of_copies.setdefault(key, []).append((participant.architecture, counted))
+def _pool(network: Network, state: ModelState, measured: Mapping[str, _Measured]) -> ModelState:
+    """The state of a network with the statistics that the clients of each sharing group measured."""
     copies: dict[str, Mapping[str, Tensor]] = {_SHARED: state.shared, **state.copies}
-    for key, measured in of_copies.items():
-        own = copies.get(key, {})
-        copies[key] = {**own, **pool_statistics(aggregation.network, {**state.shared, **own}, measured)}
-    shared = copies.pop(_SHARED)
-    return replace(state, shared=shared, copies=copies), participants, refused
+    for group, moments in measured.items():
+        own = copies.get(group, {})
+        copies[group] = {**own, **pool_statistics(network, {**state.shared, **own}, moments)}
+    return replace(state, shared=copies.pop(_SHARED), copies=copies)
 
 
 def _read_moments(calibration: Calibration, path: Path) -> dict[str, NormMoments]:

@@ -1,22 +1,18 @@
 """Checks of received updates, beside the loop, as a large one takes longer than a step of the loop may."""
 
-from collections.abc import Mapping
-
 from subfleet.aggregation.calibration import check_sums
 from subfleet.aggregation.updates import Magnitude, check_update
+from subfleet.aggregation.views import View
 from subfleet.elastic.grid import largest_change
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.protocol.errors import ProtocolError
-from subfleet.protocol.messages import Task, Update
 from subfleet.protocol.task import Calibrate, Train
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.outliers import ChangeSize
-from subfleet.rounds.state import ClientState, RunState
+from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
 from subfleet.transport.blob_store import BlobStore
-
-_SHARED = ""
 
 
 class Checker:
@@ -30,7 +26,8 @@ class Checker:
     def __init__(self, context: RunContext, blobs: BlobStore) -> None:
         self._context = context
         self._blobs = blobs
-        self._magnitudes = _Magnitudes(ModelState(shared={}))
+        self._model = ModelState(shared={})
+        self._magnitudes: dict[tuple[str, str, str], Magnitude] = {}  # of its tensors, each computed once
 
     def check(self, request: CheckRequest, state: RunState, model: ModelState) -> ChangeSize:
         """Check an update, and return how far it moves the weights that it trained.
@@ -48,50 +45,27 @@ class Checker:
         client = state.clients.get(update.client_id)
         if client is None or client.task is None or client.task.task_id != update.task_id:
             return ChangeSize()  # it is refused, as no task waits for it
-        if model is not self._magnitudes.model:
-            self._magnitudes = _Magnitudes(model)
-        return self._measure(update, client, client.task)
-
-    def _measure(self, update: Update, client: ClientState, task: Task) -> ChangeSize:
-        magnitudes, path = self._magnitudes, self._blobs.path(update.blob)
-        model = magnitudes.model.of(task.architecture.network)
-        network = self._context.declared(model.lineage).network
-        work = task.work
+        if model is not self._model:
+            self._model, self._magnitudes = model, {}
+        architecture, work = client.task.architecture, client.task.work
+        own, path = model.of(architecture.network), self._blobs.path(update.blob)
+        network = self._context.declared(own.lineage).network
         if isinstance(work, Calibrate):
-            return check_sums(
-                network, task.architecture, work.calibration, path, update.sample_count, client.offer.sample_count
-            )
-        if not isinstance(work, Train):
-            raise ProtocolError(f"task {task.task_id!r:.120} does not ask for an update")
-        form = UpdateForm.of(network, task.architecture, work.update_codec, work.sends)
-        participant = client.participant
-        groups_of = self._context.roles.aggregator.sharing_groups
-        sharing_groups = {} if participant is None else groups_of(network, participant, model.sizes)
-        own = frozenset(name for name, key in sharing_groups.items() if key == client.client_id)
-        return check_update(
-            form,
-            path,
-            magnitudes=magnitudes.of(network.id, {name: sharing_groups.get(name, _SHARED) for name in form.shapes}),
-            own=own,
-        )
+            known_count = client.offer.sample_count
+            return check_sums(network, architecture, work.calibration, path, update.sample_count, known_count)
+        if not isinstance(work, Train) or client.participant is None:
+            raise ProtocolError(f"task {update.task_id!r:.120} does not ask for an update")
+        form = UpdateForm.of(network, architecture, work.update_codec, work.sends)
+        view = View.of(self._context.roles, network, own, client.participant)
+        magnitudes = {name: self._measure(network.id, own, name, view.groups.get(name, "")) for name in form.shapes}
+        return check_update(form, path, magnitudes=magnitudes, own=view.own)
 
-
-class _Magnitudes:
-    """The magnitudes of a model's tensors, each computed once."""
-
-    def __init__(self, model: ModelState) -> None:
-        self.model = model
-        self._found: dict[tuple[str, str, str], Magnitude] = {}
-
-    def of(self, network_id: str, sharing_groups: Mapping[str, str]) -> dict[str, Magnitude]:
-        """By tensor of a network, the magnitude of the sharing group's copy."""
-        return {name: self._magnitude(network_id, name, key) for name, key in sharing_groups.items()}
-
-    def _magnitude(self, network_id: str, name: str, key: str) -> Magnitude:
-        if (network_id, key, name) not in self._found:
-            state = self.model.of(network_id)
-            tensor = state.copies.get(key, {}).get(name, state.shared[name])
-            self._found[network_id, key, name] = Magnitude(
+    def _measure(self, network_id: str, state: ModelState, name: str, group: str) -> Magnitude:
+        """The magnitude of a tensor of a network, as a sharing group has it."""
+        key = (network_id, group, name)
+        if key not in self._magnitudes:
+            tensor = state.copies.get(group, {}).get(name, state.shared[name])
+            self._magnitudes[key] = Magnitude(
                 largest_change=largest_change(name, tensor), mean_square=float(tensor.double().square().mean())
             )
-        return self._found[network_id, key, name]
+        return self._magnitudes[key]

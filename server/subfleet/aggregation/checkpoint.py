@@ -1,14 +1,13 @@
-"""The model after a round as a safetensors file: written aside, synced and renamed, so it is never partial."""
+"""The model after a round as a safetensors file, which is never partial."""
 
 import hashlib
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
 
-from subfleet.protocol.disks import sync_folder
+from subfleet.protocol.disks import write_atomically
 from subfleet.protocol.errors import FileError
 
 
@@ -25,15 +24,9 @@ def save_checkpoint(folder: Path, round_number: int, state: Mapping[str, torch.T
     """
     content = save({name: state[name].cpu().contiguous() for name in sorted(state)}, {"round": str(round_number)})
     path = checkpoint_path(folder, round_number)
-    aside = path.with_suffix(".partial")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        sync_folder(folder)
+        write_atomically(path, [content])
     except OSError as error:
         raise FileError(f"checkpoint {path} cannot be written: {error.strerror}; make room for it") from error
     return hashlib.sha256(content).hexdigest()

@@ -45,8 +45,7 @@ def read_evaluation_data(config: Run, samples: Dataset | None = None) -> tuple[R
     if kind.labels == "probabilities" and not ((dataset.labels >= 0) & (dataset.labels <= 1)).all():
         raise DataError(
             f"data.test: labels of {config.data.evaluated_on!r} are {dataset.labels.min():g} to "
-            f"{dataset.labels.max():g}, "
-            f"but objective {config.training.objective.name!r} takes targets from 0 to 1"
+            f"{dataset.labels.max():g}, but objective {config.training.objective.name!r} takes targets from 0 to 1"
         )
     if config.data.test_samples:
         dataset = dataset.take(np.arange(min(config.data.test_samples, len(dataset))))

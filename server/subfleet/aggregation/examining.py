@@ -1,15 +1,14 @@
-"""Evaluates a method's model on the server's samples."""
+"""Evaluates a method's model on the server's samples; an unchanged model is not evaluated again."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from subfleet.aggregation.aggregation import AggregatedModel
 from subfleet.aggregation.path_scoring import draw_random_paths
-from subfleet.aggregation.views import Views, imitate_client, measure_untrained
+from subfleet.aggregation.views import View, Views, imitate_client
 from subfleet.elastic.evaluate import EvaluationResult, evaluate
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
@@ -22,7 +21,6 @@ from subfleet.tasks import Dataset
 
 _PATHS = 8
 """Random paths for the evaluation of a supernet."""
-_ALL = slice(None)
 _Key = tuple[str | int | None, ...]
 
 
@@ -32,30 +30,6 @@ class Examined:
 
     evaluation: EvaluationResult
     model: EvaluatedModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """An evaluation, and its tensors."""
-
-    seen: dict[str, Tensor]
-    evaluation: EvaluationResult
-
-
-@dataclass(slots=True)
-class _Memory:
-    """Evaluations of this round and of the one before: an unchanged model is not evaluated again."""
-
-    before: dict[_Key, _Known] = field(default_factory=dict)
-    now: dict[_Key, _Known] = field(default_factory=dict)
-
-    def find(self, key: _Key, seen: dict[str, Tensor]) -> EvaluationResult | None:
-        """The evaluation of the same tensors, if there is one."""
-        found = self.now.get(key) or self.before.get(key)
-        if found is None or any(found.seen[name] is not tensor for name, tensor in seen.items()):
-            return None
-        self.now[key] = found
-        return found.evaluation
 
 
 class Examiner:
@@ -70,7 +44,9 @@ class Examiner:
         self._views = views
         self._inputs = torch.from_numpy(evaluation.inputs.copy())
         self._labels = torch.from_numpy(evaluation.labels.copy())
-        self._memory = _Memory()
+        # The tensors and the evaluation of each model of this round and of the one before.
+        self._now: dict[_Key, tuple[dict[str, Tensor], EvaluationResult]] = {}
+        self._before = self._now
 
     def examine(self, aggregated: AggregatedModel, state: RunState, round_number: int) -> Examined:
         """Evaluate the model after a round.
@@ -85,28 +61,35 @@ class Examiner:
             state: of the run, before the round is closed.
             round_number: of the round.
         """
-        self._memory = _Memory(before=self._memory.now)
-        roles, network = self._views.context.roles, self._find_newest(aggregated.aggregated)
+        self._before, self._now = self._now, {}
+        context, model = self._views.context, aggregated.aggregated
+        network, aggregator = self._find_newest(model), context.roles.aggregator
+        everyone = self._list_clients(aggregated, state) if aggregator.personal else []
         if network.choices:
-            return self._evaluate_paths(aggregated.aggregated, network, round_number)
-        everyone = self._list_clients(aggregated, state) if roles.aggregator.personal else []
-        if everyone:
-            evaluations = [self._evaluate(aggregated.aggregated, client) for client in everyone]
-            untrained = self._mean(self._measure_untrained(aggregated.aggregated, client) for client in everyone)
-            return self._combine(
-                evaluations, EvaluatedModel(kind=roles.aggregator.model, count=len(evaluations), untrained=untrained)
+            stream = open_stream(f"{context.config.seed}/{round_number}/paths")
+            paths = draw_random_paths(network, min(_PATHS, len(self._labels)), stream)
+            clients, described = [imitate_client(network, path) for path in paths], EvaluatedModel(kind="paths")
+        elif everyone:
+            clients, described = everyone, EvaluatedModel(kind=aggregator.model)
+        else:
+            full = network.full_architecture()
+            architecture = model.of(network.id).model or full
+            clients = [imitate_client(network, architecture)]
+            described = EvaluatedModel(
+                kind="whole" if aggregator.personal else aggregator.model,
+                submodel="" if architecture.architecture_id == full.architecture_id else architecture.name,
+                architecture_id=architecture.architecture_id,
+                network=network.id,
             )
-        full = network.full_architecture()
-        architecture = aggregated.aggregated.of(network.id).model or full
-        client = imitate_client(network, architecture)
-        model = EvaluatedModel(
-            kind="whole" if roles.aggregator.personal else roles.aggregator.model,
-            submodel="" if architecture.architecture_id == full.architecture_id else architecture.name,
-            architecture_id=architecture.architecture_id,
-            network=network.id,
-            untrained=self._measure_untrained(aggregated.aggregated, client),
+        views = [self._views.of(model, client) for client in clients]
+        parts = len(views) if network.choices else 1
+        evaluations = [self._evaluate(view, slice(index % parts, None, parts)) for index, view in enumerate(views)]
+        totals = Totals.of_all(evaluation.totals for evaluation in evaluations)
+        untrained = math.fsum(view.untrained for view in views) / len(views)
+        return Examined(
+            evaluation=replace(evaluations[0], totals=totals),
+            model=replace(described, count=len(views), untrained=untrained),
         )
-        return self._combine([self._evaluate(aggregated.aggregated, client)], model)
 
     def _find_newest(self, state: ModelState) -> Network:
         """The newest network that devices have trained; the newest of all if there is none."""
@@ -125,38 +108,19 @@ class Examiner:
         known = [client for client in others if client is not None and client.architecture.network in in_use]
         return sorted((*done.values(), *known), key=lambda client: client.client_id)
 
-    def _evaluate_paths(self, state: ModelState, network: Network, round_number: int) -> Examined:
-        seed = self._views.context.config.seed
-        architectures = draw_random_paths(
-            network, min(_PATHS, len(self._labels)), open_stream(f"{seed}/{round_number}/paths")
-        )
-        clients = [imitate_client(network, architecture) for architecture in architectures]
-        parts = (slice(place, None, len(clients)) for place in range(len(clients)))
-        evaluations = [self._evaluate(state, client, part) for client, part in zip(clients, parts, strict=True)]
-        untrained = self._mean(self._measure_untrained(state, client) for client in clients)
-        return self._combine(evaluations, EvaluatedModel(kind="paths", count=len(clients), untrained=untrained))
-
-    def _evaluate(self, state: ModelState, client: Participant, samples: slice = _ALL) -> EvaluationResult:
-        key = (*self._views.key(state, client), samples.start, samples.step)
-        seen = self._views.for_training(state, client)
-        known = self._memory.find(key, seen)
-        if known is None:
-            network, used = self._views.find_network(state, client), self._views.for_use(state, client)
-            objective = self._views.context.config.training.objective.name
-            inputs, labels = self._inputs[samples], self._labels[samples]
-            known = evaluate(network, client.architecture, used, inputs, labels, objective=objective)
-            self._memory.now[key] = _Known(seen=seen, evaluation=known)
-        return known
-
-    def _measure_untrained(self, state: ModelState, client: Participant) -> float:
-        network = self._views.find_network(state, client)
-        return measure_untrained(self._views.context.roles, network, state.of(network.id), client)
-
-    def _combine(self, evaluations: Sequence[EvaluationResult], model: EvaluatedModel) -> Examined:
-        totals = Totals.of_all(evaluation.totals for evaluation in evaluations)
-        return Examined(evaluation=replace(evaluations[0], totals=totals), model=model)
-
-    @staticmethod
-    def _mean(figures: Iterable[float]) -> float:
-        known = [*figures]
-        return math.fsum(known) / len(known)
+    def _evaluate(self, view: View, samples: slice) -> EvaluationResult:
+        """Evaluate what a client sees, unless the same tensors were evaluated on the same samples before."""
+        key = (*view.key, samples.start, samples.step)
+        seen, known = view.tensors, self._now.get(key) or self._before.get(key)
+        if known is None or any(known[0][name] is not tensor for name, tensor in seen.items()):
+            evaluation = evaluate(
+                view.network,
+                view.client.architecture,
+                self._views.for_use(view),
+                self._inputs[samples],
+                self._labels[samples],
+                objective=self._views.context.config.training.objective.name,
+            )
+            known = (seen, evaluation)
+        self._now[key] = known
+        return known[1]

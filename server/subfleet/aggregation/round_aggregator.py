@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from types import MappingProxyType
 
-from subfleet.aggregation.aggregation import Aggregation
+from subfleet.aggregation.aggregation import aggregate_model
 from subfleet.aggregation.calibration import calibrate_model
 from subfleet.aggregation.checkpoint import save_checkpoint
 from subfleet.aggregation.examining import Examiner
@@ -32,7 +32,7 @@ class RoundAggregator:
 
     def __init__(self, views: Views, blobs: BlobStore, evaluation: Dataset, *, checkpoints: Path) -> None:
         self._context = views.context
-        self._aggregation = Aggregation(context=views.context, blobs=blobs)
+        self._blobs = blobs
         self._examiner = Examiner(views, evaluation)
         self._checkpoints = checkpoints
         self.model = ModelState(shared={})
@@ -59,12 +59,8 @@ class RoundAggregator:
         return self._attempt(request, state, model)
 
     def _attempt(self, request: AggregationRequest, state: RunState, model: ModelState) -> AggregatedRound:
-        if self._context.config.calibrates(request.round):
-            aggregated = calibrate_model(self._aggregation, model, request.clients, request.lineages)
-        else:
-            aggregated = self._aggregation.aggregate(
-                model, request.round, request.clients, request.memory, request.lineages, request.brought
-            )
+        aggregate = calibrate_model if self._context.config.calibrates(request.round) else aggregate_model
+        aggregated = aggregate(self._context, self._blobs, model, request)
         examined = self._examiner.examine(aggregated, state, request.round)
         metrics = dict(examined.evaluation.metrics)
         sha256 = save_checkpoint(self._checkpoints, request.round, pack_state(aggregated.state))

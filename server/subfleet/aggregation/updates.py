@@ -1,11 +1,8 @@
 """Stored updates: checked on arrival, read again for aggregation."""
 
-import contextlib
 import hashlib
 import math
-import mmap
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +21,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.transport.blob_store import BlobStore
 
-_FLOAT_BYTES = 4
 _HELD: Mapping[str, str] = MappingProxyType({"weights": "held_weights", "statistics": "held_statistics"})
 """From a kind of tensor, the kind of its values before the change."""
 
@@ -93,69 +89,40 @@ def _root_mean(parts: Sequence[tuple[float, int]]) -> float:
     return math.sqrt(math.fsum(square for square, _ in parts) / count) if count else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
-    """The scaling of an update.
+def open_update(
+    form: UpdateForm, blobs: BlobStore, ref: BlobRef, *, scale: float = 1.0, own: Set[str] = frozenset()
+) -> Mapping[str, Tensor]:
+    """The changes of a stored update by tensor, each decoded when it is used; those that are not take no memory.
 
-    Attributes:
-        factor: above 0 and at most 1; with 1, changes keep their bits.
+    Args:
+        form: of the update.
+        blobs: where it is stored.
+        ref: of its container.
+        scale: factor of its changes, above 0 and at most 1; with 1, they keep their bits.
         own: names of the client's personalised tensors, which are not scaled.
-    """
-
-    factor: float = 1.0
-    own: Set[str] = frozenset()
-
-    def apply(self, name: str, change: Tensor) -> Tensor:
-        """The scaled change of a tensor."""
-        return change if self.factor == 1 or name in self.own else change * self.factor
-
-
-UNSCALED = Scaling()
-"""No scaling."""
-
-
-def read_change(form: UpdateForm, blobs: BlobStore, ref: BlobRef, scaling: Scaling = UNSCALED) -> dict[str, Tensor]:
-    """Read the changes of a stored update into memory.
 
     Raises:
         FileError: it cannot be read, or is not what was stored.
-        ProtocolError: it is no container, or not what the codec writes.
+        ProtocolError: it is no container; or, when a change is used, it is not what the codec writes.
     """
-    return dict(_Changes(form, _verify(read_stored(blobs.path(ref)), ref), scaling))
-
-
-@contextlib.contextmanager
-def map_change(
-    form: UpdateForm, blobs: BlobStore, ref: BlobRef, scaling: Scaling = UNSCALED
-) -> Iterator[Mapping[str, Tensor]]:
-    """Map the file of a stored update; changes that are not used take no memory.
-
-    Raises:
-        FileError: it cannot be read, or is not what was stored.
-        ProtocolError: it is no container.
-    """
-    path = blobs.path(ref)
-    with ExitStack() as open_files:
-        try:
-            file = open_files.enter_context(path.open("rb"))
-            # A private mapping is writable, as torch requires; nothing is written.
-            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as error:
-            raise FileError(f"update {path} cannot be read: {error}; check the state folder") from error
-        # Not closed here: the pages live as long as the last tensor in them.
-        yield _Changes(form, _verify(memoryview(pages), ref), scaling)
+    content = read_stored(blobs.path(ref))
+    if hashlib.sha256(content).hexdigest() != ref.sha256:
+        raise FileError(f"the stored update {ref.sha256[:16]} is damaged on this disk")
+    return _Changes(form, decode_arrays(content), scale, own)
 
 
 class _Changes(Mapping[str, Tensor]):
-    """The changes of an update, each decoded when it is used."""
+    """See `open_update`."""
 
-    def __init__(self, form: UpdateForm, arrays: Arrays, scaling: Scaling) -> None:
+    def __init__(self, form: UpdateForm, arrays: Arrays, scale: float, own: Set[str]) -> None:
         self._form = form
         self._arrays = arrays
-        self._scaling = scaling
+        self._scale = scale
+        self._own = own
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._scaling.apply(name, from_numpy(self._form.decode(name, self._arrays[name])))
+        change = from_numpy(self._form.decode(name, self._arrays[name]))
+        return change if self._scale == 1 or name in self._own else change * self._scale
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -164,19 +131,16 @@ class _Changes(Mapping[str, Tensor]):
         return len(self._arrays)
 
 
-def _verify(content: memoryview, ref: BlobRef) -> Arrays:
-    if hashlib.sha256(content).hexdigest() != ref.sha256:
-        raise FileError(f"the stored update {ref.sha256[:16]} is damaged on this disk")
-    return decode_arrays(content)
-
-
 def read_stored(path: Path) -> memoryview:
-    """Read a stored answer into writable memory, as torch requires.
+    """Map the file of a stored answer into memory. It is writable, as torch requires; nothing is written to the file.
 
     Raises:
         FileError: it cannot be read.
+        ProtocolError: it is empty.
     """
     try:
-        return np.fromfile(path, np.uint8).data
+        return np.memmap(path, np.uint8, "c").data
+    except ValueError as error:  # an empty file cannot be mapped
+        raise ProtocolError("the answer is empty, but must be a tensor container") from error
     except OSError as error:
         raise FileError(f"the answer {path} cannot be read: {error.strerror}; check the state folder") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subfleet.elastic.exchanges import embed_submodel
+from subfleet.elastic.exchanges import Exchange, embed_submodel
 from subfleet.elastic.maps import Placement, tensor_maps
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
@@ -18,19 +18,76 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 
 _BATCH_SIZE = 256
+Tensors = Mapping[str, Tensor]
 
 
-def see_model(roles: Roles, network: Network, state: ModelState, client: Participant) -> dict[str, Tensor]:
-    """The whole model with the client's copies; the client receives its submodel of it."""
-    seen = state.view_with(roles.aggregator.sharing_groups(network, client, state.sizes))
-    if roles.assigner.exchange is None:
-        return seen
-    return embed_submodel(network, client.architecture, roles.assigner.exchange(network, client, state.kept).down(seen))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One network of a model as a client sees it.
+
+    Attributes:
+        network: that the client's submodel belongs to.
+        state: of this network.
+        client: with its submodel.
+        groups: the client's sharing group by tensor name; unnamed tensors are shared by all.
+        exchange: maps between the model and the client's own network; None if that is a slice of the model.
+    """
+
+    network: Network
+    state: ModelState
+    client: Participant
+    groups: Mapping[str, str]
+    exchange: Exchange | None
+
+    @classmethod
+    def of(cls, roles: Roles, network: Network, state: ModelState, client: Participant) -> "View":
+        """What a client sees in a run with these roles."""
+        exchange = roles.assigner.exchange
+        return cls(
+            network=network,
+            state=state,
+            client=client,
+            groups=roles.aggregator.sharing_groups(network, client, state.sizes),
+            exchange=None if exchange is None else exchange(network, client, state.kept),
+        )
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """A key that is equal for clients that see the same."""
+        pair = "" if self.exchange is None else self.exchange.key
+        groups = (f"{name}={group}" for name, group in sorted(self.groups.items()))
+        return (self.client.architecture.architecture_id, pair, *groups)
+
+    @property
+    def own(self) -> frozenset[str]:
+        """Names of the client's personalised tensors."""
+        return frozenset(name for name, group in self.groups.items() if group == self.client.client_id)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole model with the client's copies; the client receives its submodel of it."""
+        seen = self.state.view_with(self.groups)
+        if self.exchange is None:
+            return seen
+        return embed_submodel(self.network, self.client.architecture, self.exchange.down(seen))
+
+    @property
+    def untrained(self) -> float:
+        """The fraction of the submodel that no device has trained, 0 to 1; the client's copies count."""
+        # With an exchange, the client's elements are not elements of the model.
+        if not self.state.untrained or self.exchange is not None:
+            return 0.0
+        maps = tensor_maps(self.network, self.client.architecture)
+        shared = (name for name in maps if name not in self.state.copies.get(self.groups.get(name, ""), {}))
+        lacking = sum(
+            int(maps[name].extract(self.state.untrained[name]).sum()) for name in shared if name in self.state.untrained
+        )
+        return lacking / sum(math.prod(shape) for shape in self.network.shapes(self.client.architecture).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """What clients see of a model: each the network that its submodel belongs to.
+    """What the clients of a run see of its model.
 
     Attributes:
         context: of the run.
@@ -40,42 +97,23 @@ class Views:
     context: RunContext
     samples: Tensor
 
-    def find_network(self, state: ModelState, client: Participant) -> Network:
-        """The network of a client's submodel.
+    def of(self, model: ModelState, client: Participant) -> View:
+        """The network of a client's submodel, as the client sees it.
 
         Raises:
-            ConfigError: it has retired.
+            ConfigError: the network has retired.
         """
-        return self.context.declared(state.of(client.architecture.network).lineage).network
+        state = model.of(client.architecture.network)
+        return View.of(self.context.roles, self.context.declared(state.lineage).network, state, client)
 
-    def for_training(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
-        """The whole model with the client's copies, see `see_model`."""
-        network = self.find_network(state, client)
-        return see_model(self.context.roles, network, state.of(network.id), client)
-
-    def for_use(self, state: ModelState, client: Participant) -> dict[str, Tensor]:
-        """The same, with running statistics as evaluation and deployment need them."""
-        seen, network = self.for_training(state, client), self.find_network(state, client)
+    def for_use(self, view: View) -> dict[str, Tensor]:
+        """The tensors of a view with running statistics as evaluation and deployment need them."""
+        network = view.network
         # The statistics of a supernet are means over all paths, so they are those of no path.
         of_no_path = network.config.norm == "batch" and not network.is_path(network.full_architecture())
         if not (self.context.roles.techniques.norms == "recalibrated" or of_no_path):
-            return seen
-        return recalibrate(network, seen, client.architecture, torch.split(self.samples, _BATCH_SIZE))
-
-    def key(self, state: ModelState, client: Participant) -> tuple[str, ...]:
-        """A key that is equal for clients that see the same."""
-        roles, network = self.context.roles, self.find_network(state, client)
-        own = state.of(network.id)
-        pair = "" if roles.assigner.exchange is None else roles.assigner.exchange(network, client, own.kept).key
-        sharing_groups = roles.aggregator.sharing_groups(network, client, own.sizes)
-        return (
-            client.architecture.architecture_id,
-            pair,
-            *(f"{name}={copy}" for name, copy in sorted(sharing_groups.items())),
-        )
-
-
-Tensors = Mapping[str, Tensor]
+            return view.tensors
+        return recalibrate(network, view.tensors, view.client.architecture, torch.split(self.samples, _BATCH_SIZE))
 
 
 def unmark_trained(untrained: Tensors, trained: Iterable[Sequence[Placement]]) -> Tensors:
@@ -83,37 +121,16 @@ def unmark_trained(untrained: Tensors, trained: Iterable[Sequence[Placement]]) -
 
     Args:
         untrained: as in `ModelState`.
-        trained: for each trained submodel, where its tensors lie.
+        trained: for each trained submodel, the placements of its tensors.
     """
     if not untrained:
         return untrained
     marks = {name: mark.to(torch.int8) for name, mark in untrained.items()}
-    for place in (place for places in trained for place in places):
-        if place.name in marks:
-            own = place.map.extract(marks[place.name]).clone()
-            place.map.scatter(-own, marks[place.name])
+    for placement in (placement for placements in trained for placement in placements):
+        if placement.name in marks:
+            own = placement.map.extract(marks[placement.name]).clone()
+            placement.map.scatter(-own, marks[placement.name])
     return {name: mark.bool() for name, mark in marks.items() if mark.any()}
-
-
-def measure_untrained(roles: Roles, network: Network, state: ModelState, client: Participant) -> float:
-    """The fraction of a client's submodel, as the client sees it, that no device has trained, 0 to 1.
-
-    Args:
-        roles: of the run.
-        network: the declaration.
-        state: of this network.
-        client: with its submodel; its copies count.
-    """
-    # With an exchange, the client's elements are not elements of the model.
-    if not state.untrained or roles.assigner.exchange is not None:
-        return 0.0
-    sharing_groups = roles.aggregator.sharing_groups(network, client, state.sizes)
-    lacking = 0
-    for name, place in tensor_maps(network, client.architecture).items():
-        copied = name in sharing_groups and name in state.copies.get(sharing_groups[name], {})
-        if name in state.untrained and not copied:
-            lacking += int(place.extract(state.untrained[name]).sum())
-    return lacking / sum(math.prod(shape) for shape in network.shapes(client.architecture).values())
 
 
 def choose_model(
@@ -130,7 +147,7 @@ def choose_model(
     full = network.full_architecture()
     if roles.aggregator.personal or network.choices:
         return None
-    if roles.aggregator.model == "whole" or not measure_untrained(roles, network, state, imitate_client(network, full)):
+    if roles.aggregator.model == "whole" or not View.of(roles, network, state, imitate_client(network, full)).untrained:
         return full
     known = [] if state.model is None else [state.model]
     return max((*known, *(client.architecture for client in clients)), key=network.parameter_count, default=None)

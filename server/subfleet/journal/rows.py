@@ -17,8 +17,8 @@ from subfleet.journal.generations import DevicesRecord, GenerationRecord
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, select_fields
 from subfleet.link.traffic import Traffic
+from subfleet.protocol.answers import sum_totals
 from subfleet.protocol.disk import needed_bytes
-from subfleet.protocol.evaluating import sum_totals
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train

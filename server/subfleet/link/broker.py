@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import UserDict
-from collections.abc import Callable, ItemsView, Iterator, Sequence
+from collections.abc import ItemsView, Iterator, Sequence
 from typing import IO
 
 from subfleet.protocol.errors import PortError, TransportError
@@ -81,10 +81,9 @@ class EmbeddedBroker:
         """
         if self._process is not None and self._process.poll() is None:
             return
+        self.stop()  # closes the pipe to a broker that has crashed
         for attempt in range(_START_ATTEMPTS):
-            if not self._fixed:
-                self._port = _find_free_port()
-            _check_free(self._port)
+            self._port = _find_port(self._port if self._fixed else 0)
             self._launch()
             if self._wait_until_it_accepts():
                 self._fixed = True  # a broker that is started again keeps its address
@@ -97,11 +96,17 @@ class EmbeddedBroker:
 
     def stop(self) -> None:
         """Stop it; nothing happens while it does not run."""
-        self._end(subprocess.Popen.terminate)
-
-    def kill(self) -> None:
-        """Kill it, as in a crash."""
-        self._end(subprocess.Popen.kill)
+        process, self._process = self._process, None
+        if process is not None:
+            with process:  # which closes the pipe and waits for its end
+                process.terminate()
+                try:
+                    process.wait(_STOP_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
 
     def __enter__(self) -> "EmbeddedBroker":
         self.start()
@@ -109,21 +114,6 @@ class EmbeddedBroker:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _end(self, signal_it: Callable[[subprocess.Popen[bytes]], None]) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            signal_it(process)
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-        if self._stderr is not None:
-            self._stderr.close()
-            self._stderr = None
 
     def _launch(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process; stop closes it)
@@ -153,14 +143,8 @@ class EmbeddedBroker:
         return lines[-1] if lines else f"it did not accept connections within {_START_TIMEOUT_S:g} seconds"
 
 
-def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _check_free(port: int) -> None:
+def _find_port(port: int) -> int:
+    """The port, if it is free; any free one for 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -168,6 +152,7 @@ def _check_free(port: int) -> None:
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "it must be 0 to 65535"
             raise PortError(f"port {port} on {_HOST} cannot be used ({why}); choose another, or 0 for any") from error
+        return int(probe.getsockname()[1])
 
 
 async def _serve_amqtt(port: int) -> None:
@@ -179,11 +164,14 @@ async def _serve_amqtt(port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
-    def end() -> None:
+    def watch_parent() -> None:
+        # The bare descriptor: a buffered reader that still reads holds a lock that the interpreter needs to exit.
+        while os.read(0, 1024):
+            pass
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             loop.call_soon_threadsafe(ended.set)
 
-    _when_parent_ends(end)
+    threading.Thread(target=watch_parent, daemon=True, name="parent").start()
     listeners = {"default": {"type": "tcp", "bind": f"{_HOST}:{port}"}}
     broker = Broker({"listeners": listeners, "plugins": _AMQTT_PLUGINS})
     broker._subscriptions = _Subscriptions()  # noqa: SLF001 (amqtt has no other place to mend this)
@@ -203,23 +191,9 @@ async def _serve_amqtt(port: int) -> None:
         await asyncio.wait_for(broker.shutdown(), _STOP_TIMEOUT_S / 2)
 
 
-def _when_parent_ends(act: Callable[[], None]) -> None:
-    def watch() -> None:
-        # The bare descriptor: a buffered reader that still reads holds a lock that the interpreter needs to exit.
-        while os.read(0, 1024):
-            pass
-        act()
-
-    threading.Thread(target=watch, daemon=True, name="parent").start()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a broker in this process until its parent ends or it is told to stop."""
-    parser = argparse.ArgumentParser(
-        prog="python -m subfleet.link.broker",
-        description="Runs an MQTT broker on loopback until its standard input closes.",
-        epilog="example: python -m subfleet.link.broker --port 1883",
-    )
+    parser = argparse.ArgumentParser(description="Runs an MQTT broker on loopback until its standard input closes.")
     parser.add_argument("--port", type=int, required=True, help="TCP port on 127.0.0.1")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.CRITICAL)

@@ -9,20 +9,24 @@ from subfleet.protocol.blobs import Chunk, decode_chunk
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Ack, BlobMissing, ChunkRequest, Claim, RoundInfo, Task, Update, decode, encode
 from subfleet.protocol.plausible import plausible
-from subfleet.protocol.topics import CHUNK, Topics
+from subfleet.protocol.topics import CHUNK, Address, Topics
 from subfleet.rounds.signals import FromDevice
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport
 from subfleet.transport.blob_store import BlobStore
 from subfleet.transport.chunk_sizes import ChunkSizes
 from subfleet.transport.complaints import Complaints
 from subfleet.transport.counting import CountingTransport
-from subfleet.transport.exchange import BlobExchange, Fetched, FetchFailed
+from subfleet.transport.exchange import BlobExchange, Fetched
 from subfleet.transport.outbox import Outbox
 
-Incoming = FromDevice | Ack | ChunkRequest | BlobMissing | Chunk
-
-_KINDS = frozenset(message.KIND for message in get_args(FromDevice | Ack | ChunkRequest | BlobMissing))
-"""Kinds of the control messages that a device may send."""
+_LOG = logging.getLogger(__name__)
+_MESSAGES_PER_STEP = 256
+_REPEAT_S = 2.0
+"""An announcement is repeated, since a transport may lose it and no ack answers it."""
+Control = FromDevice | Ack | ChunkRequest | BlobMissing
+"""The control messages that a device may send."""
+Incoming = Control | Chunk
+_KINDS = frozenset(message.KIND for message in get_args(Control))
 _NOBODY = "a sender without an id"
 
 
@@ -36,23 +40,17 @@ def read_delivery(
     """
     if delivery.retained or not delivery.payload:  # an empty payload clears a retained message
         return None
+    sender = _NOBODY
     try:
-        return _read(topics, delivery)
+        address = topics.parse(delivery.topic)
+        sender = address.client_id or _NOBODY
+        return _read(address, delivery)
     except ProtocolError as error:
-        complain(_sender(topics, delivery), f"dropped a message on {delivery.topic[:120]}: {error}")
+        complain(sender, f"dropped a message on {delivery.topic[:120]}: {error}")
         return None
 
 
-def _sender(topics: Topics, delivery: Delivery) -> str:
-    try:
-        address = topics.parse(delivery.topic)
-    except ProtocolError:
-        return _NOBODY
-    return address.client_id or _NOBODY
-
-
-def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
-    address = topics.parse(delivery.topic)
+def _read(address: Address, delivery: Delivery) -> tuple[str, Incoming] | None:
     if address.direction != "up":
         raise ProtocolError(f"topic {delivery.topic!r:.120} is not a topic of devices")
     if address.kind == Claim.KIND:
@@ -61,17 +59,11 @@ def _read(topics: Topics, delivery: Delivery) -> tuple[str, Incoming] | None:
         return address.client_id, decode_chunk(delivery.payload)
     if address.kind not in _KINDS:
         raise ProtocolError(f"a device sends no message of kind {address.kind!r:.80}")
-    message = cast("FromDevice | Ack | ChunkRequest | BlobMissing", decode(delivery.payload, expected=address.kind))
+    message = cast("Control", decode(delivery.payload, expected=address.kind))
     speaker = getattr(message, "client_id", address.client_id)
     if speaker != address.client_id:
         raise ProtocolError(f"client {address.client_id} speaks for client {speaker!r:.80}")
     return address.client_id, plausible(message)
-
-
-_LOG = logging.getLogger(__name__)
-_MESSAGES_PER_STEP = 256
-_REPEAT_S = 2.0
-"""An announcement is repeated, since a transport may lose it and no ack answers it."""
 
 
 class DeviceLink:
@@ -107,7 +99,7 @@ class DeviceLink:
             missing_topic=lambda peer: topics.down(peer, "missing"),
             sizes=sizes,
         )
-        self._uploads = Uploads(self._exchange, self._complaints.note)
+        self._uploads: dict[str, Update] = {}  # by task, the updates that are being pulled
         self._outbox = Outbox()
         self._receivers: dict[str, str] = {}  # of the tasks in the outbox
         self._announced = ""
@@ -116,7 +108,7 @@ class DeviceLink:
     @property
     def digests(self) -> frozenset[str]:
         """Digests of the blobs that are being pulled."""
-        return self._uploads.digests
+        return frozenset(update.blob.sha256 for update in self._uploads.values())
 
     def open(self) -> None:
         """Connect.
@@ -132,19 +124,24 @@ class DeviceLink:
 
     def receive(self, timeout_s: float) -> Iterator[FromDevice]:
         """The messages of devices to the run: waits up to `timeout_s` seconds for the first, then yields all."""
-        event = self._transport.poll(timeout_s)
-        for _ in range(_MESSAGES_PER_STEP):
+        for number in range(_MESSAGES_PER_STEP):
+            event = self._transport.poll(0.0 if number else timeout_s)
             if event is None:
                 return
             yield from self._receive(event)
-            event = self._transport.poll(0.0)
-        if event is not None:
-            yield from self._receive(event)
 
     def pulled(self) -> Iterator[Update]:
-        """The updates with blobs that have arrived since the last call."""
+        """The updates with blobs that have arrived since the last call; a client offers one that failed again."""
         for result in self._exchange.finished():
-            yield from self._uploads.ended(result)
+            offers = [
+                offer for offer in self._uploads.values() if offer.client_id == result.peer and offer.blob == result.ref
+            ]
+            for offer in offers:
+                del self._uploads[offer.task_id]
+                if isinstance(result, Fetched):
+                    yield offer
+                else:
+                    self._complaints.note(offer.client_id, f"its update cannot be fetched: {result.detail}")
 
     def send_task(self, task: Task) -> None:
         """Send a task repeatedly until its client acknowledges it."""
@@ -155,15 +152,23 @@ class DeviceLink:
     def withdraw(self, task_id: str) -> None:
         """Stop sending a task, and drop what has arrived of its update."""
         self._settle(task_id)
-        self._uploads.drop(task_id)
+        self._drop(task_id)
 
     def reply(self, client_id: str, ack: Ack) -> None:
         """Send an ack, once."""
         self._transport.publish(self._topics.down(client_id, "ack"), encode(ack))
 
     def pull(self, update: Update) -> None:
-        """Begin to pull an update's blob; `pulled` yields the update when it has arrived."""
-        self._uploads.pull(update)
+        """Begin to pull an update's blob; `pulled` yields the update when it has arrived.
+
+        A client has one open task, and an update may not be much larger than the weights of its task. So the bytes that
+        a client can make the server write unchecked are bounded, however often it changes its update.
+        """
+        older = self._uploads.get(update.task_id)
+        if older is not None and older.blob != update.blob:
+            self._drop(update.task_id)
+        self._uploads[update.task_id] = update
+        self._exchange.fetch(update.client_id, update.blob)
 
     def send(self, info: RoundInfo | None) -> None:
         """Send what is due: chunks, tasks without an ack, and the announcement of the round."""
@@ -200,51 +205,12 @@ class DeviceLink:
             case _:
                 yield incoming
 
-    def _settle(self, task_id: str) -> None:
-        self._outbox.settle(task_id)
-        self._receivers.pop(task_id, None)
-
-
-class Uploads:
-    """The updates that are being pulled. It belongs to the server's one thread.
-
-    A client has one open task, and an update may not be much larger than the weights of its task. This bounds the bytes
-    that a client can make the server write unchecked, however often it changes its update.
-
-    Args:
-        exchange: pulls the blobs.
-        complain: receives the id of a client and what went wrong with its update.
-    """
-
-    def __init__(self, exchange: BlobExchange, complain: Callable[[str, str], None]) -> None:
-        self._exchange = exchange
-        self._complain = complain
-        self._offers: dict[str, Update] = {}
-
-    @property
-    def digests(self) -> frozenset[str]:
-        """Digests of the blobs that are being pulled."""
-        return frozenset(update.blob.sha256 for update in self._offers.values())
-
-    def pull(self, update: Update) -> None:
-        """Begin to pull an update, in place of an earlier one of its task."""
-        older = self._offers.get(update.task_id)
-        if older is not None and older.blob != update.blob:
-            self.drop(update.task_id)
-        self._offers[update.task_id] = update
-        self._exchange.fetch(update.client_id, update.blob)
-
-    def drop(self, task_id: str) -> None:
+    def _drop(self, task_id: str) -> None:
         """Delete what has arrived of a task's update."""
-        offer = self._offers.pop(task_id, None)
+        offer = self._uploads.pop(task_id, None)
         if offer is not None:
             self._exchange.cancel(offer.blob, peer=offer.client_id)
 
-    def ended(self, result: Fetched | FetchFailed) -> tuple[Update, ...]:
-        """The updates of a finished transfer; none if it failed, since the client offers its update again."""
-        offers = [one for one in self._offers.values() if one.client_id == result.peer and one.blob == result.ref]
-        for update in offers:
-            del self._offers[update.task_id]
-            if isinstance(result, FetchFailed):
-                self._complain(update.client_id, f"its update cannot be fetched: {result.detail}")
-        return tuple(offers) if isinstance(result, Fetched) else ()
+    def _settle(self, task_id: str) -> None:
+        self._outbox.settle(task_id)
+        self._receivers.pop(task_id, None)

@@ -1,6 +1,6 @@
 """Counts the payload bytes of each client in the open round."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 
 from subfleet.protocol.errors import ProtocolError
@@ -22,8 +22,8 @@ class Traffic:
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
-        self._down: dict[str, int] = defaultdict(int)
-        self._up: dict[str, int] = defaultdict(int)
+        self._down = Counter[str]()
+        self._up = Counter[str]()
 
     def count(self, direction: Direction, topic: str, size_bytes: int) -> None:
         """Count one payload, unless it belongs to no client."""
@@ -37,7 +37,7 @@ class Traffic:
 
     def of(self, client_id: str) -> tuple[int, int]:
         """Bytes down and bytes up of a client."""
-        return self._down.get(client_id, 0), self._up.get(client_id, 0)
+        return self._down[client_id], self._up[client_id]
 
     def follow(self, before: RunState, after: RunState) -> None:
         """Restart the counts if a step begins or ends an attempt of a round, an evaluation or the deployment."""

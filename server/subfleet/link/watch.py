@@ -1,14 +1,15 @@
 """Watches the processes that a run depends on, beside the server's loop."""
 
 import threading
-from collections.abc import Callable, Sequence
-
-from subfleet.protocol.errors import SubfleetError
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 INTERVAL_S = 0.5
 
 
-class Watch:
+@contextmanager
+def watch(checks: Sequence[Callable[[], None]], stop: threading.Event) -> Iterator[Callable[[], None]]:
     """A context in which checks run periodically in a thread of their own.
 
     A check repairs what it can: the embedded broker's `start` does nothing while the broker runs, and restarts it if it
@@ -17,37 +18,25 @@ class Watch:
     Args:
         checks: to run.
         stop: set when a check has failed.
+
+    Yields:
+        A function that raises the error of a failed check, if there is one.
     """
+    over = threading.Event()
 
-    def __init__(self, checks: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-        self._checks = tuple(checks)
-        self._stop = stop
-        self._over = threading.Event()
-        self._failure: SubfleetError | None = None
-        self._thread = threading.Thread(target=self._watch, name="subfleet-watch", daemon=True)
+    def run_checks() -> None:
+        while not over.wait(INTERVAL_S):
+            for check in checks:
+                check()
 
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
+    def raise_failure() -> None:
+        if watching.done():
+            watching.result()
 
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def raise_failure(self) -> None:
-        """Raise the error of a failed check.
-
-        Raises:
-            SubfleetError: of the check.
-        """
-        if self._failure is not None:
-            raise self._failure
-
-    def _watch(self) -> None:
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="subfleet-watch") as pool:
+        watching = pool.submit(run_checks)
+        watching.add_done_callback(lambda ended: stop.set() if ended.exception() else None)
         try:
-            while not self._over.wait(INTERVAL_S):
-                for check in self._checks:
-                    check()
-        except SubfleetError as error:
-            self._failure = error
-            self._stop.set()
+            yield raise_failure
+        finally:
+            over.set()

@@ -105,19 +105,16 @@ class _Job:
     """
 
     request: Request
-    duty: Handler
-    steps: Steps[Any]
+    steps: Steps[RequestDone | RequestFailed]
     waits_for: "Future[Any] | None" = None
     outcome: RequestDone | RequestFailed | None = None
 
     def go_on(self) -> None:
-        """Take the next step. An error fails the request, not the run."""
+        """Take the next step."""
         try:
             self.waits_for = self.steps.send(None)
         except StopIteration as ended:
-            self.waits_for, self.outcome = None, RequestDone(request=self.request, result=ended.value)
-        except Exception as error:  # noqa: BLE001  # see above
-            self.waits_for, self.outcome = None, _build_failure(self.request, self.duty, error)
+            self.waits_for, self.outcome = None, ended.value
 
 
 class Worker:
@@ -147,8 +144,7 @@ class Worker:
         """Begin a request in a run, unless it is open already."""
         if any(job.request == request for job in self._jobs):
             return
-        duty = self._duties[type(request)]
-        job = _Job(request=request, duty=duty, steps=duty.work(request, run))
+        job = _Job(request=request, steps=_handle(self._duties[type(request)], request, run))
         self._jobs.append(job)
         job.go_on()
 
@@ -180,14 +176,15 @@ class Worker:
         self._threads.close()
 
 
-def _build_failure(request: Request, duty: Handler, error: Exception) -> RequestFailed:
-    if isinstance(error, duty.reasons):
-        reason = str(error)
-    elif isinstance(error, SubfleetError):
-        reason = f"{duty.failure}: {error}"
-    else:
-        reason = f"{duty.failure}: {find_cause(error)}"
-    known = isinstance(error, SubfleetError)
-    _LOG.warning("%s (%.200r)", reason, request, exc_info=None if known else error)
-    by_disk = duty.needs_disk and isinstance(error, FileError)
-    return RequestFailed(request=request, reason=str(error) if by_disk else reason[:_MOST_CHARACTERS], by_disk=by_disk)
+async def _handle(handler: Handler, request: Request, run: Snapshot) -> RequestDone | RequestFailed:
+    """Handle a request. An error fails the request, not the run."""
+    try:
+        return RequestDone(request=request, result=await handler.work(request, run))
+    except Exception as error:  # noqa: BLE001  # see above
+        known = isinstance(error, SubfleetError)
+        text = str(error) if known else find_cause(error)
+        reason = text if isinstance(error, handler.reasons) else f"{handler.failure}: {text}"
+        _LOG.warning("%s (%.200r)", reason, request, exc_info=None if known else error)
+        by_disk = handler.needs_disk and isinstance(error, FileError)
+        reason = text if by_disk else reason[:_MOST_CHARACTERS]
+        return RequestFailed(request=request, reason=reason, by_disk=by_disk)

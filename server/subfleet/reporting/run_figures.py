@@ -44,14 +44,13 @@ class Gallery:
 
     def metrics(self, client: Participant, data: Dataset) -> Mapping[str, float]:
         """The metrics of a client's submodel on a data set."""
-        key = (id(data), self.views.key(self.state, client))
+        view = self.views.of(self.state, client)
+        key = (id(data), view.key)
         if key not in self.known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
-            seen = self.views.for_use(self.state, client)
-            network = self.views.find_network(self.state, client)
-            objective = self.views.context.config.training.objective
+            seen, objective = self.views.for_use(view), self.views.context.config.training.objective
             self.known[key] = evaluate(
-                network, client.architecture, seen, inputs, labels, objective=objective.name
+                view.network, client.architecture, seen, inputs, labels, objective=objective.name
             ).metrics
         return self.known[key]
 

@@ -15,7 +15,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.evaluating import send_evaluation
 from subfleet.rounds.judging import judge, reply
 from subfleet.rounds.live import Requested
-from subfleet.rounds.networks import begin_with, build_target_estimates, get_estimates, has_estimates
+from subfleet.rounds.networks import begin_with, build_target_estimates, get_estimates, request_estimates
 from subfleet.rounds.obstacles import select_models
 from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.searching import receive_generation
@@ -95,18 +95,19 @@ def _remember_program(context: RunContext, state: RunState, client: ClientState,
     if client.given is None or state.phase != "train":
         return state
     program = SizedProgram(size=client.given.size, target=client.offer.runtime, student=client.given.student)
-    return state if program.key in state.written else _add_program(context, state, program, facts)
+    return _add_program(context, state, program, facts)
 
 
 def _add_program(context: RunContext, state: RunState, program: SizedProgram, facts: ProgramFacts) -> RunState:
     """The state that knows one more written program; the first facts stay."""
-    one = WrittenProgram(program=program, facts=facts, run_attempt=state.run_attempt)
-    written = MappingProxyType({program.key: one, **state.written})
+    if program.key in state.written:
+        return state
+    written = WrittenProgram(program=program, facts=facts, run_attempt=state.run_attempt)
     live = state.live
-    if context.roles.assigner.search is not None and has_estimates(context, state, program.target):
+    if context.roles.assigner.search is not None and not request_estimates(context, state, program.target):
         estimate = get_estimates(context, state, program.target)(program.size)  # each choice needs all of them
         live = replace(live, written_estimates=MappingProxyType({**live.written_estimates, program.key: estimate}))
-    return replace(state, written=written, live=live)
+    return replace(state, written=MappingProxyType({program.key: written, **state.written}), live=live)
 
 
 def _send_models(
@@ -177,8 +178,8 @@ def _settle_update(
         client = replace(client, stage="refused", reason=why, lasts="lasting", outlier=why)
         answer = reply(update.client_id, update.message_id, "refused", why)
     else:
+        state = record_answer(context, state, client, "training", now_s)
         took_s = max(0.0, now_s - find_sent_s(context, state, client, "training"))
-        state = record_answer(state, update.client_id, "training", took_s)
         client = replace(client, stage="done", trained=AcceptedUpdate(update=update, change=change, took_s=took_s))
         answer = reply(update.client_id, update.message_id, "accepted", reason)
     return state.with_clients(client), (answer, signals.Withdraw(task_id=update.task_id))

@@ -8,24 +8,8 @@ from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
 from subfleet.protocol.messages import Refusal
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.text import make_printable
+from subfleet.rounds import networks, obstacles
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import (
-    NOT_YET,
-    find_own_size,
-    find_standing,
-    get_estimates,
-    is_available,
-    list_candidates,
-    list_networks,
-)
-from subfleet.rounds.obstacles import (
-    REFUSALS,
-    find_objection,
-    get_operators,
-    is_exhausted,
-    list_unfit_sizes,
-    plan_bytes,
-)
 from subfleet.rounds.offers import MOST_CHARACTERS
 from subfleet.rounds.signals import ClientOutcome, SendTask
 from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
@@ -39,8 +23,8 @@ from subfleet.search.queue import ProgramFacts
 
 def assign_client(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
     """Choose a submodel for a client that has answered."""
-    if client.offer.brought is not None and find_own_size(context, state.lineages, client) is None:
-        return replace(client, stage="skipped", reason=NOT_YET), ()
+    if client.offer.brought is not None and networks.find_own_size(context, state.lineages, client) is None:
+        return replace(client, stage="skipped", reason=networks.NOT_YET), ()
     ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
     return give_size(context, state, replace(client, first_requested=assigned.requested), ask, assigned)
@@ -51,14 +35,14 @@ def send_training(
 ) -> ClientOutcome:
     """Send the training task if the program's plan fits and the runtime has its operators; else look below."""
     facts = made.facts
-    operators = get_operators(state, client.client_id)
+    operators = obstacles.get_operators(state, client.client_id)
     if lacking := list_lacking_operators(facts.operators, operators):
         return _choose_runnable(context, state, client, lacking)
-    planned_bytes = plan_bytes(client, facts, operators, lambda room: room.least_peak_bytes)
+    planned_bytes = obstacles.plan_bytes(client, facts, operators, lambda room: room.least_peak_bytes)
     if planned_bytes is None or planned_bytes > _limit_memory(context, state, client):
         return _choose_another(context, state, client, facts, "memory")
     task = build_train_task(context, state, client, made, planned_bytes, now_s)
-    if (limit := find_objection(context, state, client, task)) is not None:
+    if (limit := obstacles.find_objection(context, state, client, task)) is not None:
         return _choose_another(context, state, client, facts, limit)
     return replace(client, stage="out", task=task, reason=""), (SendTask(task=task),)
 
@@ -91,7 +75,7 @@ def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> 
     The smallest size is kept whatever the log has, since there is nothing below it.
     """
     room_bytes = client.offer.budget.memory_bytes
-    smallest = list_candidates(context, state, client.offer.runtime)[0].architecture
+    smallest = networks.list_candidates(context, state, client.offer.runtime)[0].architecture
     if client.offer.lasting is None or client.client_id in state.last or client.size == smallest:
         return room_bytes
     return min(room_bytes, client.offer.lasting.memory_bytes)
@@ -128,9 +112,9 @@ def build_question(
         below_limit: the limit that this size exceeds.
         search: in place of the state's.
     """
-    estimate = get_estimates(context, state, client.offer.runtime)
+    estimate = networks.get_estimates(context, state, client.offer.runtime)
     last = state.last.get(client.client_id)
-    known = None if last is None else find_standing(context, state, last)
+    known = None if last is None else networks.find_standing(context, state, last)
     written = {
         one.program.size.architecture_id: WrittenSize(
             size=one.program.size,
@@ -140,11 +124,11 @@ def build_question(
         for key, one in state.written.items()
         if one.program.target == client.offer.runtime
         and one.program.student is None
-        and is_available(context, state, one)
+        and networks.is_available(context, state, one)
     }
     return AssignmentContext(
-        networks=MappingProxyType({one.network.id: one.network for one in list_networks(context, state)}),
-        candidates=list_candidates(context, state, client.offer.runtime),
+        networks=MappingProxyType({one.network.id: one.network for one in networks.list_networks(context, state)}),
+        candidates=networks.list_candidates(context, state, client.offer.runtime),
         estimate=estimate,
         draw=build_draw(context, state, client),
         target=client.offer.runtime,
@@ -154,9 +138,9 @@ def build_question(
         below_limit=below_limit,
         search=search or state.live.searches.get(client.offer.runtime),
         written=MappingProxyType(written),
-        operators=get_operators(state, client.client_id),
-        refused=list_unfit_sizes(state, client.client_id, client.offer.runtime),
-        declared=find_own_size(context, state.lineages, client),
+        operators=obstacles.get_operators(state, client.client_id),
+        refused=obstacles.list_unfit_sizes(state, client.client_id, client.offer.runtime),
+        declared=networks.find_own_size(context, state.lineages, client),
         lasting=client.offer.lasting,
     )
 
@@ -176,7 +160,7 @@ def give_size(
     client = replace(client, limit=find_deciding_limit(ask, assigned.candidate, assigned.only))
     if assigned.candidate is None:
         reason = (assigned.reason or _explain_none(state, client, ask))[:MOST_CHARACTERS]
-        lasts: Lasts = "lasting" if is_exhausted(ask, assigned.only) else "passing"
+        lasts: Lasts = "lasting" if obstacles.is_exhausted(ask, assigned.only) else "passing"
         return replace(client, stage="skipped", given=None, reason=reason, lasts=lasts), ()
     size, draw = assigned.candidate.architecture, build_draw(context, state, client)
     network = ask.networks[size.network]
@@ -238,7 +222,7 @@ def answer_refusal(context: RunContext, state: RunState, client: ClientState, re
 
     The state knows already which programs the device cannot run.
     """
-    effect = REFUSALS[refusal.reason]
+    effect = obstacles.REFUSALS[refusal.reason]
     final = replace(client, stage="refused", reason=describe_refusal(refusal))
     if state.phase != "train":
         return final, ()
@@ -248,7 +232,7 @@ def answer_refusal(context: RunContext, state: RunState, client: ClientState, re
         chosen, actions = choose_below(context, state, smaller, effect.limit)
         if chosen.open:
             return chosen, actions
-    lasts = find_lasting(context, state, client) if effect.of_program else effect.lasts
+    lasts = find_lasting(context, state, client) if effect.limit in obstacles.LASTING_LIMITS else effect.lasts
     return replace(final, lasts=lasts), ()
 
 
@@ -256,7 +240,7 @@ def find_lasting(context: RunContext, state: RunState, client: ClientState) -> L
     """Whether another attempt has the same outcome: no other size is left for the device."""
     ask = build_question(context, state, client)
     assigned = context.roles.assigner.assign(ask)
-    left = assigned.candidate is not None or not is_exhausted(ask, assigned.only)
+    left = assigned.candidate is not None or not obstacles.is_exhausted(ask, assigned.only)
     return "passing" if left else "lasting"
 
 

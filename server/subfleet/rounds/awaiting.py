@@ -173,9 +173,13 @@ def get_punctuality(state: RunState, client_id: str, duty: Duty) -> Punctuality:
 
 
 def find_sent_s(context: RunContext, state: RunState, client: ClientState, duty: Duty) -> float:
-    """Monotonic time at which a client's task was sent: its deadline is the rest of the phase at that time."""
-    limit = get_limit_s(context, duty)
-    return state.live.entered_s + limit - (limit if client.task is None else client.task.deadline_s)
+    """Monotonic time at which a client's task was sent: its deadline is the rest of the phase at that time.
+
+    Without a task, the time at which the phase began.
+    """
+    if client.task is None:
+        return state.live.entered_s
+    return state.live.entered_s + get_limit_s(context, duty) - client.task.deadline_s
 
 
 def list_awaited(context: RunContext, state: RunState, duty: Duty, now_s: float) -> Iterator[ClientState]:
@@ -239,9 +243,11 @@ def list_awaited_models(context: RunContext, state: RunState, now_s: float) -> I
             yield client
 
 
-def record_answer(state: RunState, client_id: str, duty: Duty, took_s: float) -> RunState:
-    """The state after an accepted answer of a client, which came this many seconds after its task."""
-    return _replace_punctuality(state, {client_id: get_punctuality(state, client_id, duty).after_answer(took_s)}, duty)
+def record_answer(context: RunContext, state: RunState, client: ClientState, duty: Duty, now_s: float) -> RunState:
+    """The state after an accepted answer of a client."""
+    took_s = now_s - find_sent_s(context, state, client, duty)
+    known = get_punctuality(state, client.client_id, duty).after_answer(took_s)
+    return _replace_punctuality(state, {client.client_id: known}, duty)
 
 
 def record_missing(state: RunState, names: Iterable[str], duty: Duty, *, most: int | None = None) -> RunState:

@@ -1,4 +1,4 @@
-"""The end of a round: which updates are aggregated, and what follows if the model diverges. Pure.
+"""The end of a round, which aggregates its updates or is attempted again, and the end of a run. Pure.
 
     train     --> aggregate  outliers count less (or not, and their clients are excluded for some rounds)
     aggregate --> aggregate  the model diverged: again without the most suspect update, then without twice as many
@@ -7,6 +7,17 @@
 
 Every step is in the journal before the next aggregation begins, and each aggregation starts from the last checkpoint.
 So a run that was killed continues with the same bits.
+
+A round that aggregated nothing is attempted again, with growing pauses and a deadline.
+
+The run fails earlier if another attempt is certain to aggregate nothing: an attempt is deterministic, so a device with
+unusable data or diverging training fails again. If every present device, and at least as many as a round needs, has
+failed so in two attempts, the run fails with the reasons of the first. A device that may succeed in another attempt, or
+that joins the run, keeps it going.
+
+Devices need time, so each pause is twice as long as the one before. Replayed logs need none: each attempt reads them a
+step later, at once if they alone kept all devices from the round, and the deadline counts their seconds. So the same
+logs give the same choices, and a run fails if they never have what it needs.
 """
 
 import math
@@ -15,24 +26,24 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from subfleet.protocol.task import Calibrate, Train
+from subfleet.rounds import outliers, progress
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import describe_missing, fail_attempt
-from subfleet.rounds.evaluating import begin_evaluation
+from subfleet.rounds.evaluating import list_evaluators
+from subfleet.rounds.live import AttemptTimes
+from subfleet.rounds.members import SILENT_SINCE, list_expected
 from subfleet.rounds.networks import find_own_size, list_new_networks, replace_lineages
-from subfleet.rounds.outliers import (
-    ChangeSize,
-    compute_usual_change,
-    explain_divergence,
-    find_outliers,
-    rank_outliers,
-    travel,
-)
-from subfleet.rounds.progress import Aggregating, Waiting
-from subfleet.rounds.selection import remember_round
+from subfleet.rounds.selection import NOT_DRAWN, remember_round
 from subfleet.rounds.signals import AggregationRequest, Close, Outcome
 from subfleet.rounds.state import ClientState, Exclusion, OutlierDetection, RunState, get_memory
 from subfleet.rounds.weights import count_samples
 from subfleet.rounds.work import AggregatedRound
+
+_MOST_REASONS = 4
+_MOST_NAMES = 3
+_MOST_CHARACTERS = 160  # of one reason
+_MOST_DOUBLINGS = 60
+_MOST_ATTEMPTS = 2
+"""Attempts in which a device fails for a lasting reason before it is given up."""
 
 
 def apply_exclusion(state: RunState, client: ClientState) -> ClientState:
@@ -46,8 +57,8 @@ def apply_exclusion(state: RunState, client: ClientState) -> ClientState:
 def begin_aggregation(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Aggregate the updates, with outliers scaled down, excluded or reported as the run is configured."""
     settings, sizes = context.config.outliers, _measure_changes(state, "done")
-    far = {} if settings.outliers == "off" else find_outliers(sizes, state.outliers.changes, settings)
-    aggregation = state.enter(Aggregating(), now_s)
+    far = {} if settings.outliers == "off" else outliers.find_outliers(sizes, state.outliers.changes, settings)
+    aggregation = state.enter(progress.Aggregating(), now_s)
     if settings.outliers == "exclude":
         why = {name: outlier.why for name, outlier in far.items()}
         if why.keys() == sizes.keys():
@@ -80,7 +91,7 @@ def finish_aggregation(context: RunContext, state: RunState, result: AggregatedR
     if not _list_stage(state, "done"):
         return fail_attempt(context, state, now_s), ()
     guess = math.log(context.config.model.class_count) if result.guess_loss is None else result.guess_loss
-    why = explain_divergence(result.loss, state.outliers.loss, guess, context.config.outliers)
+    why = outliers.explain_divergence(result.loss, state.outliers.loss, guess, context.config.outliers)
     return _exclude_suspects(context, state, why, now_s) if why else _close_round(context, state, result, now_s)
 
 
@@ -104,7 +115,7 @@ def _exclude_suspects(context: RunContext, state: RunState, why: str, now_s: flo
     if count >= len(sizes):
         reasons = dict.fromkeys(sizes, f"{why}, whichever updates were left out")
         return _fail_round(context, _suspect(state, reasons), now_s)
-    state = _suspect(state, dict.fromkeys(rank_outliers(sizes)[:count], why))
+    state = _suspect(state, dict.fromkeys(outliers.rank_outliers(sizes)[:count], why))
     return state, (request_aggregation(context, state),)
 
 
@@ -133,12 +144,21 @@ def _close_round(context: RunContext, state: RunState, result: AggregatedRound, 
         outliers=_update_detection(context, state, result.loss),
     )
     state = replace_lineages(context, remember_round(context, state, result, done), result.lineages)
-    return begin_evaluation(context, state.enter(Waiting(), now_s), now_s), (close,)
+    return _begin_evaluation(context, state.enter(progress.Waiting(), now_s), now_s), (close,)
+
+
+def _begin_evaluation(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """Begin an evaluation after a closed round, if it is due and a client can evaluate."""
+    last_round = state.aggregated_round if is_over(context, state) else context.config.total_rounds
+    due = context.config.evaluation.due(state.aggregated_round, last_round)
+    if not due or next(list_evaluators(context, state, now_s), None) is None:
+        return state
+    return state.enter(progress.Evaluating(), now_s)
 
 
 def _update_detection(context: RunContext, state: RunState, loss: float) -> OutlierDetection:
     """The outlier detection after a round."""
-    usual = compute_usual_change(_measure_changes(state, "done").values())
+    usual = outliers.compute_usual_change(_measure_changes(state, "done").values())
     excluded = {name: one for name, one in state.outliers.excluded.items() if one.until_round > state.round}
     return OutlierDetection(
         loss=loss,
@@ -192,14 +212,163 @@ def _list_stage(state: RunState, stage: str) -> tuple[ClientState, ...]:
     return tuple(client for _, client in sorted(state.clients.items()) if client.stage == stage)
 
 
-def _measure_changes(state: RunState, *stages: str) -> dict[str, ChangeSize]:
+def _measure_changes(state: RunState, *stages: str) -> dict[str, outliers.ChangeSize]:
     return {name: _measure_change(client) for name, client in sorted(state.clients.items()) if client.stage in stages}
 
 
-def _measure_change(client: ClientState) -> ChangeSize:
+def _measure_change(client: ClientState) -> outliers.ChangeSize:
     """The change of an update, and how far its training could have moved the model."""
-    change = ChangeSize() if client.trained is None else client.trained.change
+    change = outliers.ChangeSize() if client.trained is None else client.trained.change
     if client.task is None or not isinstance(client.task.work, Train | Calibrate):
         return change
     samples = count_samples(client)
-    return replace(change, travel=travel(client.task.work.settings, samples), samples=float(samples))
+    return replace(change, travel=outliers.travel(client.task.work.settings, samples), samples=float(samples))
+
+
+def open_round(state: RunState, now_s: float) -> RunState:
+    """Announce a round: the next one, or again one without an update or an answer."""
+    again = state.round > state.aggregated_round
+    unanswered = again and not state.clients
+    live = replace(
+        state.live,
+        # An attempt without an answer is announced again, but it began with its first announcement.
+        opened_s=state.live.opened_s if unanswered else now_s,
+        attempt_times=state.live.attempt_times if again else AttemptTimes(),
+    )
+    failed_attempts = state.failed_attempts if again else progress.FailedAttempts(lost=state.failed_attempts.lost)
+    state = replace(
+        state,
+        round=state.aggregated_round + 1,
+        clients=MappingProxyType({}),
+        failed_attempts=failed_attempts,
+        live=live,
+    )
+    return state.enter(progress.Measuring(), now_s)
+
+
+def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState:
+    """The state after an attempt without an update: the run waits for the next attempt, or fails."""
+    before, times = state.failed_attempts, state.live.attempt_times
+    if times.since_s is None:
+        times = AttemptTimes(since_s=now_s, since_attempt=state.run_attempt)
+    failing = _update_failing(before.failing, state.clients)
+    # The first reason says more than those that follow from it.
+    first = {name: one.first for name, one in failing.items() if name in state.clients}
+    waits_for = _group_reasons({**_list_reasons(state.clients), **first})
+    failed_attempts = progress.FailedAttempts(
+        count=before.count + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing
+    )
+    live = replace(state.live, attempt_times=replace(times, pause_s=_choose_pause_s(context, state)))
+    state = replace(state, failed_attempts=failed_attempts, live=live).enter(progress.Waiting(), now_s)
+    if _is_certain(context, state, now_s):
+        failure = (
+            f"round {state.round} left nothing to aggregate in {failed_attempts.count} attempts, and another would "
+            f"have the same outcome: {waits_for}; repair these devices, and start the run again"
+        )
+        return state.fail(failure, now_s)
+    attempts, limit_s = state.run_attempt - times.since_attempt, context.config.deadlines.attempts_s
+    if max(now_s - (times.since_s or 0.0), _get_log_s(context, attempts)) < limit_s:
+        return state
+    failure = (
+        f"round {state.round} left nothing to aggregate for {limit_s:g} s, in {attempts} attempts "
+        f"({waits_for}); repair the devices and start the server again, or raise deadlines.attempts_s"
+    )
+    return state.fail(failure, now_s)
+
+
+def _update_failing(
+    before: Mapping[str, progress.Failing], clients: Mapping[str, ClientState]
+) -> Mapping[str, progress.Failing]:
+    """The clients that have failed in every attempt, after one more."""
+    found = {
+        name: one for name, client in clients.items() if (one := _update_failure(before.get(name), client)) is not None
+    }
+    return MappingProxyType(dict(sorted(found.items()))) if found or before else before
+
+
+def _update_failure(before: progress.Failing | None, client: ClientState) -> progress.Failing | None:
+    if client.reason == NOT_DRAWN:  # it was not tried
+        return before
+    if client.lasts == "passing" or client.stage not in ("refused", "skipped"):
+        return None
+    reason = f"{client.stage}: {client.reason}"
+    if before is None or (client.lasts == "unclear" and before.last != reason):
+        return progress.Failing(times=1, first=reason, last=reason)
+    return replace(before, times=before.times + 1, last=reason)
+
+
+def _is_certain(context: RunContext, state: RunState, now_s: float) -> bool:
+    """Whether every present device has failed for a lasting reason."""
+    assigned = (name for name, client in state.clients.items() if client.stage != "missing")
+    there, failing = {*list_expected(context, state, now_s), *assigned}, state.failed_attempts.failing
+    is_over = all(name in failing and failing[name].times >= _MOST_ATTEMPTS for name in there)
+    return is_over and len(there) >= context.config.min_clients
+
+
+def describe_missing(clients: Mapping[str, ClientState]) -> str:
+    """The clients that did not take part and why, in a short text, the most frequent reasons first."""
+    return _group_reasons(_list_reasons(clients))
+
+
+def _list_reasons(clients: Mapping[str, ClientState]) -> dict[str, str]:
+    return {name: f"{client.stage}: {client.reason}" for name, client in clients.items() if client.stage != "done"}
+
+
+def _group_reasons(why: Mapping[str, str]) -> str:
+    groups: dict[str, list[str]] = {}
+    for name, text in sorted(why.items()):
+        groups.setdefault(text[:_MOST_CHARACTERS], []).append(name)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group))
+    told = [f"{_join_names(names)} {text}" for text, names in ordered[:_MOST_REASONS]]
+    more = sum(len(names) for _, names in ordered[_MOST_REASONS:])
+    return "; ".join([*told, *([f"{more} more for other reasons"] if more else [])])
+
+
+def _join_names(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _choose_pause_s(context: RunContext, state: RunState) -> float:
+    deadlines = context.config.deadlines
+    waited_for = (client for client in state.clients.values() if not client.reason.startswith(SILENT_SINCE))
+    if _get_log_s(context, 1) > 0 and all(client.stage == "skipped" for client in waited_for):
+        return 0.0
+    return float(
+        min(deadlines.pause_s * 2 ** min(state.failed_attempts.count, _MOST_DOUBLINGS), deadlines.longest_pause_s)
+    )
+
+
+def _get_log_s(context: RunContext, attempts: int) -> float:
+    return 0.0 if context.config.clock is None else attempts * context.config.clock.step_s
+
+
+def is_over(context: RunContext, state: RunState) -> bool:
+    """Whether the run has no further round."""
+    return state.aggregated_round >= context.config.total_rounds or bool(explain_early_end(context, state))
+
+
+def resume_state(context: RunContext, state: RunState) -> RunState:
+    """The stored state of a run that is started again.
+
+    A failed run is attempted again, a run with more rounds goes on, and a generation is scored by devices again.
+    """
+    if isinstance(state.at, progress.Failed):
+        failed_attempts = replace(state.failed_attempts, failing=MappingProxyType({}))
+        return replace(state, at=progress.Waiting(), failed_attempts=failed_attempts)
+    if isinstance(state.at, progress.Searching):
+        return replace(state, clients=MappingProxyType({}))
+    if state.phase in ("deploy", "finished") and not is_over(context, state):
+        return replace(state, at=progress.Waiting(), clients=MappingProxyType({}))
+    return state
+
+
+def explain_early_end(context: RunContext, state: RunState) -> str:
+    """Why a run ends before its last round; empty if it does not.
+
+    A run that calibrates norms in its last round goes on to its end.
+    """
+    config = context.config
+    if not 0 < state.aggregated_round < config.total_rounds or config.calibrates(config.total_rounds):
+        return ""
+    return context.roles.memory.stop(get_memory(context, state))

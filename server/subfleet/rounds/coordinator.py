@@ -8,27 +8,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update
 from subfleet.protocol.exhaustive import never
-from subfleet.protocol.messages import (
-    Deployed,
-    Evaluated,
-    Presence,
-    Profile,
-    Refusal,
-    RoundInfo,
-    Scores,
-    Telemetry,
-    Update,
-)
+from subfleet.protocol.messages import Presence, Profile, RoundInfo, Telemetry
 from subfleet.rounds import signals
 from subfleet.rounds.arrivals import apply_result
 from subfleet.rounds.assigning import answer_refusal, describe_refusal, lower_budget, remember_disk
-from subfleet.rounds.awaiting import find_sent_s, record_answer
+from subfleet.rounds.awaiting import record_answer
 from subfleet.rounds.closing import apply_exclusion, request_aggregation
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.evaluating import record_evaluation
 from subfleet.rounds.judging import build_skip_notice, judge, list_skip_notices, reply
-from subfleet.rounds.live import FleetMember, Sweep
+from subfleet.rounds.live import Duty, FleetMember, Sweep
 from subfleet.rounds.members import forget_strangers, holds_lease, record_departure
 from subfleet.rounds.networks import request_estimates
 from subfleet.rounds.obstacles import forget_refusals, record_unfit
@@ -186,17 +176,15 @@ def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetr
     if (profile := state.profiles.get(client_id)) is None:
         # Its profile has not arrived yet; the client repeats the telemetry until it is acknowledged.
         return state, ()
-    state = record_answer(state, client_id, "telemetry", now_s - state.live.entered_s)
     client = apply_exclusion(state, build_client(context, state, profile, telemetry))
+    state = record_answer(context, state, client, "telemetry", now_s)
     state, requests = remember_network(state.with_clients(client), client), tuple[signals.Action, ...]()
     if client.stage == "answered":
         state, requests = request_new(state, request_estimates(context, state, client.offer.runtime))
     return state, (reply(client_id, message_id, "accepted"), *requests)
 
 
-def _receive_answer(
-    context: RunContext, state: RunState, answer: Update | Scores | Refusal | Evaluated | Deployed, now_s: float
-) -> signals.Outcome:
+def _receive_answer(context: RunContext, state: RunState, answer: Answer, now_s: float) -> signals.Outcome:
     """Apply an answer that counts; a client repeats each until it is acknowledged."""
     verdict, reason = judge(context, state, answer)
     ack = reply(answer.client_id, answer.message_id, verdict, reason)
@@ -209,14 +197,14 @@ def _receive_answer(
     client, actions = state.clients[answer.client_id], tuple[signals.Action, ...]()
     match answer:
         case Scores():
-            state = record_answer(
-                state, answer.client_id, "scores", now_s - find_sent_s(context, state, client, "scores")
-            )
+            state = record_answer(context, state, client, "scores", now_s)
             client, actions = assign_best(context, state, client, answer)
         case Refusal():
             state, client, actions = _receive_refusal(context, state, client, answer)
         case Evaluated():
-            state, client = record_evaluation(context, state, client, answer, now_s)
+            duty: Duty = "paths" if state.phase == "search" else "evaluation"
+            state = record_answer(context, state, client, duty, now_s)
+            client = replace(client, stage="done", evaluated=answer)
         case Deployed():
             client = replace(client, stage="done")
         case _:

@@ -2,51 +2,35 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.protocol.evaluating import sum_totals
-from subfleet.protocol.messages import Ack, ArchitectureProblem, Deployed, Evaluated, Refusal, Scores, Update
+from subfleet.protocol.answers import Answer, Deployed, Evaluated, Refusal, Scores, Update, sum_totals
+from subfleet.protocol.messages import Ack, ArchitectureProblem
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 from subfleet.protocol.task_kinds import find_contradiction
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import get_network
 from subfleet.rounds.progress import PhaseName
 from subfleet.rounds.signals import Reply
-from subfleet.rounds.state import ClientState, RunState, Stage
+from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.tasks import name_score_task
 
 Verdict = Literal["accepted", "duplicate", "refused"]
-_Answer = Update | Refusal | Deployed | Scores | Evaluated
 MAX_HEADER_BYTES = 1024 * 1024
 """How much larger an update's container may be than the weights that it changes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Expectation:
-    """What answers a kind of work.
-
-    Attributes:
-        answer: type of the message, if it is no refusal.
-        phases: of the run in which the answer counts.
-        stage: of the client state in which it counts.
-    """
-
-    answer: type[_Answer]
-    phases: tuple[PhaseName, ...]
-    stage: Stage = "out"
-
-
-_EXPECTATIONS: Mapping[type, _Expectation] = MappingProxyType(
+_ANSWERS: Mapping[type, tuple[type[Answer], tuple[PhaseName, ...]]] = MappingProxyType(
     {
-        Train: _Expectation(answer=Update, phases=("train",)),
-        Calibrate: _Expectation(answer=Update, phases=("train",)),
-        Score: _Expectation(answer=Scores, phases=("train",), stage="scoring"),
-        Evaluate: _Expectation(answer=Evaluated, phases=("evaluate", "search")),
-        Deploy: _Expectation(answer=Deployed, phases=("deploy",)),
+        Train: (Update, ("train",)),
+        Calibrate: (Update, ("train",)),
+        Score: (Scores, ("train",)),
+        Evaluate: (Evaluated, ("evaluate", "search")),
+        Deploy: (Deployed, ("deploy",)),
     }
 )
+"""By the kind of work, the type of message that answers it, unless it is refused, and the phases in which it counts."""
 
 
 def reply(
@@ -57,7 +41,7 @@ def reply(
     return Reply(client_id=client_id, ack=ack)
 
 
-def judge(context: RunContext, state: RunState, answer: _Answer) -> tuple[Verdict, str]:
+def judge(context: RunContext, state: RunState, answer: Answer) -> tuple[Verdict, str]:
     """Whether an answer to a task counts, has been counted already, or is refused, and why."""
     if answer.run_id != context.run_id:
         return "refused", f"run {answer.run_id!r:.80} is not the current run {context.run_id!r}"
@@ -74,20 +58,20 @@ def judge(context: RunContext, state: RunState, answer: _Answer) -> tuple[Verdic
 
 
 def _judge_last_task(
-    context: RunContext, state: RunState, client: ClientState, task: Task, answer: _Answer
+    context: RunContext, state: RunState, client: ClientState, task: Task, answer: Answer
 ) -> tuple[Verdict, str]:
-    expected = _EXPECTATIONS[type(task.work)]
-    if not isinstance(answer, (Refusal, expected.answer)):
+    expected, phases = _ANSWERS[type(task.work)]
+    if not isinstance(answer, (Refusal, expected)):
         return "refused", f"a message of kind {answer.KIND!r} is no answer to that task"
     if client.stage == ("refused" if isinstance(answer, Refusal) else "done"):
         return "duplicate", ""
-    if state.phase not in expected.phases or client.stage != expected.stage:
+    if state.phase not in phases or client.stage != ("scoring" if isinstance(task.work, Score) else "out"):
         return "refused", f"the task is closed: {client.stage} {client.reason}".rstrip()
     problem = _find_problem(context, state, client, task, answer)
     return ("refused", problem) if problem else ("accepted", "")
 
 
-def _is_answered(context: RunContext, state: RunState, client: ClientState, answer: _Answer) -> bool:
+def _is_answered(context: RunContext, state: RunState, client: ClientState, answer: Answer) -> bool:
     """Whether an answer to an earlier task of this round is known: it led to the task that the client has now."""
     if isinstance(answer, Refusal) and client.attempt > 0:
         return True
@@ -95,7 +79,7 @@ def _is_answered(context: RunContext, state: RunState, client: ClientState, answ
     return scored and answer.task_id == name_score_task(context, state, answer.client_id)
 
 
-def _find_problem(context: RunContext, state: RunState, client: ClientState, task: Task, answer: _Answer) -> str:
+def _find_problem(context: RunContext, state: RunState, client: ClientState, task: Task, answer: Answer) -> str:
     """What is wrong with an answer to a task; empty if nothing is."""
     match answer:
         case Update():

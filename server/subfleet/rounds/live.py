@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.elastic.memory_estimates import MemoryEstimates
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.work import CostRequest, GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.search.candidates import Candidate
+from subfleet.search.estimates import Estimates
 from subfleet.search.query import Search
 
 Duty = Literal["telemetry", "training", "scores", "evaluation", "paths"]
@@ -138,12 +138,12 @@ class TargetEstimates:
     """Memory estimates of a target from the exporter's planner.
 
     Attributes:
-        memory: for any size; None if the target can train nothing.
-        candidates: the method's space with these estimates, from smallest to largest.
+        estimate: the cost of any size.
+        candidates: the method's space with these costs, from smallest to largest.
         problem: why the target can train nothing.
     """
 
-    memory: MemoryEstimates | None
+    estimate: Estimates = field(compare=False)  # its functions are new each time
     candidates: tuple[Candidate, ...]
     problem: str = ""
 

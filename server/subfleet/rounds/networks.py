@@ -128,11 +128,12 @@ def _is_ready(context: RunContext, state: RunState, client: ClientState, size: A
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
     if written is None or not is_available(context, state, written):
         return False
-    budget = client.offer.budget
-    planned_bytes = written.facts.planned_for(client.offer.packing_width).planned_peak_bytes
-    if planned_bytes is None or planned_bytes > budget.memory_bytes:
-        return False
-    return fits(estimate_size(context, state.lineages, size), client.offer.runtime, budget)
+    budget, planned_bytes = (
+        client.offer.budget,
+        written.facts.planned_for(client.offer.packing_width).planned_peak_bytes,
+    )
+    fits_plan = planned_bytes is not None and planned_bytes <= budget.memory_bytes
+    return fits_plan and fits(estimate_size(context, state.lineages, size), client.offer.runtime, budget)
 
 
 def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Lineage, ...]) -> RunState:
@@ -330,50 +331,34 @@ def request_estimates(context: RunContext, state: RunState, target: str) -> tupl
     return tuple(one for one in wanted if one.key not in state.live.estimates)
 
 
-def has_estimates(context: RunContext, state: RunState, target: str) -> bool:
-    """Whether the cost estimates of a target are known."""
-    return not request_estimates(context, state, target)
-
-
 def get_estimates(context: RunContext, state: RunState, target: str) -> CostEstimates:
     """The cost of any size on a target with known estimates."""
-    found = {one.id: _get_estimates(context, state, one, target) for one in list_living_lineages(context, state)}
-    return next(iter(found.values())) if len(found) == 1 else _OfEach(estimates=MappingProxyType(found))
+    estimates = {key: costs.estimate for key, costs in _get_costs(context, state, target).items()}
+    return next(iter(estimates.values())) if len(estimates) == 1 else _OfEach(estimates=MappingProxyType(estimates))
 
 
 def list_candidates(context: RunContext, state: RunState, target: str) -> Sequence[Candidate]:
     """The method's space, from smallest to largest, with its costs on a target with known estimates."""
-    found = [_list_candidates(context, state, one, target) for one in list_living_lineages(context, state)]
-    return found[0] if len(found) == 1 else order_candidates([one for of_network in found for one in of_network])
+    spaces = [costs.candidates for costs in _get_costs(context, state, target).values()]
+    return spaces[0] if len(spaces) == 1 else order_candidates([size for space in spaces for size in space])
 
 
 def build_target_estimates(
     context: RunContext, request: CostRequest, memory: MemoryEstimates | None, problem: str = ""
 ) -> TargetEstimates:
     """The estimates of a network on a target; without memory estimates, the target can train nothing."""
-    estimate = _plan_estimates(context, request.lineage, request.target, memory)
-    candidates = tuple(map(estimate, context.declared(request.lineage).space))
-    return TargetEstimates(memory=memory, candidates=candidates, problem=problem)
+    declared = context.declared(request.lineage)
+    estimate = replace(declared.estimate, memory=estimate_by_plans(declared.network, request.target, memory))
+    return TargetEstimates(estimate=estimate, candidates=tuple(map(estimate, declared.space)), problem=problem)
 
 
 def _request(target: str, lineage: Lineage) -> CostRequest:
     return CostRequest(target=target, lineage=lineage if lineage.id else None)
 
 
-def _get_estimates(context: RunContext, state: RunState, lineage: Lineage, target: str) -> Estimates:
+def _get_costs(context: RunContext, state: RunState, target: str) -> Mapping[str, Declared | TargetEstimates]:
+    """The known costs of each network in use, on a target."""
+    living = list_living_lineages(context, state)
     if not context.roles.assigner.planned_estimates:
-        return context.declared(lineage).estimate
-    return _plan_estimates(context, lineage, target, state.live.estimates[_request(target, lineage).key].memory)
-
-
-def _list_candidates(context: RunContext, state: RunState, lineage: Lineage, target: str) -> tuple[Candidate, ...]:
-    if not context.roles.assigner.planned_estimates:
-        return context.declared(lineage).candidates
-    return state.live.estimates[_request(target, lineage).key].candidates
-
-
-def _plan_estimates(
-    context: RunContext, lineage: Lineage | None, target: str, memory: MemoryEstimates | None
-) -> Estimates:
-    declared = context.declared(lineage)
-    return replace(declared.estimate, memory=estimate_by_plans(declared.network, target, memory))
+        return {lineage.id: context.declared(lineage) for lineage in living}
+    return {lineage.id: state.live.estimates[_request(target, lineage).key] for lineage in living}

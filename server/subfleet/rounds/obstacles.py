@@ -16,7 +16,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState, Lasts, RunState
 from subfleet.search.candidates import Candidate, list_lacking_operators
 from subfleet.search.fitting import Limit, Obstacle
-from subfleet.search.queue import ProgramFacts, SizedProgram
+from subfleet.search.queue import ProgramFacts
 
 
 def get_operators(state: RunState, client_id: str) -> tuple[str, ...]:
@@ -51,7 +51,14 @@ def find_objection(context: RunContext, state: RunState, client: ClientState, ta
     """The limit for which a device would refuse a task by its sizes; None if it would fetch the task."""
     if explain_disk(client, task):
         return "disk"
-    return "link" if _is_too_slow(context, state, client, task) else None
+    downlink_bytes = client.offer.budget.downlink_bytes
+    if downlink_bytes is None:
+        return None
+    rate_bps = max(8 * downlink_bytes / context.config.communication_s, LEAST_LINK_BPS)
+    last = state.last.get(client.client_id)  # the device still has its last program
+    there = set() if last is None or last.task is None else {program.blob for program in last.task.programs}
+    fetched_bytes = sum(blob.size_bytes for blob in task.blobs if blob not in there)
+    return "link" if 8 * fetched_bytes / rate_bps > task.deadline_s else None
 
 
 def explain_disk(client: ClientState, task: Task) -> str:
@@ -77,17 +84,6 @@ def select_models(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[
     return tuple(program for program in programs if program.target in targets)
 
 
-def _is_too_slow(context: RunContext, state: RunState, client: ClientState, task: Task) -> bool:
-    """Whether a task takes longer to fetch than its deadline; the device still has its last program."""
-    if client.offer.budget.downlink_bytes is None:
-        return False
-    rate_bps = max(8 * client.offer.budget.downlink_bytes / context.config.communication_s, LEAST_LINK_BPS)
-    last = state.last.get(client.client_id)
-    there = set() if last is None or last.task is None else {program.blob for program in last.task.programs}
-    fetched_bytes = sum(blob.size_bytes for blob in task.blobs if blob not in there)
-    return 8 * fetched_bytes / rate_bps > task.deadline_s
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalEffect:
     """The effect of a refusal.
@@ -95,12 +91,10 @@ class RefusalEffect:
     Attributes:
         limit: the limit that the task exceeds, so that a smaller task may do; None if no other size helps.
         lasts: whether the same task would be refused again.
-        of_program: whether the refusal is about the program, which the device is then not given again.
     """
 
     limit: Limit | None
     lasts: Lasts
-    of_program: bool = False
 
 
 REFUSALS: Mapping[RefusalReason, RefusalEffect] = MappingProxyType(
@@ -109,17 +103,18 @@ REFUSALS: Mapping[RefusalReason, RefusalEffect] = MappingProxyType(
         "disk": RefusalEffect(limit="disk", lasts="passing"),
         "link": RefusalEffect(limit="link", lasts="passing"),
         "compute": RefusalEffect(limit="compute", lasts="passing"),
-        "runtime": RefusalEffect(limit="runtime", lasts="lasting", of_program=True),
-        "program": RefusalEffect(limit="program", lasts="lasting", of_program=True),
+        "runtime": RefusalEffect(limit="runtime", lasts="lasting"),
+        "program": RefusalEffect(limit="program", lasts="lasting"),
         "data": RefusalEffect(limit=None, lasts="lasting"),
         "diverged": RefusalEffect(limit=None, lasts="lasting"),
         "failed": RefusalEffect(limit=None, lasts="unclear"),
     }
 )
 
-LASTING_LIMITS: frozenset[Limit] = frozenset(
-    course.limit for course in REFUSALS.values() if course.limit is not None and course.lasts == "lasting"
+LASTING_LIMITS: frozenset[Limit | None] = frozenset(
+    effect.limit for effect in REFUSALS.values() if effect.limit is not None and effect.lasts == "lasting"
 )
+"""Limits of a program itself, which the device is then not given again."""
 
 
 def is_exhausted(ask: AssignmentContext, only: Candidate | None = None) -> bool:
@@ -133,8 +128,6 @@ def is_exhausted(ask: AssignmentContext, only: Candidate | None = None) -> bool:
     return all(asked.exceeded(one) & LASTING_LIMITS for one in (ask.candidates if only is None else (only,)))
 
 
-_SCORE = "score"
-"""Marks the programs that score a size, as opposed to those that train it."""
 _MOST = 10_000
 """Refusals that a run remembers; the oldest are dropped first."""
 
@@ -148,36 +141,30 @@ def record_unfit(state: RunState, client: ClientState, refusal: Refusal, why: st
         refusal: of its task.
         why: the refusal in printable words.
     """
-    effect = REFUSALS[refusal.reason]
-    if effect.limit is None or not effect.of_program:
+    limit = REFUSALS[refusal.reason].limit
+    if limit is None or limit not in LASTING_LIMITS:
         return state
-    unfit = {**state.unfit, **dict.fromkeys(_list_keys(client), Obstacle(limit=effect.limit, why=why))}
+    scoring = client.task is not None and isinstance(client.task.work, Score)
+    sizes = (
+        [one.architecture for one in client.task.submodels] if client.task is not None and scoring else [client.size]
+    )
+    prefix = _name_programs(client.client_id, client.offer.runtime, scoring=scoring)
+    keys = [f"{prefix}{size.architecture_id}" for size in sizes if size is not None]
+    unfit = {**state.unfit, **dict.fromkeys(keys, Obstacle(limit=limit, why=why))}
     for key in list(unfit)[: max(0, len(unfit) - _MOST)]:
         del unfit[key]
     return replace(state, unfit=MappingProxyType(unfit))
 
 
-def _list_keys(client: ClientState) -> tuple[str, ...]:
-    if client.task is not None and isinstance(client.task.work, Score):
-        programs = (SizedProgram(size=one.architecture, target=client.offer.runtime) for one in client.task.submodels)
-        return tuple(f"{client.client_id}/{_SCORE}/{program.key}" for program in programs)
-    if client.size is None:
-        return ()
-    return (f"{client.client_id}/{SizedProgram(size=client.size, target=client.offer.runtime).key}",)
-
-
-def list_unfit_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
-    """By the size's id, why a device cannot run the program that trains it."""
-    return _filter_prefix(state, f"{client_id}/{target}/")
-
-
-def list_unscorable_sizes(state: RunState, client_id: str, target: str) -> Mapping[str, Obstacle]:
-    """By the size's id, why a device cannot run the program that scores it."""
-    return _filter_prefix(state, f"{client_id}/{_SCORE}/{target}/")
-
-
-def _filter_prefix(state: RunState, prefix: str) -> Mapping[str, Obstacle]:
+def list_unfit_sizes(state: RunState, client_id: str, target: str, *, scoring: bool = False) -> Mapping[str, Obstacle]:
+    """By the size's id, why a device cannot run the program that trains it, or that scores it."""
+    prefix = _name_programs(client_id, target, scoring=scoring)
     return {key.removeprefix(prefix): why for key, why in state.unfit.items() if key.startswith(prefix)}
+
+
+def _name_programs(client_id: str, target: str, *, scoring: bool) -> str:
+    """The beginning of the keys of `RunState.unfit`, before the size's id."""
+    return f"{client_id}/score/{target}/" if scoring else f"{client_id}/{target}/"
 
 
 def forget_refusals(state: RunState, client_id: str) -> RunState:

@@ -58,7 +58,11 @@ def build_client(context: RunContext, state: RunState, profile: Profile, telemet
             data_warning=find_scale_warning(context, profile),
         ),
     )
-    reason = _explain_exclusion(context, profile, client.offer.runtime) or odd_classes
+    reason = find_samples_problem(context.config, profile)
+    if not reason and not client.offer.runtime:
+        runtimes, targets = ", ".join(profile.runtimes), ", ".join(context.config.targets)
+        reason = f"it runs {runtimes}, but the run has programs for {targets}"
+    reason = reason or odd_classes
     if context.config.data.check == "refuse":
         reason = reason or client.offer.data_warning
     if context.roles.assigner.declarations:
@@ -103,15 +107,6 @@ def _build_lasting_budget(context: RunContext, profile: Profile, telemetry: Tele
 def _limit_memory_bytes(context: RunContext, profile: Profile, offered_bytes: int) -> int:
     limits = context.config.memory_limits
     return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
-
-
-def _explain_exclusion(context: RunContext, profile: Profile, runtime: str) -> str:
-    if unfit := find_samples_problem(context.config, profile):
-        return unfit
-    if not runtime:
-        runtimes, targets = ", ".join(profile.runtimes), ", ".join(context.config.targets)
-        return f"it runs {runtimes}, but the run has programs for {targets}"
-    return ""
 
 
 MOST_NETWORKS = 4

@@ -8,6 +8,7 @@ grow, and a change costs the copy of a leaf.
 """
 
 import zlib
+from collections import defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
@@ -32,26 +33,21 @@ class PersistentMap(Mapping[str, V], Generic[V]):
     __slots__ = ("_count", "root")
 
     def __init__(self, items: Mapping[str, V] | None = None) -> None:
-        leaves: list[list[list[tuple[str, V]]]] = [[[] for _ in range(_WIDTH)] for _ in range(_WIDTH if items else 0)]
+        leaves: defaultdict[tuple[int, int], list[tuple[str, V]]] = defaultdict(list)
         for key, value in (items or {}).items():
-            high, low = _place(key)
-            leaves[high][low].append((key, value))
-        empty: Branch[V] = ()
-        self.root: tuple[Branch[V], ...] = (
-            tuple(
-                tuple(tuple(sorted(leaf, key=_key)) for leaf in branch) if any(branch) else empty for branch in leaves
-            )
-            or ((),) * _WIDTH
+            leaves[_locate(key)].append((key, value))
+        used, empty = {high for high, _ in leaves}, ((),) * _WIDTH
+        self.root: tuple[Branch[V], ...] = tuple(
+            tuple(tuple(sorted(leaves[high, low], key=_key)) for low in range(_WIDTH)) if high in used else empty
+            for high in range(_WIDTH)
         )
         self._count = len(items or {})
 
     def __getitem__(self, key: str) -> V:
-        high, low = _place(key)
-        branch = self.root[high]
-        if branch:
-            for name, value in branch[low]:
-                if name == key:
-                    return value
+        high, low = _locate(key)
+        for name, value in self.root[high][low]:
+            if name == key:
+                return value
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[str]:
@@ -62,7 +58,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
 
     def items(self) -> ItemsView[str, V]:
         """The entries, read leaf by leaf without look-ups."""
-        return _Entries(self)
+        return dict(entry for branch in self.root for leaf in branch for entry in leaf).items()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
@@ -71,57 +67,44 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         """A copy with these entries added or replaced."""
         after = self
         for key, value in items.items():
-            high, low = _place(key)
-            old = after.root[high][low] if after.root[high] else ()
-            others = tuple(entry for entry in old if entry[0] != key)
-            leaf = tuple(sorted((*others, (key, value)), key=_key))
-            after = after._with_leaf(high, low, leaf, after._count + (len(others) == len(old)))
+            after = after._with_entry(key, ((key, value),))
         return after
 
     def without(self, keys: Iterable[str]) -> "PersistentMap[V]":
         """A copy without the entries of these keys."""
         after = self
         for key in keys:
-            high, low = _place(key)
-            old = after.root[high][low] if after.root[high] else ()
-            others = tuple(entry for entry in old if entry[0] != key)
-            if len(others) < len(old):
-                after = after._with_leaf(high, low, others, after._count - 1)
+            after = after._with_entry(key, ())
         return after
 
     def changed(self, before: "PersistentMap[V]") -> Iterator[str]:
         """The keys with values that are not identical in another map; shared parts are not visited."""
         for branch, old_branch in zip(self.root, before.root, strict=True):
-            if branch is old_branch or not branch:
-                continue
-            for leaf, old_leaf in zip(branch, old_branch or ((),) * _WIDTH, strict=True):
-                if leaf is not old_leaf:
-                    known = dict(old_leaf)
-                    yield from (key for key, value in leaf if key not in known or known[key] is not value)
+            if branch is not old_branch:
+                for leaf, old_leaf in zip(branch, old_branch, strict=True):
+                    if leaf is not old_leaf:
+                        known = dict(old_leaf)
+                        yield from (key for key, value in leaf if key not in known or known[key] is not value)
 
-    def _with_leaf(self, high: int, low: int, leaf: Leaf[V], count: int) -> "PersistentMap[V]":
-        branch = self.root[high] or ((),) * _WIDTH
+    def _with_entry(self, key: str, entry: Leaf[V]) -> "PersistentMap[V]":
+        """A copy with this entry of a key, or without one."""
+        high, low = _locate(key)
+        branch = self.root[high]
+        others = tuple(known for known in branch[low] if known[0] != key)
+        count = self._count + len(others) + len(entry) - len(branch[low])
+        if not entry and count == self._count:
+            return self
+        leaf = tuple(sorted((*others, *entry), key=_key))
         after: PersistentMap[V] = PersistentMap.__new__(PersistentMap)
         after.root = (*self.root[:high], (*branch[:low], leaf, *branch[low + 1 :]), *self.root[high + 1 :])
         after._count = count
         return after
 
 
-class _Entries(ItemsView[str, V]):
-    """The entries of a map, iterated leaf by leaf."""
-
-    def __init__(self, entries: PersistentMap[V]) -> None:
-        super().__init__(entries)
-        self._root = entries.root
-
-    def __iter__(self) -> Iterator[tuple[str, V]]:
-        return (entry for branch in self._root for leaf in branch for entry in leaf)
-
-
 def _key(entry: tuple[str, object]) -> str:
     return entry[0]
 
 
-def _place(key: str) -> tuple[int, int]:
+def _locate(key: str) -> tuple[int, int]:
     digest = zlib.crc32(key.encode())
     return digest & (_WIDTH - 1), (digest >> _BITS) & (_WIDTH - 1)

@@ -1,15 +1,13 @@
 """Moves a run from phase to phase and keeps every deadline; nothing else does. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from heapq import nsmallest
 from types import MappingProxyType
 
-from subfleet.protocol.exhaustive import never
 from subfleet.rounds import awaiting, progress
-from subfleet.rounds.closing import begin_aggregation
+from subfleet.rounds.closing import begin_aggregation, fail_attempt, is_over, open_round
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import fail_attempt, is_over, open_round
 from subfleet.rounds.evaluating import advance_evaluation
 from subfleet.rounds.judging import build_skip_notice
 from subfleet.rounds.members import SILENT_SINCE, holds_lease, list_expected, list_silent_members
@@ -30,33 +28,12 @@ def advance(context: RunContext, state: RunState, now_s: float) -> Outcome:
     actions: tuple[Action, ...] = ()
     while True:
         before = state.phase
-        state, more = _advance_phase(context, state, now_s)
+        if before not in _ADVANCES:  # an event ends an aggregation; nothing ends a run that is over
+            return state, actions
+        state, more = _ADVANCES[before](context, state, now_s)
         actions += more
         if state.phase == before:
             return state, actions
-
-
-def _advance_phase(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    """Move the open phase on."""
-    outcome: Outcome = state, ()
-    match state.at:
-        case progress.Waiting():
-            outcome = _waiting(context, state, now_s)
-        case progress.Measuring():
-            outcome = _advance_measuring(context, state, now_s)
-        case progress.Training():
-            outcome = _advance_training(context, state, now_s)
-        case progress.Evaluating():
-            outcome = advance_evaluation(context, state, now_s)
-        case progress.Searching():
-            outcome = advance_search(context, state, now_s)
-        case progress.Deploying():
-            outcome = _advance_deployment(context, state, now_s)
-        case progress.Aggregating() | progress.Finished() | progress.Failed():
-            pass  # an event ends aggregation; nothing ends the other two
-        case _:
-            never(state.at)
-    return outcome
 
 
 def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
@@ -67,9 +44,8 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
     # A strict run waits for those who went away, but begins no round on the strength of them.
     there = sum(holds_lease(context, state.live.members[name], now_s) for name in list_expected(context, state, now_s))
     if there >= context.config.min_clients:
-        paused = (
-            state.round > state.aggregated_round and now_s - state.live.entered_s < state.live.attempt_times.pause_s
-        )
+        again, pause_s = state.round > state.aggregated_round, state.live.attempt_times.pause_s
+        paused = again and now_s - state.live.entered_s < pause_s
         return (state if paused else open_round(state, now_s)), ()
     if now_s - state.live.entered_s < context.config.deadlines.join_s:
         return state, ()
@@ -102,7 +78,10 @@ def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Ou
         return _announce_again(context, state, now_s)
     state = awaiting.record_missing(state, missed, "telemetry")
     reasons |= {name: f"{SILENT_SINCE} {since[name]}" for name in silent}
-    missing = [_build_missing_client(state, name, reason) for name, reason in reasons.items()]
+    missing = [
+        ClientState(client_id=name, device=state.profiles[name].device, stage="missing", reason=reason)
+        for name, reason in reasons.items()
+    ]
     return _assign(context, state.with_clients(*missing), now_s)
 
 
@@ -115,12 +94,6 @@ def _announce_again(context: RunContext, state: RunState, now_s: float) -> Outco
         "see the clients' logs, or raise measure_s"
     )
     return state.fail(failure, now_s), ()
-
-
-def _build_missing_client(state: RunState, client_id: str, reason: str) -> ClientState:
-    profile = state.profiles.get(client_id)
-    device = profile.device if profile is not None else ""
-    return ClientState(client_id=client_id, device=device, stage="missing", reason=reason)
 
 
 def _assign(context: RunContext, state: RunState, now_s: float) -> Outcome:
@@ -187,3 +160,15 @@ def _advance_deployment(context: RunContext, state: RunState, now_s: float) -> O
     reasons = {name: awaiting.add_absence(context, state, name, unfetched, now_s) for name in _list_open(state)}
     state, closed = awaiting.close_clients(state, reasons)
     return state.enter(progress.Finished(), now_s), (*parted, *closed)
+
+
+_ADVANCES: Mapping[progress.PhaseName, Callable[[RunContext, RunState, float], Outcome]] = MappingProxyType(
+    {
+        "waiting": _waiting,
+        "measure": _advance_measuring,
+        "train": _advance_training,
+        "evaluate": advance_evaluation,
+        "search": advance_search,
+        "deploy": _advance_deployment,
+    }
+)

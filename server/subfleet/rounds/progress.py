@@ -107,7 +107,7 @@ class FailedAttempts:
         count: number of such attempts of the open or last round.
         lost: the same of the whole run.
         waits_for: which clients did not take part in the last one, and why; empty once the round is aggregated.
-        failing: the clients that fail in every attempt, see `continuing`.
+        failing: the clients that fail in every attempt, see `closing`.
     """
 
     count: int = 0

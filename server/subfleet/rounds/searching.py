@@ -58,10 +58,9 @@ def is_search_due(context: RunContext, state: RunState) -> bool:
 def advance_search(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Request the next generation, unless that is open or devices are scoring one."""
     state, actions = _collect_scores(context, state, now_s)
-    wanted = request_generation(state)
     if state.phase != "search" or state.live.scores is not None:
         return state, actions
-    state, more = request_new(state, (wanted,))
+    state, more = request_new(state, (request_generation(state),))
     return state, (*actions, *more)
 
 
@@ -86,12 +85,17 @@ def receive_generation(
         return _fail(state, problem, now_s), ()
     supernet = _find_supernet(context, state)
     if made.generation is None:
-        found = _conclude(context, state, search, supernet)
-        if found is None:
-            return _fail(state, _NOBODY, now_s), ()
-        return found.enter(Waiting(), now_s), ()
+        concluded = _conclude(context, state, search, supernet)
+        return _fail(state, _NOBODY, now_s) if concluded is None else concluded.enter(Waiting(), now_s), ()
     if search.federated is not None and supernet is not None:
-        return begin_scoring(state, supernet, made, now_s), ()
+        scores = GenerationScores(
+            made=made,
+            supernet=build_smallest_supernet(supernet, made.generation),
+            requested_s=state.live.entered_s,
+            sums=(0.0,) * len(made.generation.paths),
+        )
+        live = replace(state.live, scores=scores, entered_s=now_s)
+        return replace(state, live=live, clients=MappingProxyType({})), ()
     close = CloseGeneration(
         round=state.aggregated_round,
         generation=made.generation,
@@ -192,24 +196,6 @@ def build_smallest_supernet(network: Network, generation: Generation) -> Archite
     return replace(network.full_architecture(), choices=named, name=f"supernet of {len(generation.paths)} paths")
 
 
-def begin_scoring(state: RunState, network: Network, made: ProposedGeneration, now_s: float) -> RunState:
-    """Let devices score a generation.
-
-    Raises:
-        ValueError: there is no generation.
-    """
-    if made.generation is None:
-        raise ValueError("there is no generation to score")
-    scores = GenerationScores(
-        made=made,
-        supernet=build_smallest_supernet(network, made.generation),
-        requested_s=state.live.entered_s,
-        sums=(0.0,) * len(made.generation.paths),
-    )
-    live = replace(state.live, scores=scores, entered_s=now_s)
-    return replace(state, live=live, clients=MappingProxyType({}))
-
-
 def score_by_devices(
     context: RunContext, state: RunState, network: Network, federated: FederatedScoring, now_s: float
 ) -> Outcome:
@@ -218,11 +204,9 @@ def score_by_devices(
     while (scores := state.live.scores) is not None and scores.closed < federated.rounds:
         if not state.clients:
             names = _draw_clients(context, state, scores, federated, now_s)
-            clients = {
-                name: build_evaluator(state, name, network.full_architecture(), scores.supernet) for name in names
-            }
-            state = replace(state, clients=MappingProxyType(clients))
-            actions += request_tasks(state, clients.values())
+            new = [build_evaluator(state, name, network.full_architecture(), scores.supernet) for name in names]
+            state = state.with_clients(*new)
+            actions += request_tasks(state, new)
         state, parted = drop_departed(context, state, now_s)
         actions += parted
         collection = collect(context, state, "paths", now_s)
@@ -256,12 +240,10 @@ def _list_able(context: RunContext, state: RunState, scores: GenerationScores, n
     """The present clients that have held-out data and can compute the generation's tier."""
     least_macs = scores.made.generation.least_macs if scores.made.generation is not None else 0
     for name in list_expected(context, state, now_s):
-        last, profile = state.last.get(name), state.profiles.get(name)
-        if last is None or profile is None or not profile.held_out_count:
-            continue
-        most = last.offer.budget.forward_macs
-        if most is None or most >= least_macs:
-            yield name
+        if name in state.last and state.profiles[name].held_out_count:
+            most = state.last[name].offer.budget.forward_macs
+            if most is None or most >= least_macs:
+                yield name
 
 
 def _close_scoring(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> RunState:

@@ -8,13 +8,7 @@ from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.roles import ClosedRound
-from subfleet.methods.selector import (
-    AvailableClient,
-    LastUpdate,
-    SelectionContext,
-    draw_at_random,
-    select_at_random,
-)
+from subfleet.methods.selector import AvailableClient, LastUpdate, SelectionContext, draw_at_random, select_at_random
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
@@ -119,7 +113,6 @@ def _build_available(
     past = None if last is None else _build_last_update(last, estimate)
     size = estimate(list_networks(context, state)[0].space[0] if past is None else past.size)
     expected = estimate_time(context, client, size, training)
-    evaluation = state.evaluated.get(client.client_id)
     return AvailableClient(
         client_id=client.client_id,
         sample_count=client.offer.sample_count,
@@ -129,7 +122,7 @@ def _build_available(
         expected_downlink_s=expected.downlink_s,
         expected_uplink_s=expected.uplink_s,
         past=past,
-        evaluation=None if evaluation is None else evaluation.evaluated,
+        evaluation=state.evaluated.get(client.client_id),
     )
 
 

@@ -9,18 +9,8 @@ from typing import Any
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.methods.run_networks import Generation
-from subfleet.protocol.messages import (
-    Ack,
-    Deployed,
-    Evaluated,
-    Presence,
-    Profile,
-    Refusal,
-    Scores,
-    Task,
-    Telemetry,
-    Update,
-)
+from subfleet.protocol.answers import Answer
+from subfleet.protocol.messages import Ack, Presence, Profile, Task, Telemetry
 from subfleet.rounds import work
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.state import ClientState, RunState
@@ -173,7 +163,7 @@ class RequestFailed:
     by_disk: bool = False
 
 
-FromDevice = Presence | Profile | Telemetry | Scores | Refusal | Update | Evaluated | Deployed
+FromDevice = Presence | Profile | Telemetry | Answer
 """Messages of devices. An `Update` only announces its blob, which is still on the device."""
 FromServer = Tick | RequestDone | RequestFailed
 """Events at the server."""

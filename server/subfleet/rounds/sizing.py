@@ -26,7 +26,7 @@ from subfleet.rounds.awaiting import get_limit_s, has_scores, list_awaited_score
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import Requested
 from subfleet.rounds.networks import get_estimates, request_estimates
-from subfleet.rounds.obstacles import list_unscorable_sizes
+from subfleet.rounds.obstacles import list_unfit_sizes
 from subfleet.rounds.signals import Action, ClientOutcome, GoOn, Outcome, SendTask, Withdraw
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.tasks import build_score_task, request_tasks
@@ -105,7 +105,9 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
         context: of the run.
         state: with the cost estimates of all targets.
     """
-    explore = _get_method_search(context).explore
+    method = context.roles.assigner.search
+    if method is None:
+        raise ValueError("a search was requested, but the method has none")
     clients = [client for _, client in sorted(state.clients.items()) if client.stage not in ("skipped", "missing")]
     estimates = {
         target: get_estimates(context, state, target) for target in sorted({client.offer.runtime for client in clients})
@@ -115,7 +117,8 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
         target: lru_cache(maxsize=_KEPT)(estimate) for target, estimate in estimates.items()
     }
     searches = {
-        target: _get_search(context, state, target).with_estimates(estimate) for target, estimate in recalled.items()
+        target: _get_search(context, state, method, target).with_estimates(estimate)
+        for target, estimate in recalled.items()
     }
     new: list[FoundSize] = []
     pool = dict.fromkeys(state.pool)
@@ -124,7 +127,7 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
             continue
         target = client.offer.runtime
         ask = replace(build_question(context, state, client, search=searches[target]), estimate=recalled[target])
-        found = [one for one in dict.fromkeys(explore(ask)) if one not in pool]
+        found = [one for one in dict.fromkeys(method.explore(ask)) if one not in pool]
         pool |= dict.fromkeys(found)
         new += found
         searches = {target: search.learn(found) for target, search in searches.items()}
@@ -138,19 +141,12 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
     )
 
 
-def _get_search(context: RunContext, state: RunState, target: str) -> Search:
+def _get_search(context: RunContext, state: RunState, method: SizeSearch, target: str) -> Search:
     """The search of a target, which knows the pool."""
     known = state.live.searches.get(target)  # it knows the whole pool, which grows only here
     if known is not None:
         return known
-    start = _get_method_search(context).start
-    return start(context.network, get_estimates(context, state, target), target).learn(state.pool)
-
-
-def _get_method_search(context: RunContext) -> SizeSearch:
-    if context.roles.assigner.search is None:
-        raise ValueError("a search was requested, but the method has none")
-    return context.roles.assigner.search
+    return method.start(context.network, get_estimates(context, state, target), target).learn(state.pool)
 
 
 _LEAST = 2
@@ -162,7 +158,7 @@ def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> 
     propose = context.roles.assigner.propose
     if propose is None or context.config.calibrates(state.round):
         return assign_client(context, state, client)
-    unscorable = list_unscorable_sizes(state, client.client_id, client.offer.runtime)
+    unscorable = list_unfit_sizes(state, client.client_id, client.offer.runtime, scoring=True)
     proposed = propose(build_question(context, state, client))
     proposals = [one for one in proposed if one.architecture.architecture_id not in unscorable]
     if len(proposals) < _LEAST:

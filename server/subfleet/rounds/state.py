@@ -3,7 +3,7 @@
     waiting   --> measure    enough clients are present      (failed: not within the join deadline)
     measure   --> train      all have answered, or deadline  (waiting: none has; failed: none within the join deadline)
     train     --> aggregate  all have answered, quorum, or deadline
-    train     --> waiting    no client has an update: the round is attempted again after a pause, see `continuing`
+    train     --> waiting    no client has an update: the round is attempted again after a pause, see `closing`
     aggregate --> waiting    the new model is on disk        (aggregate: it has diverged, see `closing`)
     aggregate --> evaluate   the same, if devices evaluate it; then waiting, see `evaluating`
     waiting   --> search     the method searches for paths of a supernet; then waiting, see `searching`
@@ -206,14 +206,6 @@ class ClientState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastEvaluation:
-    """The last evaluation by a client, and the round after which it was."""
-
-    round: int
-    evaluated: Evaluated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
     """A client is excluded up to and including a round, and why."""
 
@@ -292,7 +284,7 @@ class RunState:
     memory: Any = None
     lineages: tuple[Lineage, ...] = ()
     settled: frozenset[str] = frozenset()
-    evaluated: Mapping[str, LastEvaluation] = field(default_factory=lambda: MappingProxyType({}))
+    evaluated: Mapping[str, Evaluated] = field(default_factory=lambda: MappingProxyType({}))
     failed_attempts: FailedAttempts = field(default_factory=FailedAttempts)
     live: LiveState = field(default_factory=LiveState)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.link.broker import EmbeddedBroker
-from subfleet.link.watch import Watch
+from subfleet.link.watch import watch
 from subfleet.programs.supply import Exports
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.topics import Topics
@@ -88,11 +88,11 @@ def serve_run(  # noqa: PLR0913 - where and how a run is served
         sizes = ChunkSizes.remembered(KnownBroker(state / KNOWN_BROKERS, address.where))
         server = Server(run, link, observer, state_folder=state, exports=exports, sizes=sizes, samples=samples)
         checks = stack.enter_context(clients(address))
-        watch = stack.enter_context(Watch([*checks, *repairs], stop))
+        raise_failure = stack.enter_context(watch([*checks, *repairs], stop))
         if broker is not None:
             adapt_to_broker(address, run, mqtt, sizes, observer, stop if wait else None)
         result = server.run(stop)
-        watch.raise_failure()
+        raise_failure()
         if not result.finished:
             raise StoppedError(f"the run was stopped before its end; start it again with --name {folder.name} to go on")
         yield server, result

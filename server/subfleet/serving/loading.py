@@ -16,8 +16,8 @@ from subfleet.journal.records import RunResult
 from subfleet.journal.rows import build_network_records, list_deployed_models
 from subfleet.methods.describing import describe_status
 from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.rounds.closing import explain_early_end
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import explain_early_end
 from subfleet.rounds.networks import list_first_attempts, list_lineages
 from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.state import RunState

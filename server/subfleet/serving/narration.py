@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.journal.records import Progress
 from subfleet.rounds.awaiting import describe_waits, is_unawaited
+from subfleet.rounds.closing import explain_early_end
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import explain_early_end
 from subfleet.rounds.live import FleetMember
 from subfleet.rounds.members import Absence, list_absences
 from subfleet.rounds.networks import describe_networks, describe_readiness

@@ -33,8 +33,8 @@ from subfleet.link.device_link import DeviceLink
 from subfleet.programs.supply import Exports, Supply
 from subfleet.programs.worker import Snapshot, Threads, Worker
 from subfleet.protocol.errors import FileError, RunError
+from subfleet.rounds.closing import resume_state
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.continuing import resume_state
 from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
 from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.signals import (

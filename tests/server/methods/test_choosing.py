@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from server.aggregating import aggregate_clients
 
-from subfleet.aggregation.aggregation import Aggregation
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import Aggregator
@@ -387,7 +387,7 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
         task = replace(client.task, work=replace(client.task.work, sends=tensors))
         client = replace(client, task=task, trained=AcceptedUpdate(update=replace(client.update, blob=ref)))
         clients.append(client)
-    aggregated = Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients)
+    aggregated = aggregate_clients(context, blobs, state, 1, clients)
     assert not aggregated.refused
     whole = find_held_elements(network, context.space[-1])
     for name in network.tensors:

@@ -15,12 +15,12 @@ import torch
 from elastic.zico_reference import zico_score
 from elsewhere import ELSEWHERE, elsewhere
 from matrices import mostly_long
+from server.aggregating import aggregate_clients
 from server.methods import test_uniting as united
 from server.methods.method_cases import QUICK
 from server.methods.test_fedtrans import METHOD
 from server.methods.test_soft_sharing import family
 
-from subfleet.aggregation.aggregation import Aggregation
 from subfleet.aggregation.checkpoint import load_checkpoint, save_checkpoint
 from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.updates import encode_submodel
@@ -150,7 +150,7 @@ def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, place: torch.
     client = Participant(client_id="ada", architecture=context.space[-2], size=context.space[-2])
     found = []
     for device in (CPU, place):
-        seen = views.for_use(draw_state(context.network).to(device), client)
+        seen = views.for_use(views.of(draw_state(context.network).to(device), client))
         assert {tensor.device.type for tensor in seen.values()} == {device.type}
         evaluation = evaluate(context.network, client.architecture, seen, inputs, labels)
         score = zico_score(
@@ -224,9 +224,7 @@ def test_a_union_is_succeeded_where_the_model_is(method: AnyMethod, place: torch
         state = united.first_model(context, before).to(device)
         alone, blobs = replace(context, first=context.declared(before[1])), BlobStore(tmp_path / str(device))
         clients = [store_update(alone, DrawnClient(name=f"client{size}", size=size), blobs) for size in range(2)]
-        after = (
-            Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, None, before, (united.WIDE,)).state
-        )
+        after = aggregate_clients(context, blobs, state, 1, clients, None, before, (united.WIDE,)).state
         assert after.network_ids == ("union2",)
         assert {tensor.device.type for tensor in pack_state(after).values()} <= {device.type, "cpu"}
         assert {tensor.device.type for tensor in after.of("union2").shared.values()} == {device.type}

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 import torch
 from matrices import mostly_long
+from server.aggregating import aggregate_clients
 from server.methods.method_cases import QUICK
 
-from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Family
@@ -97,9 +97,7 @@ class Case:
 
     def aggregated(self, state: ModelState, clients: tuple[ClientState, ...], **roles: Any) -> ModelState:
         context = replace(self.context, roles=with_steps(self.context.roles, **roles)) if roles else self.context
-        found = Aggregation(context=context, blobs=self.blobs).aggregate(
-            state, 1, clients, context.roles.memory.initial
-        )
+        found = aggregate_clients(context, self.blobs, state, 1, clients, context.roles.memory.initial)
         assert not found.refused, self.name
         return found.state
 
@@ -249,9 +247,7 @@ def test_no_robust_rule_moves_rows_of_classes_that_nobody_holds(robust: AnyRobus
     context = make_context(QUICK["heterofl"], MODEL, robust_aggregation=robust, server_optimiser=ServerMomentum())
     blobs, state = BlobStore(tmp_path), draw_state(context.network)
     clients = [store_update(context, client, blobs) for client in CLIENTS]
-    aggregated = (
-        Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, context.roles.memory.initial).state
-    )
+    aggregated = aggregate_clients(context, blobs, state, 1, clients, context.roles.memory.initial).state
     for name in ("head.weight", "head.bias"):
         assert torch.equal(aggregated.shared[name][3], state.shared[name][3])
         assert not aggregated.moments["mean"][name][3].any()

@@ -83,9 +83,9 @@ def test_one_client_gets_back_what_it_trained(tmp_path: Path) -> None:
     views = Views(context=context, samples=torch.zeros(1))
     state = draw_state(context.network)
     for number in (1, 2):
-        before = extract(context.network, who.architecture, views.for_training(state, who))
+        before = extract(context.network, who.architecture, views.of(state, who).tensors)
         state = play(context, state, [client], tmp_path / str(number), number).state
-        after = extract(context.network, who.architecture, views.for_training(state, who))
+        after = extract(context.network, who.architecture, views.of(state, who).tensors)
         change = draw_change(context, client, number)
         for name in change:
             torch.testing.assert_close(after[name], before[name] + change[name], rtol=1e-5, atol=1e-5)
@@ -103,7 +103,8 @@ def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_do
     absent = {name for name, decl in network.tensors.items() if decl.part and decl.part not in size.blocks}
     whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
     state = play(context, replace(first, shared=whole), [client], tmp_path).state
-    own = extract(network, size, Views(context=context, samples=torch.zeros(1)).for_use(state, who))
+    views = Views(context=context, samples=torch.zeros(1))
+    own = extract(network, size, views.for_use(views.of(state, who)))
     torch.testing.assert_close(
         outputs(network, network.full_architecture(), dict(state.shared)),
         outputs(network, size, own),
@@ -118,15 +119,15 @@ def test_two_clients_of_one_size_receive_their_own_weights() -> None:
     views, state = Views(context=context, samples=torch.zeros(1)), draw_state(context.network)
     size = context.space[0]
     ada, bob = (Participant(client_id=name, architecture=size, size=size) for name in ("ada", "bob"))
-    assert views.key(state, ada) != views.key(state, bob)
-    sent = [encode_submodel(context.network, size, views.for_training(state, one)) for one in (ada, bob)]
+    assert views.of(state, ada).key != views.of(state, bob).key
+    sent = [encode_submodel(context.network, size, views.of(state, one).tensors) for one in (ada, bob)]
     assert sent[0] != sent[1]
     expected = replication(context.network, size, "bob").down(state.shared)
     arrays = decode_arrays(sent[1])
     assert all(torch.equal(torch.from_numpy(arrays[name].copy()), tensor) for name, tensor in expected.items())
     whole = context.network.full_architecture()
     everything = Participant(client_id="ada", architecture=whole, size=whole)
-    assert have_same_bits(views.for_training(state, everything), state.shared)
+    assert have_same_bits(views.of(state, everything).tensors, state.shared)
 
 
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex", "nefl"])

@@ -44,7 +44,7 @@ def participant(context: RunContext, client: DrawnClient) -> Participant:
 def received(context: RunContext, state: ModelState, client: DrawnClient) -> dict[str, Tensor]:
     who = participant(context, client)
     return extract(
-        context.network, who.architecture, Views(context=context, samples=torch.zeros(1)).for_training(state, who)
+        context.network, who.architecture, Views(context=context, samples=torch.zeros(1)).of(state, who).tensors
     )
 
 

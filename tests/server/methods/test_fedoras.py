@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from server.aggregating import aggregate_clients
 from torch import Tensor
 
-from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.network import Network
@@ -78,7 +78,7 @@ def aggregated(
         clients.append(
             replace(stored, trained=AcceptedUpdate(update=replace(stored.update, operator_examples=examples)))
         )
-    found = Aggregation(context=context, blobs=blobs).aggregate(state, 1, clients, context.roles.memory.initial)
+    found = aggregate_clients(context, blobs, state, 1, clients, context.roles.memory.initial)
     assert not found.refused
     return dict(state.shared), dict(found.state.shared)
 

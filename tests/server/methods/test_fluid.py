@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from server.aggregating import aggregate_clients
 
-from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import ClientUpdate, Participant
@@ -279,16 +279,12 @@ def test_what_is_found_in_a_round_comes_with_the_aggregated_model(tmp_path: Path
     clients = [
         store_update(CONTEXT, DrawnClient(name=name, size=len(CONTEXT.space) - 1), blobs) for name in ("ada", "bob")
     ]
-    aggregated = Aggregation(context=CONTEXT, blobs=blobs).aggregate(
-        draw_state(CONTEXT.network), 1, clients, FluidMemory()
-    )
+    aggregated = aggregate_clients(CONTEXT, blobs, draw_state(CONTEXT.network), 1, clients, FluidMemory())
     axes = {name for name, axis in CONTEXT.network.axes.items() if axis.kind not in ("class", "kernel")}
     assert aggregated.observation.keys() == axes
     order = random.Random(1).sample(clients, len(clients))
     assert (
-        Aggregation(context=CONTEXT, blobs=blobs)
-        .aggregate(draw_state(CONTEXT.network), 1, order, FluidMemory())
-        .observation
+        aggregate_clients(CONTEXT, blobs, draw_state(CONTEXT.network), 1, order, FluidMemory()).observation
         == aggregated.observation
     )
 

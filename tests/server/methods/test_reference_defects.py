@@ -283,7 +283,8 @@ def _evaluated(norms: NormPolicy, spoiled: bool = False) -> list[float]:
     inputs, labels = torch.randn(40, 5, generator=generator), torch.randint(0, 4, (40,), generator=generator)
     size = context.space[1]
     client = Participant(client_id="a", architecture=size, size=size)
-    used = Views(context=context, samples=inputs).for_use(ModelState(shared=state), client)
+    views = Views(context=context, samples=inputs)
+    used = views.for_use(views.of(ModelState(shared=state), client))
     return [evaluate(context.network, size, used, inputs, labels, batch_size=count).loss for count in (1, 7, 40)]
 
 

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from matrices import mostly_long
+from server.aggregating import aggregate_clients
 from server.server_rig import World, config, fleet
 
-from subfleet.aggregation.aggregation import AggregatedModel, Aggregation
+from subfleet.aggregation.aggregation import AggregatedModel
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.maps import tensor_maps
 from subfleet.methods.aggregator import ClientUpdate, Participant
@@ -284,8 +285,7 @@ def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **c
     blobs, size = BlobStore(folder), len(context.space) - 1
     drawn = (DrawnClient(name=name, size=size, scale=scale) for name, scale in names.items())
     clients = [store_update(context, client, blobs) for client in drawn]
-    state, aggregation = draw_state(context.network), Aggregation(context=context, blobs=blobs)
-    return aggregation.aggregate(state, 1, clients, memory or SattlerMemory())
+    return aggregate_clients(context, blobs, draw_state(context.network), 1, clients, memory or SattlerMemory())
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server.aggregating import aggregate_clients
 from server.methods.test_fedtrans import LOSSES, METHOD, closed
 from torch import Tensor
 
-from subfleet.aggregation.aggregation import Aggregation
 from subfleet.elastic.building import network_of
 from subfleet.elastic.growing import count_cell_parameters
 from subfleet.elastic.inheriting import inherit
@@ -50,7 +50,7 @@ def family(
     for number in range(1, 9):
         living = lineages[-1] if lineages else Lineage(id="", config=context.config.model)
         drawn = clients_of(replace(context, first=context.declared(living)), folder, number)
-        found = Aggregation(context=context, blobs=BlobStore(folder)).aggregate(state, number, drawn, memory, lineages)
+        found = aggregate_clients(context, BlobStore(folder), state, number, drawn, memory, lineages)
         memory = remember(memory, closed(found.observation, LOSSES))
         state, lineages = found.state, found.lineages
         if len(lineages) == 3:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from server.aggregating import aggregate_clients
 from torch import Tensor
 
-from subfleet.aggregation.aggregation import Aggregation, apply_evolution
+from subfleet.aggregation.aggregation import apply_evolution
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import AnyFamily
@@ -205,7 +206,7 @@ def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMeth
         seen = []
         for lineage, model in ((before[1], state), (lineages[-1], after)):
             who = member(context, lineage, f"client{place}", family)
-            seen.append(extract(context.declared(lineage).network, who.architecture, views.for_training(model, who)))
+            seen.append(extract(context.declared(lineage).network, who.architecture, views.of(model, who).tensors))
         assert have_same_bits(seen[0], seen[1])
     assert {one.network for one in after.of("union2").sizes} <= {"union2"}
     assert len(after.of("union2").sizes) == len(state.of("union1").sizes)
@@ -227,7 +228,7 @@ def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) ->
     alone = replace(context, first=declared)
     blobs = BlobStore(tmp_path)
     client = store_update(alone, DrawnClient(name="ada", size=0), blobs)
-    aggregated = Aggregation(context=context, blobs=blobs).aggregate(state, 1, [client], None, before, (WIDE,))
+    aggregated = aggregate_clients(context, blobs, state, 1, [client], None, before, (WIDE,))
     assert [one.id for one in aggregated.lineages] == ["", "union1", "union2"]
     assert aggregated.state.network_ids == ("union2",)
     assert aggregated.aggregated.network_ids == ("union1",)
@@ -236,6 +237,6 @@ def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) ->
     seen = []
     for lineage, model in ((before[1], aggregated.aggregated), (larger, aggregated.state)):
         who = member(context, lineage, "ada", SMALL)
-        seen.append(extract(context.declared(lineage).network, who.architecture, views.for_training(model, who)))
+        seen.append(extract(context.declared(lineage).network, who.architecture, views.of(model, who).tensors))
     for name, tensor in seen[0].items():
         torch.testing.assert_close(seen[1][name], tensor, rtol=1e-5, atol=1e-6)
