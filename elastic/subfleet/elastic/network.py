@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from subfleet.elastic.axes import Axis, Dim, check_indices, factor_sizes, factors_of, kept_indices
 from subfleet.protocol.errors import ConfigError
@@ -26,7 +26,6 @@ __all__ = [
     "OperatorChoice",
     "Places",
     "Role",
-    "Supernet",
     "TensorDecl",
     "get_predicted_places",
 ]
@@ -93,18 +92,6 @@ def get_predicted_places(family: Family) -> Places | None:
     """What networks of a family predict for, from `PREDICTS` of its record; None if it does not say."""
     places: Places | None = getattr(family, "PREDICTS", None)
     return places
-
-
-@runtime_checkable
-class Supernet(Protocol):
-    """The settings of a supernet: a family's record that lists the operators of each block."""
-
-    @property
-    def open_choices(self) -> int:
-        """Number of blocks with more than one operator."""
-
-    def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> Any:
-        """The same record with fewer operators for some choices, by name; a choice with one operator is no choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
