@@ -1,5 +1,6 @@
 """From stored updates to the next model: each network with its own clients' updates, then the method's evolution."""
 
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +12,7 @@ from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import ClientUpdate, Participant
+from subfleet.methods.aggregator import Participant
 from subfleet.methods.roles import RoundUpdates
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.rounds.context import RunContext
@@ -88,10 +89,11 @@ class _Attempt:
         aggregated, lineages, observation = state, request.lineages, None
         clients = tuple(client.participant for client in request.clients if client.participant is not None)
         if roles.memory.observe is not None and clients:
-            updates = RoundUpdates(
-                networks=self._networks, round=request.round, clients=self._read_updates(), memory=request.memory
+            parts = (self._part(network_id).read_updates() for network_id in self.before.network_ids)
+            updates = tuple(sorted(itertools.chain(*parts), key=lambda update: update.client.client_id))
+            observation = roles.memory.observe(
+                RoundUpdates(networks=self._networks, round=request.round, clients=updates, memory=request.memory)
             )
-            observation = roles.memory.observe(updates)
         if roles.networks.evolve is not None and clients:
             context = self._describe(aggregated, clients, observation)
             evolution = roles.networks.evolve(context)
@@ -134,10 +136,6 @@ class _Attempt:
             observation=observation,
             memory=request.memory,
         )
-
-    def _read_updates(self) -> tuple[ClientUpdate, ...]:
-        updates = [update for network_id in self.before.network_ids for update in self._part(network_id).read_updates()]
-        return tuple(sorted(updates, key=lambda update: update.client.client_id))
 
     @property
     def _networks(self) -> Mapping[str, Network]:

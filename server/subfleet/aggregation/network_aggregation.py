@@ -17,7 +17,6 @@ from subfleet.elastic.maps import Placement, extract, placements
 from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.elastic.robust_rules import Stack, StackMember, aggregate_robustly, find_held_elements
-from subfleet.elastic.server_optimisers import Moments
 from subfleet.elastic.update_form import UpdateForm
 from subfleet.methods.aggregator import AggregationContext, ClientUpdate, Participant
 from subfleet.methods.assigner import Draw
@@ -32,6 +31,8 @@ from subfleet.transport.blob_store import BlobStore
 _SHARED = ""
 _TOGETHER = 8
 """Updates that are added in one pass over the sums, and are in memory at the same time."""
+Combined = tuple[Tensors, Callable[[], Tensors]]
+"""The tensors after the members' changes, and a function that finds the elements that any of them held."""
 Places = Mapping[str, Sequence[Placement]]
 """By client, where the tensors of its update lie in the model."""
 
@@ -198,6 +199,7 @@ class NetworkAggregation:
         }
         shared: Tensors = state.shared
         copies, moments, untrained = dict(state.copies), state.moments, state.untrained
+        optimiser = self.context.roles.techniques.server_optimiser
         for key in sorted({_SHARED, *(key for keys in groups.values() for key in keys.values())}):
             places = {
                 member.id: tuple(
@@ -219,7 +221,9 @@ class NetworkAggregation:
             explicit = {member.id: places[member.id] for member in holders if groups[member.id] or member.sent}
             new, find_held = self._combine(start, holders, explicit)
             if key == _SHARED:
-                new, moments = self._step(start, new, find_held)
+                if optimiser is not None:
+                    buffers = [name for name in start if self.network.tensors[name].role in BUFFER_ROLES]
+                    new, moments = optimiser.step(start, new, find_held(), moments, buffers=buffers)
                 shared = {**shared, **new}
                 distinct = {(member.architecture.architecture_id, member.sent): places[member.id] for member in holders}
                 untrained = unmark_trained(untrained, distinct.values())
@@ -235,10 +239,8 @@ class NetworkAggregation:
         by_id = {size.architecture_id: size for size in sizes}
         return tuple(by_id[architecture_id] for architecture_id in sorted(by_id))
 
-    def _average(
-        self, start: Tensors, members: Sequence[_Member], places: Places
-    ) -> tuple[Tensors, Callable[[], Tensors]]:
-        """The mean of the members' changes, and a function that finds the elements that any of them held."""
+    def _average(self, start: Tensors, members: Sequence[_Member], places: Places) -> Combined:
+        """The mean of the members' changes."""
         accumulator = Accumulator(
             self.network,
             start,
@@ -267,9 +269,7 @@ class NetworkAggregation:
                         accumulator.add_many([contribution])
         return accumulator.finish(), accumulator.find_held
 
-    def _combine(
-        self, start: Tensors, members: Sequence[_Member], places: Places
-    ) -> tuple[Tensors, Callable[[], Tensors]]:
+    def _combine(self, start: Tensors, members: Sequence[_Member], places: Places) -> Combined:
         """The mean of the members' changes, or their robust aggregate, which reads all of them tensor by tensor."""
         rule = self.context.roles.techniques.robust_aggregation
         if rule is None:
@@ -289,14 +289,6 @@ class NetworkAggregation:
             elsewhere = self.network.shapes(member.architecture).keys() - here
             counted |= dict.fromkeys(elsewhere, as_tensor(False))
         return StackMember(architecture=member.architecture, weight=member.weight, counted=counted)
-
-    def _step(self, old: Tensors, aggregated: Tensors, find_held: Callable[[], Tensors]) -> tuple[Tensors, Moments]:
-        """The shared model after the step of the server optimiser, if there is one."""
-        optimiser, moments = self.context.roles.techniques.server_optimiser, self.state.moments
-        if optimiser is None:
-            return aggregated, moments
-        buffers = [name for name in old if self.network.tensors[name].role in BUFFER_ROLES]
-        return optimiser.step(old, aggregated, find_held(), moments, buffers=buffers)
 
     def _transform(self, members: Sequence[_Member]) -> Sequence[_Member]:
         """The members with the replacements of their updates."""

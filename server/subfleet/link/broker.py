@@ -6,7 +6,6 @@ process: `python -m subfleet.link.broker --port N`.
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -18,7 +17,7 @@ import threading
 import time
 from collections import UserDict
 from collections.abc import ItemsView, Iterator, Sequence
-from typing import IO
+from contextlib import ExitStack, suppress
 
 from subfleet.protocol.errors import PortError, TransportError
 from subfleet.protocol.exit_codes import ExitCode
@@ -60,7 +59,7 @@ class EmbeddedBroker:
         self._fixed = port != 0
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
-        self._stderr: IO[bytes] | None = None
+        self._resources = ExitStack()  # of the process
 
     @property
     def url(self) -> str:
@@ -84,11 +83,10 @@ class EmbeddedBroker:
         self.stop()  # closes the pipe to a broker that has crashed
         for attempt in range(_START_ATTEMPTS):
             self._port = _find_port(self._port if self._fixed else 0)
-            self._launch()
-            if self._wait_until_it_accepts():
+            reason = self._launch()
+            if not reason:
                 self._fixed = True  # a broker that is started again keeps its address
                 return
-            reason = self._last_words()
             self.stop()
             # Another process may take a free port before the broker listens on it.
             if self._fixed or attempt == _START_ATTEMPTS - 1 or "in use" not in reason:
@@ -96,17 +94,8 @@ class EmbeddedBroker:
 
     def stop(self) -> None:
         """Stop it; nothing happens while it does not run."""
-        process, self._process = self._process, None
-        if process is not None:
-            with process:  # which closes the pipe and waits for its end
-                process.terminate()
-                try:
-                    process.wait(_STOP_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-        if self._stderr is not None:
-            self._stderr.close()
-            self._stderr = None
+        self._process = None
+        self._resources.close()
 
     def __enter__(self) -> "EmbeddedBroker":
         self.start()
@@ -115,32 +104,37 @@ class EmbeddedBroker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _launch(self) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process; stop closes it)
+    def _launch(self) -> str:
+        """Start a process and wait until it accepts connections; returns why it does not, or an empty text."""
+        stderr = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (it lives as long as the process)
         # The pipe closes when this process ends in any way, which ends the broker. Its own session keeps Ctrl-C from
         # it, so that clients can say goodbye over it first.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._stderr,
-            start_new_session=True,
+        self._process = process = self._resources.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
         )
-
-    def _wait_until_it_accepts(self) -> bool:
+        self._resources.callback(_end, process)
         deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while self._process is not None and self._process.poll() is None and time.monotonic() < deadline_s:
-            with contextlib.suppress(OSError), socket.create_connection((_HOST, self._port), timeout=1):
-                return True
+        while process.poll() is None and time.monotonic() < deadline_s:
+            with suppress(OSError), socket.create_connection((_HOST, self._port), timeout=1):
+                return ""
             time.sleep(0.05)
-        return False
-
-    def _last_words(self) -> str:
-        if self._stderr is None:
-            return "it said nothing"
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        stderr.seek(0)
+        lines = stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"it did not accept connections within {_START_TIMEOUT_S:g} seconds"
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _find_port(port: int) -> int:
@@ -168,7 +162,7 @@ async def _serve_amqtt(port: int) -> None:
         # The bare descriptor: a buffered reader that still reads holds a lock that the interpreter needs to exit.
         while os.read(0, 1024):
             pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
+        with suppress(RuntimeError):  # the loop has ended already
             loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=watch_parent, daemon=True, name="parent").start()
@@ -187,7 +181,7 @@ async def _serve_amqtt(port: int) -> None:
     broker.stream_connected = serve_and_close
     await broker.start()
     await ended.wait()
-    with contextlib.suppress(asyncio.TimeoutError):
+    with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(broker.shutdown(), _STOP_TIMEOUT_S / 2)
 
 
