@@ -7,7 +7,7 @@ from typing import Literal
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Centre, Explicit, Full, IndexSet, Prefix, Roll
 
-__all__ = ["Axis", "AxisKind", "Dim", "Product", "check_indices", "factor_sizes", "factors_of", "kept_indices"]
+__all__ = ["Axis", "AxisKind"]
 
 AxisKind = Literal["channel", "squeeze", "head", "head_dim", "ffn", "embed", "kernel", "class"]
 

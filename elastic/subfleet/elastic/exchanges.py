@@ -11,7 +11,7 @@ from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replicate, Replication
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Exchange", "Narrowing", "embed_submodel"]
+__all__ = ["Exchange"]
 
 
 class Exchange(Protocol):

@@ -12,17 +12,7 @@ from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = [
-    "Gather",
-    "Placement",
-    "TensorMap",
-    "embed",
-    "extract",
-    "nested_maps",
-    "overwrite",
-    "placements",
-    "tensor_maps",
-]
+__all__ = ["extract", "tensor_maps"]
 
 
 class TensorMap(Protocol):

@@ -17,7 +17,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["ModelState", "pack_state", "unpack_state"]
+__all__ = ["ModelState"]
 
 Tensors = Mapping[str, Tensor]
 _TEXTS: Mapping[str, Any] = MappingProxyType(

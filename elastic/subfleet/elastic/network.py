@@ -14,21 +14,7 @@ from subfleet.protocol.submodel import Architecture, Centre, Prefix
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
-__all__ = [
-    "BUFFER_ROLES",
-    "Block",
-    "Family",
-    "Identity",
-    "LocalShapes",
-    "MatrixProduct",
-    "Network",
-    "Norm",
-    "OperatorChoice",
-    "Places",
-    "Role",
-    "TensorDecl",
-    "get_predicted_places",
-]
+__all__ = ["Block", "Family", "MatrixProduct", "Network", "Norm", "Role", "TensorDecl"]
 
 
 Norm = Literal["group", "batch", "layer", "none"]

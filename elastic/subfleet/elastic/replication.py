@@ -33,7 +33,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Prefix
 
-__all__ = ["Replicate", "Replication", "is_replicable", "size_in"]
+__all__ = ["Replication"]
 
 _READING: frozenset[str] = frozenset({"weight", "residual"})
 """Roles of tensors with computed indices in the first dimension and read indices in the others."""

@@ -16,7 +16,7 @@ from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, IndexSet
 
-__all__ = ["Gene", "Genes", "Option", "SearchSpace", "search_space", "uniform_space"]
+__all__ = ["uniform_space"]
 
 _MOST_DEPTHS = 256
 _SCALED: frozenset[AxisKind] = frozenset({"channel", "squeeze", "head_dim", "ffn", "embed"})

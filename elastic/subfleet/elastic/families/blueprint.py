@@ -33,7 +33,7 @@ from subfleet.elastic.network import (
 )
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "fraction_of", "module_of", "without_weights"]
+__all__ = ["Blueprint", "OwnTensors", "Sizes"]
 
 
 class TiedSize(int):
