@@ -210,12 +210,12 @@ class World:
     @property
     def context(self) -> RunContext:
         """Of the run, without what is known of the evaluation data."""
-        return create_context(self.settings, self.server.run_id)
+        return create_context(self.settings, self.server.context.run_id)
 
     @property
     def journal(self) -> Journal:
         """Of the run, as others read it beside the server."""
-        return Journal(open_database(self.folder / "state", warns=False), self.server.run_id)
+        return Journal(open_database(self.folder / "state", warns=False), self.server.context.run_id)
 
     def new_server(self) -> Server:
         self.line = CountingTransport(self.broker.client("server"))

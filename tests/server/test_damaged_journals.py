@@ -54,7 +54,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("run")
     world = World(folder, config(deploy_targets=()), fleet())
     world.run(lambda: (world.server.state.round, world.server.state.phase) == (2, "train"))
-    run_id = world.server.run_id
+    run_id = world.server.context.run_id
     world.server.close()
     place = folder / "state"
     engine = open_database(place)

@@ -108,7 +108,7 @@ def update_for(task: Task, blob: BlobRef) -> Update:
 @pytest.mark.slow
 def test_an_id_that_no_ack_could_carry_is_dropped(tmp_path: Path) -> None:
     world = World(tmp_path, config(rounds=1, deploy_targets=()), fleet())
-    _say(_eve(world), _telemetry(world.server.run_id), message_id="\u00e9" * 120_000)
+    _say(_eve(world), _telemetry(world.server.context.run_id), message_id="\u00e9" * 120_000)
     world.run()
     assert set(_statuses(world).values()) == {"aggregated"}
 

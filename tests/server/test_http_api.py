@@ -30,7 +30,7 @@ def client(world: World) -> Iterator[httpx.Client]:
 
 
 def test_runs_rounds_and_clients_are_those_of_the_run(world: World, client: httpx.Client) -> None:
-    run_id = world.server.run_id
+    run_id = world.server.context.run_id
     assert client.get("/api/health").json() == {"status": "ok"}
     assert [run["run_id"] for run in client.get("/api/runs").json()] == [run_id]
     assert client.get(f"/api/runs/{run_id}").json()["phase"] == "finished"

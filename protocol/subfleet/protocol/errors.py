@@ -23,7 +23,8 @@ SubfleetError                 every error that we raise on purpose; carries the 
 └── RunError                  a run cannot go on
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -52,6 +53,7 @@ __all__ = [
     "TransportError",
     "UnreachableError",
     "UnsupportedSystemError",
+    "explain_os_errors",
     "make_install_command",
 ]
 
@@ -112,6 +114,15 @@ class FileError(SubfleetError):
     """A file or folder is missing, unreadable or unwritable."""
 
     exit_code = ExitCode.FILE
+
+
+@contextmanager
+def explain_os_errors(problem: str, remedy: str) -> Iterator[None]:
+    """Turn an OSError into a FileError: what the problem is, the reason that the system gives, and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{problem}: {error.strerror}; {remedy}") from error
 
 
 class NoRoomError(FileError):

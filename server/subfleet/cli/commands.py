@@ -9,7 +9,7 @@ from subfleet.cli import options
 from subfleet.cli.data import data
 from subfleet.cli.decorators import Answers, Json, command, query
 from subfleet.cli.runs import runs as runs_app
-from subfleet.protocol.errors import ConfigError, ExportError, FileError, RunError
+from subfleet.protocol.errors import ConfigError, ExportError, RunError, explain_os_errors
 from subfleet.settings.fleet import HostKind
 
 if TYPE_CHECKING:
@@ -185,14 +185,12 @@ def _write_comparison(out: Path, comparisons: "tuple[Comparison, ...]") -> None:
     from subfleet.reporting.plots import plot_comparison
 
     curves = {comparison.entrant.title: comparison.entrant.curve for comparison in comparisons}
-    try:
+    with explain_os_errors(f"{out} cannot be written", "choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         plot = plot_comparison(curves, comparisons[0].entrant.headline)
         (out / "comparison.svg").write_text(plot, encoding="utf-8")
         (out / "comparison.csv").write_text(format_csv(comparisons), encoding="utf-8")
         (out / "comparison.md").write_text(format_markdown(comparisons), encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{out} cannot be written: {error.strerror}; choose another folder with --out") from error
 
 
 @command(app, "example fleet > mine.toml")
@@ -200,12 +198,8 @@ def example(
     name: Annotated[str, typer.Argument(help="Name of an included run; see `subfleet examples`.")] = "fleet",
 ) -> None:
     """Print the description of an included run, as a starting point for your own."""
-    from subfleet.protocol.suggestion import suggest
-    from subfleet.settings.reading import list_included_runs, read_included_run
+    from subfleet.settings.reading import read_included_run
 
-    known = list_included_runs()
-    if name not in known:
-        raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{suggest(name, known)}")
     typer.echo(read_included_run(name), nl=False)
 
 

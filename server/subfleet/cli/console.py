@@ -32,7 +32,7 @@ def to_text(text: str, style: str = "") -> Text:
 def show_table(
     console: Console,
     titles: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Iterable[str | Text]],
     *,
     title: str = "",
     left: Collection[str] = (),
@@ -56,7 +56,7 @@ def show_table(
         justify: JustifyMethod = "left" if name in left else "right"
         table.add_column(name, justify=justify, overflow="fold", no_wrap=name in unwrapped)
     for row in rows:
-        table.add_row(*map(to_text, row))
+        table.add_row(*(to_text(cell) if isinstance(cell, str) else cell for cell in row))
     console.print(table)
 
 

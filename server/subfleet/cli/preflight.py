@@ -8,10 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rich.console import Console
-from rich.table import Table
 
 from subfleet.aggregation.devices import compute_device
-from subfleet.cli.console import to_text
+from subfleet.cli.console import show_table, to_text
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.methods.run_networks import BeginContext
@@ -123,10 +122,8 @@ def _build_verdict(candidate: Candidate, target: str, future: "Future[Path]") ->
 
 def show_verdicts(verdicts: list[Verdict], console: Console) -> None:
     """Print a row for each submodel and target, and the problems below the table."""
-    table = Table(title="Training programs of the run", title_justify="left", title_style="bold")
-    for title in ("submodel", "runtime", "parameters", "program kB", "peak MB", "difference", "state"):
-        words = title in ("submodel", "runtime", "state")
-        table.add_column(title, justify="left" if words else "right", no_wrap=True)
+    titles = ("submodel", "runtime", "parameters", "program kB", "peak MB", "difference", "state")
+    rows = []
     for verdict in verdicts:
         cells = (
             verdict.submodel,
@@ -137,8 +134,9 @@ def show_verdicts(verdicts: list[Verdict], console: Console) -> None:
             f"{verdict.max_abs_diff:.0e}",
             "cannot be trained" if verdict.problem else "ready",
         )
-        table.add_row(*map(to_text, cells), style="red" if verdict.problem else None)
-    console.print(table)
+        rows.append([to_text(cell, "red" if verdict.problem else "") for cell in cells])
+    left = ("submodel", "runtime", "state")
+    show_table(console, titles, rows, title="Training programs of the run", left=left, unwrapped=titles)
     for verdict in verdicts:
         if verdict.problem:
             console.print(to_text(f"{verdict.submodel} on {verdict.target}: {verdict.problem}"))

@@ -25,7 +25,7 @@ from subfleet.export.pool import ExportPool
 from subfleet.export.requests import InferRequest
 from subfleet.methods.assigner import open_stream
 from subfleet.programs.supply import read_figures
-from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.errors import ConfigError, FileError, explain_os_errors
 from subfleet.protocol.schema import to_plain
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import format_metrics
@@ -149,10 +149,8 @@ def load_network(folder: Path, name: str) -> StoredWeights:
 
 
 def _load_state(path: Path, network_id: str) -> Mapping[str, Tensor]:
-    try:
+    with explain_os_errors(f"{path} cannot be read", "let that run end, or take another one"):
         return unpack_state(load(path.read_bytes())).of(network_id).shared
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def choose_path(network: Network, operators: Sequence[str], seed: int | None) -> Architecture:
@@ -239,9 +237,7 @@ def show_path(written: Row) -> None:
 
 
 def _write(path: Path, content: bytes) -> Path:
-    try:
+    with explain_os_errors(f"{path} cannot be written", "name another folder with --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror}; name another folder with --out") from error
     return path

@@ -92,40 +92,36 @@ def run_all(
             name is given for several runs, or the run whose model is needed is not over.
         SubfleetError: a run failed; results of the runs before it are kept.
     """
+    from subfleet.emulation.hosting import open_host
+    from subfleet.observers import open_run_folder
+
     for run in runs:
         run.emulated_devices()
-        _check_compute_device(run)
-    if len(runs) == 1:
-        run = _resolve_model(runs[0], folder, display)
-        return [_run(run, choose_folder(folder, run.name, name), display, cache, broker)]
-    if name is not None:
+    if name is not None and len(runs) > 1:
         raise ConfigError(f"--name is {name!r}, but there are {len(runs)} runs; leave it out, or set name")
     outcomes, started_s = list["Outcome"](), time.monotonic()
     for number, described in enumerate(runs, start=1):
-        run = _resolve_model(described, folder, display)
-        title = f"{number} of {len(runs)}: {run.name}"
-        if _is_over(folder / run.name, run):
-            display.say(f"{title} is over already")
-            continue
-        each_s = (time.monotonic() - started_s) / len(outcomes) if outcomes else 0.0
-        minutes = max(1, round(each_s * (len(runs) - number + 1) / 60))
-        display.say(f"{title}; about {minutes} min are left" if each_s else title)
-        outcomes.append(_run(run, folder / run.name, display, cache, broker))
+        if (source := described.model_of) is not None:
+            display.say(f"{described.name} takes network {source.network!r} of run {source.run}")
+        run = resolve_model(described, folder)
+        path = choose_folder(folder, run.name, name)
+        if len(runs) > 1:
+            path = folder / run.name
+            title = f"{number} of {len(runs)}: {run.name}"
+            if _is_over(path, run):
+                display.say(f"{title} is over already")
+                continue
+            each_s = (time.monotonic() - started_s) / len(outcomes) if outcomes else 0.0
+            minutes = max(1, round(each_s * (len(runs) - number + 1) / 60))
+            display.say(f"{title}; about {minutes} min are left" if each_s else title)
+        # Ctrl-C interrupts at once while packages are loaded; afterwards it stops the run in an orderly way.
+        with (
+            open_run_folder(path, run, display) as (created, observer),
+            open_host(run.host.type, cache, broker) as host,
+            stop_on_signals() as stop,
+        ):
+            outcomes.append(host(run, created, observer, stop))
     return outcomes
-
-
-def _resolve_model(run: Run, folder: Path, display: "RunObserver") -> Run:
-    if run.model_of is not None:
-        display.say(f"{run.name} takes network {run.model_of.network!r} of run {run.model_of.run}")
-    return resolve_model(run, folder)
-
-
-def _check_compute_device(run: Run) -> None:
-    """Check before a folder is created; PyTorch is loaded only if the device may be missing."""
-    if run.device != "cpu":
-        from subfleet.aggregation.devices import compute_device
-
-        compute_device(run.device)
 
 
 def _is_over(folder: Path, run: Run) -> bool:
@@ -135,21 +131,6 @@ def _is_over(folder: Path, run: Run) -> bool:
     return not check_resumable(
         f"the run in {folder}", select_outcome_settings(read_description(folder)), select_outcome_settings(run), remedy
     )
-
-
-def _run(
-    run: Run, folder: Path, display: "RunObserver", cache: "CacheFolder", broker: "BrokerAddress | None"
-) -> "Outcome":
-    from subfleet.emulation.hosting import open_host
-    from subfleet.observers import open_run_folder
-
-    # Ctrl-C interrupts at once while packages are loaded; afterwards it stops the run in an orderly way.
-    with (
-        open_run_folder(folder, run, display) as (created, observer),
-        open_host(run.host.type, cache, broker) as host,
-        stop_on_signals() as stop,
-    ):
-        return host(run, created, observer, stop)
 
 
 def describe_outcome(outcome: "Outcome") -> Iterator[str]:

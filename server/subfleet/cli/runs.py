@@ -10,7 +10,7 @@ import typer
 
 from subfleet.cli.decorators import Answers, Json, command, query
 from subfleet.cli.options import RUNS, Runs
-from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.errors import ConfigError, explain_os_errors
 from subfleet.settings.fleet import HostKind
 
 Name = Annotated[str, typer.Argument(help="Name of the run's folder.")]
@@ -142,10 +142,8 @@ def remove(
     path = _find(folder, name)
     if not yes and not _confirm(f"Remove {path} with everything in it?"):
         return
-    try:
+    with explain_os_errors(f"{path} cannot be removed", "remove it by hand"):
         shutil.rmtree(path)
-    except OSError as error:
-        raise FileError(f"{path} cannot be removed: {error.strerror}") from error
 
 
 def _confirm(question: str) -> bool:
@@ -170,23 +168,18 @@ def _describe(folder: Path) -> dict[str, Any]:
     from subfleet.settings.run_folder import interpret_summary, read_description, read_summary
 
     run, summary = read_description(folder), read_summary(folder)
-    row = {
-        "folder": str(folder),
-        "name": run.name,
-        "method": run.method.TYPE,
-        "rounds": run.rounds,
-        "seed": run.seed,
-        "host": run.host.type,
-        "over": summary is not None,
-    }
-    if summary is None:
-        return {**row, "accuracy": None, "model": None, "headline": "accuracy", "value": None}
+    results = summary or {"accuracy": None, "model": None, "headline": "accuracy", "metrics": {}}
     with interpret_summary(folder):
-        headline = summary["headline"]
         return {
-            **row,
-            "accuracy": summary["accuracy"],
-            "model": (summary["model"] or {}).get("description"),
-            "headline": headline,
-            "value": summary["metrics"].get(headline),
+            "folder": str(folder),
+            "name": run.name,
+            "method": run.method.TYPE,
+            "rounds": run.rounds,
+            "seed": run.seed,
+            "host": run.host.type,
+            "over": summary is not None,
+            "accuracy": results["accuracy"],
+            "model": (results["model"] or {}).get("description"),
+            "headline": results["headline"],
+            "value": results["metrics"].get(results["headline"]),
         }

@@ -31,7 +31,7 @@ from subfleet.journal.stored_state import Change, build_change, build_state, lis
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import from_plain
-from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
+from subfleet.rounds.signals import AnyClose, Close
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.settings.fingerprint import check_resumable
 
@@ -170,7 +170,7 @@ class Journal:
         after: RunState,
         *,
         counted: Callable[[str], Bytes] = lambda client_id: (0, 0),
-        close: Close | CloseEvaluation | CloseGeneration | None = None,
+        close: AnyClose | None = None,
         record: AnyRecord | None = None,
     ) -> None:
         """Write what a step changed, and the record of what it closed, in one transaction.
@@ -247,7 +247,7 @@ def _join_key(*numbers: int) -> str:
 
 
 def _list_records(
-    close: Close | CloseEvaluation | CloseGeneration | None,
+    close: AnyClose | None,
     record: AnyRecord | None,
     changed: Iterable[ClientState],
     after: RunState,

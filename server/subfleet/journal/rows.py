@@ -27,14 +27,14 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.networks import estimate_size, find_trainable_attempts, get_network, list_lineages
 from subfleet.rounds.selection import estimate_time
-from subfleet.rounds.signals import Close, CloseEvaluation, CloseGeneration
+from subfleet.rounds.signals import AnyClose, Close, CloseEvaluation, CloseGeneration
 from subfleet.rounds.state import ClientState, RunState, Submodel
 from subfleet.rounds.weights import Weight, weigh_round
 from subfleet.search.candidates import Candidate
 
 
 def build_record(
-    context: RunContext, close: Close | CloseEvaluation | CloseGeneration, traffic: Traffic
+    context: RunContext, close: AnyClose, traffic: Traffic
 ) -> RoundRecord | EvaluationRecord | GenerationRecord:
     """The record of what was closed."""
     if isinstance(close, CloseGeneration):

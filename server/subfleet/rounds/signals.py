@@ -130,7 +130,8 @@ class CloseGeneration:
     devices: GenerationScores | None = None
 
 
-Action = Request | GoOn | SendTask | Withdraw | Reply | Close | CloseEvaluation | CloseGeneration
+AnyClose = Close | CloseEvaluation | CloseGeneration
+Action = Request | GoOn | SendTask | Withdraw | Reply | AnyClose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

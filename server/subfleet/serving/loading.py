@@ -15,7 +15,7 @@ from subfleet.journal.outliers import describe_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import build_network_records, list_deployed_models
 from subfleet.methods.describing import describe_status
-from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.errors import ConfigError, FileError, explain_os_errors
 from subfleet.rounds.closing import explain_early_end
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import list_first_attempts, list_lineages
@@ -74,10 +74,8 @@ def _load_first_model(context: RunContext, state: RunState) -> ModelState:
 
 def _read_first_weights(given: FirstWeights, network: Network) -> ModelState:
     """The given first weights, with tensors in the order of the network."""
-    try:
+    with explain_os_errors(f"first weights {given.file} cannot be read", "restore that file"):
         content = Path(given.file).read_bytes()
-    except OSError as error:
-        raise FileError(f"first weights {given.file} cannot be read: {error.strerror}; restore that file") from error
     sha256 = hashlib.sha256(content).hexdigest()
     if sha256 != given.sha256:
         raise FileError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.methods.aggregator import Participant
-from subfleet.protocol.errors import FileError, RunError, SubfleetError
+from subfleet.protocol.errors import RunError, SubfleetError, explain_os_errors
 from subfleet.reporting.personalised_models import OwnMetric, copy_models, measure_models
 from subfleet.reporting.results import write_results
 from subfleet.reporting.run_figures import Gallery
@@ -66,12 +66,10 @@ def write_outcome(
         raise RunError(
             "no round of the run aggregated an update, so there is no model; see the reasons in the tables above"
         )
-    try:
+    with explain_os_errors(f"the model cannot be written to {folder}", "make room for it"):
         shutil.copyfile(result.model_path, folder / MODEL)
         if result.supernet_path is not None:
             shutil.copyfile(result.supernet_path, folder / SUPERNET)
-    except OSError as error:
-        raise FileError(f"the model cannot be written to {folder}: {error.strerror}; make room for it") from error
     run_figures = figures()
     if result.deployed:
         observer.say("Keeping each device's own model")

@@ -7,9 +7,10 @@ sent, and a server that is killed in between makes the same promise again.
 import gc
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from subfleet.aggregation.checking import Checker
 from subfleet.aggregation.checkpoint import prune_checkpoints
 from subfleet.aggregation.devices import compute_device
 from subfleet.aggregation.evaluation_data import read_evaluation_data
+from subfleet.aggregation.path_scoring import score_generation
 from subfleet.aggregation.round_aggregator import RoundAggregator
 from subfleet.aggregation.views import Views
 from subfleet.elastic.model_state import ModelState
@@ -31,29 +33,16 @@ from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import build_record
 from subfleet.link.device_link import DeviceLink
 from subfleet.programs.supply import Exports, Supply
-from subfleet.programs.worker import Snapshot, Threads, Worker
-from subfleet.protocol.errors import FileError, RunError
+from subfleet.programs.worker import Handler, Snapshot, Threads, Worker
+from subfleet.protocol.errors import FileError, ProtocolError, RunError
+from subfleet.rounds import signals
 from subfleet.rounds.closing import resume_state
-from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import build_round_info, list_resume_actions, step
+from subfleet.rounds.networks import choose_networks
 from subfleet.rounds.searching import find_searched_round
-from subfleet.rounds.signals import (
-    Action,
-    Close,
-    CloseEvaluation,
-    CloseGeneration,
-    Event,
-    GoOn,
-    Reply,
-    Request,
-    RequestFailed,
-    SendTask,
-    Tick,
-    Withdraw,
-)
+from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
-from subfleet.rounds.work import CheckRequest
-from subfleet.serving.duties import build_duties
+from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
 from subfleet.serving.loading import build_result, load_model
 from subfleet.serving.narration import Attendance, Pace, describe_step
 from subfleet.serving.run_context import create_context
@@ -82,6 +71,12 @@ class Server:
         samples: evaluation data; None reads those of the settings.
         clock: monotonic seconds.
 
+    Attributes:
+        context: of the run.
+        samples: evaluation data without validation samples.
+        state: the current state; only the server sets it.
+        model: the current model; only the server sets it.
+
     Raises:
         ConfigError: the run was begun with other settings, or the settings of the model are invalid.
         DataError: the evaluation data cannot be used.
@@ -101,8 +96,7 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config, evaluation, validation = read_evaluation_data(config, samples)
-        self._samples = evaluation
-        self._config = config
+        self.samples = evaluation
         self._device = compute_device(config.device)
         self._observer = GuardedObserver(observer)
         self._clock = clock
@@ -113,12 +107,12 @@ class Server:
         run_id = begin_run(
             self._engine, name=config.name, settings=config.fingerprint(), round_count=config.total_rounds
         )
-        self._context = replace(create_context(config, run_id), evaluation_inputs=measure_inputs(evaluation))
-        self._journal = Journal(self._engine, run_id, first_memory=self._context.roles.memory.initial)
-        self._attendance = Attendance(self._context, self._journal)
+        self.context = replace(create_context(config, run_id), evaluation_inputs=measure_inputs(evaluation))
+        self._journal = Journal(self._engine, run_id, first_memory=self.context.roles.memory.initial)
+        self._attendance = Attendance(self.context, self._journal)
         self._blobs = blobs = BlobStore(self._places.blobs)
         self._link = DeviceLink(config.fleet.name, transport, blobs, sizes=sizes, clock=clock)
-        views, threads = Views(context=self._context, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()
+        views, threads = Views(context=self.context, samples=torch.from_numpy(evaluation.inputs.copy())), Threads()
         self._supply = Supply(
             views,
             exports,
@@ -128,41 +122,15 @@ class Server:
             samples_sha256=samples_of(evaluation).sha256 if config.deploy_quantisation != "none" else "",
         )
         self._aggregator = RoundAggregator(views, blobs, evaluation, checkpoints=self._places.checkpoints)
-        duties = build_duties(self._context, threads, self._aggregator, Checker(self._context, blobs), validation)
-        self._work = Worker({**self._supply.duties, **duties}, threads)
-        self._state = RunState()
+        self._work = Worker({**self._supply.duties, **self._list_duties(threads, validation)}, threads)
+        self.state = RunState()
         self._goes_on = False
-        self._model = ModelState(shared={})
-
-    @property
-    def run_id(self) -> str:
-        """The unique id of the run."""
-        return self._context.run_id
-
-    @property
-    def context(self) -> RunContext:
-        """The context of the run."""
-        return self._context
-
-    @property
-    def samples(self) -> Dataset:
-        """The evaluation data without validation samples."""
-        return self._samples
-
-    @property
-    def model(self) -> ModelState:
-        """The current model."""
-        return self._model
-
-    @property
-    def state(self) -> RunState:
-        """The current state."""
-        return self._state
+        self.model = ModelState(shared={})
 
     @property
     def finished(self) -> bool:
         """Whether the run has ended; clients may not know yet."""
-        return self._state.phase in ("finished", "failed")
+        return self.state.phase in ("finished", "failed")
 
     def run(self, stop: threading.Event) -> RunResult:
         """Run to the end, or until `stop` is set.
@@ -181,8 +149,8 @@ class Server:
                 self._linger(stop)
             finally:
                 self.close()
-        if self._state.phase == "failed":
-            raise RunError(self._state.failure)
+        if self.state.phase == "failed":
+            raise RunError(self.state.failure)
         return self.result()
 
     def open(self) -> None:
@@ -190,15 +158,15 @@ class Server:
         now_s = self._clock()
         with reporting_damage(self._places.folder):
             stored = self._journal.load(now_s)
-            self._state = state = resume_state(self._context, stored)
-            actions = list_resume_actions(self._context, state)
+            self.state = state = resume_state(self.context, stored)
+            actions = list_resume_actions(self.context, state)
             self._link.traffic.restart(self._journal.load_bytes(state))
             self._renew()
             self._journal.save(stored, state)
             self._sweep()
         self._link.open()
         if state.round > 0:
-            self._observer.say(f"run {self.run_id} is resumed in round {state.round}, phase {state.phase}")
+            self._observer.say(f"run {self.context.run_id} is resumed in round {state.round}, phase {state.phase}")
         for action in actions:
             self._perform(action)
 
@@ -207,7 +175,7 @@ class Server:
         # First, so that the results of work from this step are always handled in the next one, and a run with a logical
         # clock takes the same steps on every machine.
         for outcome in self._work.events():
-            if isinstance(outcome, RequestFailed) and outcome.by_disk:
+            if isinstance(outcome, signals.RequestFailed) and outcome.by_disk:
                 raise FileError(outcome.reason)
             self._apply(outcome)
         at_once, self._goes_on = self._goes_on or self._work.more, False
@@ -215,11 +183,11 @@ class Server:
             self._apply(event)
         for update in self._link.pulled():
             self._begin(CheckRequest(update=update))
-        self._apply(Tick())
+        self._apply(signals.Tick())
         now_s = self._clock()
-        for text in self._attendance.check(self._state, now_s):
+        for text in self._attendance.check(self.state, now_s):
             self._observer.say(text)
-        self._link.send(build_round_info(self._context, self._state, now_s))
+        self._link.send(build_round_info(self.context, self.state, now_s))
 
     def finish(self, *, exports: bool = True) -> None:
         """Wait for all work in other threads, which takes no time of a logical clock."""
@@ -234,34 +202,63 @@ class Server:
     def result(self) -> RunResult:
         """The result of the run so far. Raises FileError if the journal is damaged."""
         with reporting_damage(self._places.folder):
-            return build_result(self._context, self._state, self._journal, self._places.checkpoints)
+            return build_result(self.context, self.state, self._journal, self._places.checkpoints)
+
+    def _list_duties(self, threads: Threads, validation: Dataset | None) -> Mapping[type, Handler]:
+        """The handlers of requests, except those that supply tasks.
+
+        Args:
+            threads: run the work, with a lane for each kind.
+            validation: samples on which paths of a supernet are scored, if there are any.
+        """
+        context, checker = self.context, Checker(self.context, self._blobs)
+
+        def of_search(work: Callable[[RunState, ModelState], Any]) -> Handler:
+            function = threads.work("search", lambda _, state, model: work(state, model))
+            return Handler(work=function, failure="the search failed")
+
+        return {
+            SearchRequest: of_search(lambda state, _: explore_sizes(context, state)),
+            NetworksRequest: of_search(lambda state, _: choose_networks(context, state)),
+            GenerationRequest: of_search(lambda state, model: score_generation(context, state, model, validation)),
+            CheckRequest: Handler(
+                work=threads.work("check", checker.check),
+                failure="it could not be checked",
+                reasons=(ProtocolError, FileError),
+            ),
+            signals.AggregationRequest: Handler(
+                work=threads.work("aggregate", self._aggregator.aggregate),
+                failure="aggregation failed",
+                needs_disk=True,
+            ),
+        }
 
     def _renew(self) -> None:
         """Load the model of the current state."""
-        model = load_model(self._context, self._state, self._journal, self._places.checkpoints)
-        self._model = model.to(self._device)
-        self._supply.renew(self._model)
+        model = load_model(self.context, self.state, self._journal, self._places.checkpoints)
+        self.model = model.to(self._device)
+        self._supply.renew(self.model)
 
     def _linger(self, stop: threading.Event) -> None:
         """Announce the end until all clients have left, up to the configured time."""
-        until_s = self._clock() + self._config.deadlines.linger_s
+        until_s = self._clock() + self.context.config.deadlines.linger_s
         while not stop.is_set() and self._clock() < until_s:
             self.step(_POLL_S)
-            if all(member.heard_s is None for member in self._state.live.members.values()):
+            if all(member.heard_s is None for member in self.state.live.members.values()):
                 break
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: signals.Event) -> None:
         """Decide, write the journal, act."""
-        before = self._state
-        after, actions = step(self._context, before, event, self._clock())
-        closes = (action for action in actions if isinstance(action, Close | CloseEvaluation | CloseGeneration))
+        before = self.state
+        after, actions = step(self.context, before, event, self._clock())
+        closes = (action for action in actions if isinstance(action, signals.AnyClose))
         close = next(closes, None)
-        record = None if close is None else build_record(self._context, close, self._link.traffic)
+        record = None if close is None else build_record(self.context, close, self._link.traffic)
         self._journal.save(before, after, counted=self._link.traffic.of, close=close, record=record)
-        self._state = after
+        self.state = after
         if after.aggregated_round != before.aggregated_round:
-            self._model = self._aggregator.model
-            self._supply.renew(self._model)
+            self.model = self._aggregator.model
+            self._supply.renew(self.model)
         elif after.lineages != before.lineages:  # other networks begin the run, or a search has found some
             self._renew()
         self._link.traffic.follow(before, after)
@@ -274,42 +271,42 @@ class Server:
         elif record is not None:
             self._observer.round_finished(record)
             self._tidy()
-        for text in describe_step(self._context, before, after):
+        for text in describe_step(self.context, before, after):
             self._observer.say(text)
         if (progress := self._pace.progress(after, self._attendance.awaited(after))) is not None:
             self._observer.progressed(progress)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: signals.Action) -> None:
         match action:
-            case GoOn():
+            case signals.GoOn():
                 self._goes_on = True
-            case SendTask():
+            case signals.SendTask():
                 self._link.send_task(action.task)
-            case Withdraw():
+            case signals.Withdraw():
                 self._link.withdraw(action.task_id)
-            case Reply():
+            case signals.Reply():
                 self._link.reply(action.client_id, action.ack)
             case CheckRequest():
                 self._link.pull(action.update)  # it is checked once its blob has arrived
-            case Close() | CloseEvaluation() | CloseGeneration():
+            case signals.Close() | signals.CloseEvaluation() | signals.CloseGeneration():
                 pass  # its record is written together with the state
             case _:
                 self._begin(action)
 
-    def _begin(self, request: Request) -> None:
-        self._work.begin(request, Snapshot(state=self._state, model=self._model))
+    def _begin(self, request: signals.Request) -> None:
+        self._work.begin(request, Snapshot(state=self.state, model=self.model))
 
     def _sweep(self) -> None:
         """Remove files of a killed server, but not partial uploads of open tasks, which devices continue."""
-        tasks = [client.task for client in self._state.clients.values() if client.open and client.task is not None]
+        tasks = [client.task for client in self.state.clients.values() if client.open and client.task is not None]
         served = {blob.sha256 for task in tasks for blob in task.blobs}
-        self._tidy(served | (self._blobs.partials if self._state.phase == "train" else set()))
+        self._tidy(served | (self._blobs.partials if self.state.phase == "train" else set()))
 
     def _tidy(self, needed: Set[str] = frozenset()) -> None:
         """Remove files that no round needs any more, except blobs with the `needed` digests."""
-        keep_from = self._state.aggregated_round - self._config.keep_rounds + 1
+        keep_from = self.state.aggregated_round - self.context.config.keep_rounds + 1
         prune_checkpoints(
-            self._places.checkpoints, keep_from=keep_from, rounds=[find_searched_round(self._context, self._state)]
+            self._places.checkpoints, keep_from=keep_from, rounds=[find_searched_round(self.context, self.state)]
         )
         stored = self._journal.update_digests(since_round=keep_from)
         requests = self._work.requests

@@ -32,10 +32,11 @@ def read_included_run(name: str) -> str:
     """The text of an included run.
 
     Raises:
-        KeyError: there is no such run.
+        ConfigError: there is no such run.
     """
-    if name not in list_included_runs():
-        raise KeyError(name)
+    known = list_included_runs()
+    if name not in known:
+        raise ConfigError(f"there is no run {name!r:.80}; choose one of {sorted(known)}{suggest(name, known)}")
     return (resources.files("subfleet.settings") / "runs" / f"{name}.toml").read_text(encoding="utf-8")
 
 

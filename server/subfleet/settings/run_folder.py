@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from subfleet.protocol.errors import ConfigError, FileError, SubfleetError
+from subfleet.protocol.errors import ConfigError, FileError, SubfleetError, explain_os_errors
 from subfleet.protocol.schema import to_plain, validate
 from subfleet.settings.fingerprint import check_resumable, select_outcome_settings
 from subfleet.settings.run import Run
@@ -37,10 +37,8 @@ def create_folder(folder: Path) -> Path:
     Raises:
         FileError: it cannot be created.
     """
-    try:
+    with explain_os_errors(f"the folder {folder} cannot be made", "choose another with --runs"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --runs") from error
     return folder.resolve()
 
 
@@ -74,12 +72,10 @@ def write_description(folder: Path, run: Run) -> None:
         select_outcome_settings(run),
         "restore that, choose another --name, or remove it",
     )
-    try:
+    with explain_os_errors(f"{path} cannot be written", "choose another folder with --runs"):
         if extended and before is not None and summary.exists():
             summary.replace(folder / f"summary-{before.rounds}.json")
         _write_json(path, to_plain(run))
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror}; choose another folder with --runs") from error
 
 
 def read_description(folder: Path) -> Run:
@@ -91,9 +87,8 @@ def read_description(folder: Path) -> Run:
     """
     path = folder / DESCRIPTION
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}; name the folder of a run") from error
+        with explain_os_errors(f"{path} cannot be read", "name the folder of a run"):
+            plain = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}; remove that run") from error
     return validate(Run, plain, str(path))

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,17 +73,28 @@ def read_networks(folder: Path) -> tuple[StoredNetwork, ...]:
         ConfigError: it is not over.
         ProtocolError: the file of its model is damaged.
     """
+    from safetensors import SafetensorError, safe_open
+
     run = read_description(folder)
     if not (folder / SUMMARY).exists():
         raise ConfigError(f"the run {folder} is not over, so that its networks are not known; let it end first")
-    shapes, texts, models = _read(folder / MODEL)
-    counts: dict[str, int] = {}
-    for path, shape in shapes.items():
-        network_id, name = _split(path)
-        if "/" not in name:  # not a copy, a moment, or state of a method
-            counts[network_id] = counts.get(network_id, 0) + math.prod(shape)
-    parsed = (from_plain(Lineage, parse_json(text, max_bytes=len(text))) for text in texts)
-    lineages = {lineage.id: lineage for lineage in parsed}
+    counts = Counter[str]()
+    lineages: dict[str, Lineage] = {}
+    models: dict[str, Architecture] = {}
+    path = folder / MODEL
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for key in file.keys():  # noqa: SIM118 - a file of safetensors is no mapping
+                network_id, name = _split(key)
+                if name == _LINEAGE:
+                    content = file.get_tensor(key).tobytes()
+                    lineages[network_id] = from_plain(Lineage, parse_json(content, max_bytes=len(content)))
+                elif name == _MODEL:
+                    models[network_id] = parse_architecture(file.get_tensor(key).tobytes())
+                elif "/" not in name:  # not a copy, a moment, or state of a method
+                    counts[network_id] += math.prod(file.get_slice(key).get_shape())
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path} cannot be read: {error}; let that run end, or take another one") from error
     networks = (
         StoredNetwork(
             lineage=lineages.get(network_id) or Lineage(id=network_id, config=run.model),
@@ -94,24 +106,6 @@ def read_networks(folder: Path) -> tuple[StoredNetwork, ...]:
     return tuple(
         sorted(networks, key=lambda stored: (stored.element_count, stored.lineage.born_round, stored.lineage.id))
     )
-
-
-def _read(path: Path) -> tuple[dict[str, Sequence[int]], list[bytes], dict[str, Architecture]]:
-    """Shapes of all tensors, lineages as JSON, and by network the submodel that is its model."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = list(file.keys())
-            texts = [file.get_tensor(name).tobytes() for name in names if _split(name)[1] == _LINEAGE]
-            models = {
-                _split(name)[0]: parse_architecture(file.get_tensor(name).tobytes())
-                for name in names
-                if _split(name)[1] == _MODEL
-            }
-            return {name: file.get_slice(name).get_shape() for name in names}, texts, models
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"{path} cannot be read: {error}; let that run end, or take another one") from error
 
 
 def _split(path: str) -> tuple[str, str]:
