@@ -202,7 +202,7 @@ class Bench:
         weights = encode_arrays({name: tensor.numpy() for name, tensor in state.items()})
         (self.folder / "weights").write_bytes(weights)
         found = [(self._trained("chain", path.choices), self._trained("whole", ())) for _ in range(turns)]
-        room = self.chain.room(self.chain.kept(dict(path.choices)))
+        room = self.chain.plan_memory(self.chain.restrict(dict(path.choices)))
         return Row(
             network=self.name,
             target=self.target,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from subfleet.cli.console import PlainLines, Tables, format_progress, open_display
 from subfleet.journal.records import ClientRow, Progress, RoundRecord
-from subfleet.reporting.columns import CLIENT_COLUMNS
+from subfleet.reporting.texts import CLIENT_COLUMNS
 
 SNAPSHOTS = Path(__file__).parent / "tables"
 EVIL = "cam[/][link=http://evil.example]log in[/link]:skull:\x1b]8;;http://evil.example\x07\nround 9"

@@ -15,11 +15,10 @@ from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunR
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
-from subfleet.reporting.columns import CLIENT_COLUMNS, describe_participation
 from subfleet.reporting.personalised_models import add_metric, copy_models
 from subfleet.reporting.results import build_summary as summary_of
 from subfleet.reporting.results import write_results
-from subfleet.reporting.texts import describe_ending, describe_result
+from subfleet.reporting.texts import CLIENT_COLUMNS, describe_ending, describe_participation, describe_result
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second
 

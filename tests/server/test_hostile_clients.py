@@ -26,7 +26,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import AggregationRequest
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
-from subfleet.serving import duties
+from subfleet.serving import session
 from subfleet.settings.sections import Deadlines
 from subfleet.transport.base import Delivery, Transport
 from subfleet.transport.partial_blob import count_partial_bytes
@@ -325,7 +325,7 @@ def test_networks_that_cannot_be_looked_for_fail_a_try_and_not_the_run(
             raise failures.pop()
         return choose_networks(context, state)
 
-    monkeypatch.setattr(duties, "choose_networks", found)
+    monkeypatch.setattr(session, "choose_networks", found)
     world = World(tmp_path, config(rounds=1, deploy_targets=(), method=FedTrans()), fleet())
     world.run()
     assert not failures

@@ -13,7 +13,7 @@ from subfleet.protocol.errors import ConfigError, ExportError, RunError, explain
 from subfleet.settings.fleet import HostKind
 
 if TYPE_CHECKING:
-    from subfleet.reporting.comparison import Comparison
+    from subfleet.reporting.comparison import Entrant
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -152,25 +152,27 @@ def compare(
     ] = None,
 ) -> Answers:
     """Compare runs: each configuration over its seeds, and its gain over the first one, paired by seed."""
-    from subfleet.reporting.comparison import compare_entrants, read_entrants, to_json
+    from subfleet.reporting.comparison import build_rows, compare_entrants, read_entrants
 
-    comparisons = compare_entrants(read_entrants(folders))
+    entrants = read_entrants(folders)
+    comparisons = compare_entrants(entrants)
+    headline = entrants[0].headline
+    rows = build_rows(comparisons, headline)
     if out is not None:
-        _write_comparison(out, comparisons)
-    yield to_json(comparisons), lambda: _show_comparison(comparisons, out)
+        _write_comparison(out, entrants, rows)
+    yield comparisons, lambda: _show_comparison(rows, headline, out)
 
 
-def _show_comparison(comparisons: "tuple[Comparison, ...]", out: Path | None) -> None:
+def _show_comparison(rows: "list[dict[str, str]]", headline: str, out: Path | None) -> None:
     from rich.console import Console
 
     from subfleet.cli.console import show_table
     from subfleet.protocol.task_kinds import METRICS
-    from subfleet.reporting.comparison import COSTS, FIGURES, build_rows
+    from subfleet.reporting.comparison import COSTS, FIGURES
 
-    rows = build_rows(comparisons)
     # Outliers, metrics of clients and costs have tables of their own, so that each fits the screen.
-    headline = METRICS[comparisons[0].entrant.headline].title
-    groups = ({"outliers"}, {*FIGURES.values()} - {headline}, {title for title, *_ in COSTS.values()})
+    figures = {*FIGURES.values()} - {METRICS[headline].title}
+    groups = ({"outliers"}, figures, {title for title, *_ in COSTS.values()})
     selected = [[title for title in rows[0] if title in group] for group in groups]
     rest = [title for title in rows[0] if not any(title in group for group in groups)]
     for titles in (rest, *(["name", *titles] for titles in selected if titles)):
@@ -180,17 +182,17 @@ def _show_comparison(comparisons: "tuple[Comparison, ...]", out: Path | None) ->
         typer.echo(f"comparison.svg, comparison.csv and comparison.md are in {out}")
 
 
-def _write_comparison(out: Path, comparisons: "tuple[Comparison, ...]") -> None:
+def _write_comparison(out: Path, entrants: "tuple[Entrant, ...]", rows: "list[dict[str, str]]") -> None:
     from subfleet.reporting.comparison import format_csv, format_markdown
     from subfleet.reporting.plots import plot_comparison
 
-    curves = {comparison.entrant.title: comparison.entrant.curve for comparison in comparisons}
+    curves = {entrant.title: entrant.curve for entrant in entrants}
     with explain_os_errors(f"{out} cannot be written", "choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
-        plot = plot_comparison(curves, comparisons[0].entrant.headline)
+        plot = plot_comparison(curves, entrants[0].headline)
         (out / "comparison.svg").write_text(plot, encoding="utf-8")
-        (out / "comparison.csv").write_text(format_csv(comparisons), encoding="utf-8")
-        (out / "comparison.md").write_text(format_markdown(comparisons), encoding="utf-8")
+        (out / "comparison.csv").write_text(format_csv(rows), encoding="utf-8")
+        (out / "comparison.md").write_text(format_markdown(rows), encoding="utf-8")
 
 
 @command(app, "example fleet > mine.toml")
@@ -244,12 +246,12 @@ def methods(
 
 def _check_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import show_progress
-    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.method_checks import check_methods
+    from subfleet.export.pool import ExportPool
     from subfleet.programs.place import open_default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
-    with show_progress("Checking") as show, LazyExports(open_default_cache()) as exports:
+    with show_progress("Checking") as show, ExportPool(open_default_cache(), workers=1) as exports:
         for name, norms, verdict in check_methods(exports):
             verdicts.setdefault(name, {})[norms] = verdict
             show(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {verdict}")

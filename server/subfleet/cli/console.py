@@ -15,7 +15,7 @@ from rich.text import Text
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import ClientRow, Progress, RoundRecord, RunObserver
 from subfleet.protocol.text import make_printable
-from subfleet.reporting.columns import CLIENT_COLUMNS, Column, describe_participation
+from subfleet.reporting.texts import CLIENT_COLUMNS, Column, describe_participation
 
 LEAST_WIDTH = 80
 """Width in characters of the narrowest terminal that tables are shown on."""

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 
 from subfleet.journal.guarding import GuardedObserver
-from subfleet.journal.records import Progress, RoundRecord, RunObserver
+from subfleet.journal.records import RunObserver
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.registry import Registry
 from subfleet.settings.run import Run
@@ -39,13 +39,11 @@ class _StartObserver:
     def say(self, text: str) -> None:
         """See `RunObserver.say`."""
 
-    def round_finished(self, record: RoundRecord) -> None:
-        """See `RunObserver.round_finished`."""
-        self.begun = True
-
-    def progressed(self, progress: Progress) -> None:
+    def round_finished(self, record: object) -> None:
         """See `RunObserver`."""
         self.begun = True
+
+    progressed = round_finished
 
 
 @contextmanager
@@ -107,17 +105,15 @@ def observe_run(run: Run, folder: Path, first: RunObserver) -> Iterator[RunObser
 def _enter(name: str, context: AbstractContextManager[RunObserver]) -> Iterator[RunObserver]:
     """The observer of a context. Errors at the end of the context, and errors that it suppresses, have no effect."""
     observer = context.__enter__()
+    error: BaseException | None = None
     try:
         yield observer
-    except BaseException as error:
-        _exit(name, context, error)
+    except BaseException as raised:
+        error = raised
         raise
-    _exit(name, context, None)
-
-
-def _exit(name: str, context: AbstractContextManager[RunObserver], error: BaseException | None) -> None:
-    try:
-        context.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
-    except (Exception, SystemExit) as other:  # noqa: BLE001 - errors of plug-ins do not affect the run
-        if other is not error:
-            _LOG.error("the observer %r raised %s at its end: %s", name, type(other).__name__, other)
+    finally:
+        try:
+            context.__exit__(None if error is None else type(error), error, getattr(error, "__traceback__", None))
+        except (Exception, SystemExit) as other:  # noqa: BLE001 - errors of plug-ins do not affect the run
+            if other is not error:
+                _LOG.error("the observer %r raised %s at its end: %s", name, type(other).__name__, other)

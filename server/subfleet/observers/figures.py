@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.records import RoundRecord
+from subfleet.journal.records import RoundRecord, select_fields
+from subfleet.protocol.errors import MissingExtraError
+from subfleet.protocol.silence import import_silently
 from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.run import Run
 
@@ -34,6 +36,18 @@ class FigureObserver:
         self._log(evaluation_figures(record), record.round)
 
 
+def import_tracker(name: str, module: str = "") -> Any:
+    """Import the package of a tracker, by default the one of this name.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return import_silently(module or name)
+    except ImportError as error:
+        raise MissingExtraError(name, name) from error
+
+
 def flatten_parameters(run: Run) -> dict[str, str]:
     """The settings that determine the outcome of a run by dotted key, and `accuracy_of`, which model is evaluated."""
     parameters = {key: str(value)[:_MAX_CHARACTERS] for key, value in _flatten(select_outcome_settings(run), "")}
@@ -55,10 +69,8 @@ def round_figures(record: RoundRecord) -> dict[str, float]:
     measured = [row.measured_peak_bytes for row in aggregated if row.measured_peak_bytes is not None]
     figures = {
         **record.all_metrics,
-        "loss": record.loss,
-        "participation": record.participation,
-        "untrained": None if record.model is None else record.model.untrained,
-        "seconds": record.seconds,
+        **select_fields(record, "loss", "participation", "seconds"),
+        **select_fields(record.model, "untrained"),
         "submodels": float(len({row.architecture_id for row in aggregated})),
         "bytes_down": float(sum(row.bytes_down for row in record.clients)),
         "bytes_up": float(sum(row.bytes_up for row in record.clients)),

@@ -5,12 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from subfleet.journal.records import RunObserver
-from subfleet.observers.figures import FigureObserver, flatten_parameters
-from subfleet.protocol.errors import MissingExtraError
-from subfleet.protocol.silence import imported
+from subfleet.observers.figures import FigureObserver, flatten_parameters, import_tracker
 from subfleet.settings.run import Run
 
 DATABASE = "mlflow.db"
@@ -24,12 +21,9 @@ def mlflow(run: Run, folder: Path) -> Iterator[RunObserver]:
     Raises:
         MissingExtraError: MLflow is not installed.
     """
-    try:
-        package = imported("mlflow")
-    except ImportError as error:
-        raise MissingExtraError("mlflow", "mlflow") from error
+    package = import_tracker("mlflow")
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder.parent / DATABASE).resolve()}"
-    client: Any = package.MlflowClient(tracking_uri=uri)
+    client = package.MlflowClient(tracking_uri=uri)
     name = _SEED.sub("", run.name)
     known = client.get_experiment_by_name(name)
     experiment = known.experiment_id if known is not None else client.create_experiment(name)

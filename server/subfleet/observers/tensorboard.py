@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from subfleet.journal.records import RunObserver
-from subfleet.observers.figures import FigureObserver, flatten_parameters
-from subfleet.protocol.errors import MissingExtraError
+from subfleet.observers.figures import FigureObserver, flatten_parameters, import_tracker
 from subfleet.settings.run import Run
 
 FOLDER = "tensorboard"
@@ -20,11 +18,7 @@ def tensorboard(run: Run, folder: Path) -> Iterator[RunObserver]:
     Raises:
         MissingExtraError: TensorBoard is not installed.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError("tensorboard", "tensorboard") from error
-    writer: Any = SummaryWriter(log_dir=str(folder / FOLDER))
+    writer = import_tracker("tensorboard", "torch.utils.tensorboard").SummaryWriter(log_dir=str(folder / FOLDER))
 
     def log(figures: Mapping[str, float], round_number: int) -> None:
         for name, figure in figures.items():

@@ -6,9 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from subfleet.journal.records import RunObserver
-from subfleet.observers.figures import FigureObserver, flatten_parameters
-from subfleet.protocol.errors import MissingExtraError
-from subfleet.protocol.silence import imported
+from subfleet.observers.figures import FigureObserver, flatten_parameters, import_tracker
 from subfleet.settings.run import Run
 
 
@@ -19,10 +17,7 @@ def wandb(run: Run, folder: Path) -> Iterator[RunObserver]:
     Raises:
         MissingExtraError: wandb is not installed.
     """
-    try:
-        package = imported("wandb")
-    except ImportError as error:
-        raise MissingExtraError("wandb", "wandb") from error
+    package = import_tracker("wandb")
     tracked = package.init(
         project=os.environ.get("WANDB_PROJECT") or "subfleet",
         name=run.name,

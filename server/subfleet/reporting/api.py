@@ -7,14 +7,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import sqlalchemy as sql
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from pydantic import BaseModel
@@ -47,30 +47,30 @@ class HttpAddress:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        host = self.host.partition("%")[0]
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return host == "localhost"
-        mapped = getattr(
-            address, "ipv4_mapped", None
-        )  # ::ffff:127.0.0.1, which is_loopback recognises since Python 3.13
-        return address.is_loopback if mapped is None else mapped.is_loopback
+        address = self._parse()
+        return self.host == "localhost" if address is None else address.is_loopback
 
     @property
     def warning(self) -> str:
         """A sentence on who can read the API; empty if only this machine can."""
         if self.loopback:
             return ""
-        try:
-            everywhere = ipaddress.ip_address(self.host.partition("%")[0]).is_unspecified
-        except ValueError:
-            everywhere = not self.host
+        address = self._parse()
+        everywhere = not self.host if address is None else address.is_unspecified
         who = "every machine that can reach this one" if everywhere else f"every machine that can reach {self.host}"
         return (
             f"the HTTP API asks for no password: {who} can read this run's rounds, clients and models; keep "
             "--http-host 127.0.0.1 unless it is behind a firewall or a proxy with a login"
         )
+
+    def _parse(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        """The numeric address; None for a name."""
+        try:
+            address = ipaddress.ip_address(self.host.partition("%")[0])
+        except ValueError:
+            return None
+        # ::ffff:127.0.0.1, which is_loopback recognises since Python 3.13
+        return getattr(address, "ipv4_mapped", None) or address
 
 
 class Health(BaseModel):
@@ -123,52 +123,67 @@ class Client(BaseModel):
 Digest = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$", description="SHA-256 of the blob")]
 
 
-class _Reader:
-    """The queries of the API to the journal."""
+class _Endpoints:
+    """The answers of the API, read from the journal and the blobs in a state folder."""
 
     def __init__(self, state_folder: Path) -> None:
         self._engine = database.open_database(state_folder, warns=False)  # the server has warned already
+        self._blobs = Places(state_folder).blobs
 
-    def runs(self, run_id: str | None = None) -> list[Run]:
-        table = database.runs
-        query = sql.select(*(table.c[name] for name in Run.model_fields)).order_by(table.c.started_at.desc())
-        if run_id is not None:
-            query = query.where(table.c.run_id == run_id)
-        with connect(self._engine) as connection:
-            return [Run.model_validate(row._asdict()) for row in read_rows(connection, query)]
+    def health(self) -> Health:
+        return Health()
+
+    def runs(self) -> list[Run]:
+        return self._read_runs()
 
     def run(self, run_id: str) -> Run:
-        matches = self.runs(run_id)
+        matches = self._read_runs(database.runs.c.run_id == run_id)
         if not matches:
             raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists the known runs")
         return matches[0]
 
-    def rounds(self, run_id: str, *, newest: int | None = None) -> tuple[RoundRecord, ...]:
-        return Journal(self._engine, self.run(run_id).run_id).records(newest=newest)
+    def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
+        return self._open(run_id).records()
 
     def evaluations(self, run_id: str) -> tuple[EvaluationRecord, ...]:
-        return Journal(self._engine, self.run(run_id).run_id).evaluations()
+        return self._open(run_id).evaluations()
 
     def clients(self, run_id: str) -> list[Client]:
-        profiles = Journal(self._engine, self.run(run_id).run_id).profiles()
-        away, now = self.absences(run_id), time.time()
+        journal, now = self._open(run_id), time.time()
+        profiles, away = journal.profiles(), journal.absences()
         return [_build_client(profile, away.get(profile.client_id), now) for profile in profiles]
 
-    def absences(self, run_id: str) -> Mapping[str, AbsenceRecord]:
-        return Journal(self._engine, run_id).absences()
-
-    def status_page(self) -> str:
+    def page(self) -> str:
         newest = next(iter(self.runs()), None)
         if newest is None:
             return render_status("none yet", "There is no run yet.", ())
         waits = f" After {newest.attempt} attempts, it waits for {newest.waits_for}." if newest.waits_for else ""
         state = f"{newest.phase}, round {newest.round} of {newest.round_count}.{waits} {newest.failure}"
-        now = time.time()
-        absences = self.absences(newest.run_id).items()
+        journal, now = self._open(newest.run_id), time.time()
+        absences = journal.absences().items()
         away = [(name, absence.describe(now), _format_time(absence) or "-") for name, absence in absences]
-        return render_status(newest.name, state, self.rounds(newest.run_id, newest=SHOWN_ROUNDS), away)
+        return render_status(newest.name, state, journal.records(newest=SHOWN_ROUNDS), away)
 
-    def close(self) -> None:
+    def blob(self, sha256: Digest) -> FileResponse:
+        path = self._blobs / sha256
+        if not path.is_file():
+            raise HTTPException(404, f"there is no blob {sha256}")
+        # The blob of a digest never changes. Ranges are served, so transfers can be resumed.
+        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return FileResponse(path, media_type="application/octet-stream", headers=headers)
+
+    def _read_runs(self, *conditions: sql.ColumnElement[bool]) -> list[Run]:
+        columns = (database.runs.c[name] for name in Run.model_fields)
+        query = sql.select(*columns).where(*conditions).order_by(database.runs.c.started_at.desc())
+        with connect(self._engine) as connection:
+            return [Run.model_validate(row._asdict()) for row in read_rows(connection, query)]
+
+    def _open(self, run_id: str) -> Journal:
+        return Journal(self._engine, self.run(run_id).run_id)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: FastAPI):  # type: ignore[no-untyped-def]
+        yield
         self._engine.dispose()
 
 
@@ -180,54 +195,17 @@ def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "lo
         hosts: host names that are accepted, so that web pages from elsewhere cannot read the API through a browser;
             "*" accepts every name.
     """
-    reader = _Reader(state_folder)
-    blobs = Places(state_folder).blobs
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI):  # type: ignore[no-untyped-def]
-        yield
-        reader.close()
-
-    app = FastAPI(title="Subfleet", version="1", lifespan=lifespan)
+    endpoints = _Endpoints(state_folder)
+    app = FastAPI(title="Subfleet", version="1", lifespan=endpoints.lifespan)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-
-    app.add_exception_handler(SubfleetError, _answer_error)
-
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    def page() -> str:
-        return reader.status_page()
-
-    @app.get("/api/health")
-    def health() -> Health:
-        return Health()
-
-    @app.get("/api/runs")
-    def runs() -> list[Run]:
-        return reader.runs()
-
-    @app.get("/api/runs/{run_id}")
-    def run(run_id: str) -> Run:
-        return reader.run(run_id)
-
-    @app.get("/api/runs/{run_id}/rounds")
-    def rounds(run_id: str) -> list[RoundRecord]:
-        return list(reader.rounds(run_id))
-
-    app.add_api_route("/api/runs/{run_id}/evaluations", reader.evaluations)
-
-    @app.get("/api/runs/{run_id}/clients")
-    def clients(run_id: str) -> list[Client]:
-        return reader.clients(run_id)
-
-    @app.get("/api/blobs/{sha256}", response_class=FileResponse)
-    def blob(sha256: Digest) -> FileResponse:
-        path = blobs / sha256
-        if not path.is_file():
-            raise HTTPException(404, f"there is no blob {sha256}")
-        # The blob of a digest never changes. Ranges are served, so transfers can be resumed.
-        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-        return FileResponse(path, media_type="application/octet-stream", headers=headers)
-
+    app.add_exception_handler(SubfleetError, lambda _, error: JSONResponse({"detail": str(error)}, 500))
+    app.add_api_route("/", endpoints.page, response_class=HTMLResponse, include_in_schema=False)
+    app.add_api_route("/api/health", endpoints.health)
+    app.add_api_route("/api/runs", endpoints.runs)
+    app.add_api_route("/api/runs/{run_id}", endpoints.run)
+    for endpoint in (endpoints.rounds, endpoints.evaluations, endpoints.clients):
+        app.add_api_route(f"/api/runs/{{run_id}}/{endpoint.__name__}", endpoint)
+    app.add_api_route("/api/blobs/{sha256}", endpoints.blob, response_class=FileResponse)
     return app
 
 
@@ -262,15 +240,11 @@ def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
         listener.close()
 
 
-def _answer_error(_: Request, error: Exception) -> JSONResponse:
-    """The answer if the journal cannot be read."""
-    return JSONResponse({"detail": str(error)}, 500)
-
-
 def _build_client(profile: Profile, away: AbsenceRecord | None, now: float) -> Client:
-    names = Client.model_fields.keys() - {"away", "last_seen_at"}
-    absence = {} if away is None else {"away": away.describe(now), "last_seen_at": _format_time(away)}
-    return Client.model_validate({name: getattr(profile, name) for name in names} | absence)
+    client = Client.model_validate(profile, from_attributes=True)
+    if away is None:
+        return client
+    return client.model_copy(update={"away": away.describe(now), "last_seen_at": _format_time(away)})
 
 
 def _format_time(away: AbsenceRecord) -> str | None:

@@ -43,7 +43,6 @@ COSTS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
     }
 )
 """Column title, unit and format of each cost of a run."""
-_OUTLIERS: Mapping[str, str] = MappingProxyType({"scaled": "scaled", "left_out": "left out", "reported": "reported"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,11 @@ class PairedDifference:
     def tie(self) -> bool:
         """Whether the interval contains 0, so that neither method is better as far as these seeds show."""
         return self.low <= 0 <= self.high
+
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        return f"{self.low:+.3f} to {self.high:+.3f}{', tie' if self.tie else ''}"
 
 
 def measure_difference(ours: Sequence[float], theirs: Sequence[float]) -> PairedDifference:
@@ -131,32 +135,6 @@ class Entrant:
         return {number: values for number, values in sorted(by_round.items()) if len(values) == len(self.runs)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """An entrant beside the first one. Means are over the seeds.
-
-    Attributes:
-        mean: of the headline metric.
-        worst: headline metric of the worst seed.
-        megabytes: moved in all rounds.
-        figures: means by the names in `FIGURES`, without those that a run lacks.
-        costs: means by the names in `COSTS`, without those that a run lacks.
-        outliers: in how many runs updates were scaled down, left out, or reported; empty if there were none.
-        gain: improvement of the headline metric over the first entrant, over the seeds that both have, above 0 if it
-            is better; None for the first entrant, or with fewer than two common seeds.
-    """
-
-    entrant: Entrant
-    mean: float
-    worst: float
-    participation: float
-    megabytes: float
-    figures: Mapping[str, float]
-    costs: Mapping[str, float]
-    outliers: str
-    gain: PairedDifference | None
-
-
 def read_entrants(folders: Iterable[Path]) -> tuple[Entrant, ...]:
     """Read the folders of runs, and group the runs by name in the given order.
 
@@ -190,12 +168,24 @@ def _read_summary(folder: Path) -> Mapping[str, Any]:
                 f"no round of the run {folder} was aggregated, so that nothing is known of its model; leave it out"
             )
         alone = Entrant(name=folder.name, runs={0: summary})
-        _ = to_json(compare_entrants([alone])), alone.curve
+        _ = compare_entrants([alone]), alone.curve
     return summary
 
 
-def compare_entrants(entrants: Sequence[Entrant]) -> tuple[Comparison, ...]:
+def compare_entrants(entrants: Sequence[Entrant]) -> list[dict[str, Any]]:
     """Compare each entrant with the first.
+
+    Returns:
+        Plain data for each entrant. Means are over the seeds.
+
+        name, model: of the entrant; seeds: of its runs.
+        headline metric, by its name: the mean. worst: of the worst seed.
+        participation: the mean. megabytes: moved in all rounds.
+        figures: means by the names in `FIGURES`, without those that a run lacks.
+        costs: means by the names in `COSTS`, without those that a run lacks.
+        outliers: in how many runs updates were scaled down, left out, or reported; empty if there were none.
+        gain: improvement of the headline metric over the first entrant, over the seeds that both have, above 0 if it
+        is better, as a `PairedDifference`; None for the first entrant, or with fewer than two common seeds.
 
     Raises:
         ConfigError: there are no entrants, or they are judged by different metrics.
@@ -208,36 +198,41 @@ def compare_entrants(entrants: Sequence[Entrant]) -> tuple[Comparison, ...]:
             f"runs {first.name!r} are judged by {headline} and runs {other.name!r} by {other.headline}, so that they "
             "cannot be compared; name runs of one kind of task"
         )
-    return tuple(_compare(entrant, first) for entrant in entrants)
+    return [_compare(entrant, first) for entrant in entrants]
 
 
-def _compare(entrant: Entrant, first: Entrant) -> Comparison:
+def _compare(entrant: Entrant, first: Entrant) -> dict[str, Any]:
     runs, values = list(entrant.runs.values()), entrant.values
     sign = better(entrant.headline)
     seeds = sorted(entrant.runs.keys() & first.runs.keys()) if entrant is not first else []
     ours, theirs = ([sign * side.values[seed] for seed in seeds] for side in (entrant, first))
-    return Comparison(
-        entrant=entrant,
-        mean=statistics.fmean(values.values()),
-        worst=min(values.values(), key=lambda value: sign * value),
-        participation=statistics.fmean(float(run["participation"]) for run in runs),
-        megabytes=statistics.fmean(map(_count_moved_bytes, runs)) / 1e6,
-        figures=_average(
+    rows = [row for run in runs for record in run["rounds"] for row in record["clients"]]
+    outliers = {
+        kind: sum(bool(run["outliers"].get(kind)) for run in runs) for kind in ("scaled", "left_out", "reported")
+    }
+    return {
+        "name": entrant.name,
+        "model": entrant.model,
+        "seeds": list(entrant.runs),
+        entrant.headline: statistics.fmean(values.values()),
+        "worst": min(values.values(), key=lambda value: sign * value),
+        "participation": statistics.fmean(float(run["participation"]) for run in runs),
+        "megabytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows) / len(runs) / 1e6,
+        "figures": _average(
             (name for name in FIGURES if name != entrant.headline), [_select_figures(run) for run in runs]
         ),
-        costs=_average(COSTS, [_select_costs(run) for run in runs]),
-        outliers=_describe_outliers(runs),
-        gain=measure_difference(ours, theirs) if len(seeds) > 1 else None,
-    )
+        "costs": _average(COSTS, [_select_costs(run) for run in runs]),
+        "outliers": ", ".join(
+            f"{kind.replace('_', ' ')} in {count} of {len(runs)}" for kind, count in outliers.items() if count
+        ),
+        "gain": asdict(measure_difference(ours, theirs)) if len(seeds) > 1 else None,
+    }
 
 
 def _average(names: Iterable[str], runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of each figure that all runs have."""
-    return {
-        name: statistics.fmean(float(run[name]) for run in runs)
-        for name in names
-        if all(run.get(name) is not None for run in runs)
-    }
+    columns: dict[str, list[Any]] = {name: [run.get(name) for run in runs] for name in names}
+    return {name: statistics.fmean(map(float, column)) for name, column in columns.items() if None not in column}
 
 
 def _select_figures(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -260,54 +255,54 @@ def _select_costs(summary: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _describe_outliers(runs: Sequence[Mapping[str, Any]]) -> str:
-    counts = {words: sum(bool(run["outliers"].get(kind)) for run in runs) for kind, words in _OUTLIERS.items()}
-    return ", ".join(f"{words} in {count} of {len(runs)}" for words, count in counts.items() if count)
+def build_rows(comparisons: Sequence[Mapping[str, Any]], headline: str) -> list[dict[str, str]]:
+    """A row of cells by column title for each entrant; columns that are empty in all rows are left out.
 
-
-def _count_moved_bytes(summary: Mapping[str, Any]) -> int:
-    return sum(row["bytes_down"] + row["bytes_up"] for record in summary["rounds"] for row in record["clients"])
-
-
-def build_rows(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
-    """A row of cells by column title for each entrant; columns that are empty in all rows are left out."""
-    figures = [name for name in FIGURES if any(name in comparison.figures for comparison in comparisons)]
-    costs = [name for name in COSTS if any(name in comparison.costs for comparison in comparisons)]
-    if all(comparison.costs.get("networks", 1) == 1 for comparison in comparisons):
-        costs = [name for name in costs if name != "networks"]
-    rows = [_build_row(comparison, figures, costs) for comparison in comparisons]
-    if not any(comparison.outliers for comparison in comparisons):
-        for row in rows:
-            del row["outliers"]
+    Args:
+        comparisons: of entrants that are judged by the same metric.
+        headline: name of this metric.
+    """
+    rows = [_build_row(comparison, headline) for comparison in comparisons]
+    for title in (
+        *(FIGURES[name] for name in FIGURES if name != headline),
+        *(title for title, *_ in COSTS.values()),
+        "outliers",
+    ):
+        cells = {row[title] for row in rows}
+        if cells == {""} or (title == "networks" and cells <= {"", "1.0"}):
+            for row in rows:
+                del row[title]
     return rows
 
 
-def _build_row(comparison: Comparison, figures: Sequence[str], costs: Sequence[str]) -> dict[str, str]:
-    entrant, gain = comparison.entrant, comparison.gain
+def _build_row(comparison: Mapping[str, Any], headline: str) -> dict[str, str]:
+    figures, costs, gain = comparison["figures"], comparison["costs"], comparison["gain"]
+    difference = None if gain is None else PairedDifference(**gain)
     return {
-        "name": entrant.name,
-        "seeds": str(len(entrant.runs)),
-        "model": entrant.model,
-        METRICS[entrant.headline].title: f"{comparison.mean:.4f}",
-        "worst": f"{comparison.worst:.4f}",
-        **{FIGURES[name]: f"{comparison.figures[name]:.4f}" if name in comparison.figures else "" for name in figures},
-        "took part": f"{comparison.participation:.2f}",
-        "MB moved": f"{comparison.megabytes:.1f}",
-        "gain": "" if gain is None else f"{gain.mean:+.4f}",
-        "95 % interval": "" if gain is None else f"{gain.low:+.3f} to {gain.high:+.3f}{', tie' if gain.tie else ''}",
-        **{COSTS[name][0]: _format_cost(name, comparison.costs) for name in costs},
-        "outliers": comparison.outliers,
+        "name": comparison["name"],
+        "seeds": str(len(comparison["seeds"])),
+        "model": comparison["model"],
+        METRICS[headline].title: f"{comparison[headline]:.4f}",
+        "worst": f"{comparison['worst']:.4f}",
+        **{
+            title: f"{figures[name]:.4f}" if name in figures else ""
+            for name, title in FIGURES.items()
+            if name != headline
+        },
+        "took part": f"{comparison['participation']:.2f}",
+        "MB moved": f"{comparison['megabytes']:.1f}",
+        "gain": "" if difference is None else f"{difference.mean:+.4f}",
+        "95 % interval": "" if difference is None else difference.interval,
+        **{
+            title: format(costs[name] / unit, form) if name in costs else ""
+            for name, (title, unit, form) in COSTS.items()
+        },
+        "outliers": comparison["outliers"],
     }
 
 
-def _format_cost(name: str, costs: Mapping[str, float]) -> str:
-    _, unit, form = COSTS[name]
-    return format(costs[name] / unit, form) if name in costs else ""
-
-
-def format_csv(comparisons: Sequence[Comparison]) -> str:
-    """The table as CSV."""
-    rows = build_rows(comparisons)
+def format_csv(rows: Sequence[Mapping[str, str]]) -> str:
+    """The rows as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -315,28 +310,7 @@ def format_csv(comparisons: Sequence[Comparison]) -> str:
     return text.getvalue()
 
 
-def format_markdown(comparisons: Sequence[Comparison]) -> str:
-    """The table as Markdown."""
-    rows = build_rows(comparisons)
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+def format_markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """The rows as a table in Markdown."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """The comparisons as plain data."""
-    return [
-        {
-            "name": comparison.entrant.name,
-            "model": comparison.entrant.model,
-            "seeds": list(comparison.entrant.runs),
-            comparison.entrant.headline: comparison.mean,
-            "worst": comparison.worst,
-            "participation": comparison.participation,
-            "megabytes": comparison.megabytes,
-            "figures": dict(comparison.figures),
-            "costs": dict(comparison.costs),
-            "outliers": comparison.outliers,
-            "gain": None if comparison.gain is None else asdict(comparison.gain),
-        }
-        for comparison in comparisons
-    ]

@@ -4,11 +4,12 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subfleet.journal.records import DeployedModel
+from subfleet.journal.records import DeployedModel, select_fields
 from subfleet.protocol.errors import FileError
 
 MODELS = "models"
@@ -46,19 +47,12 @@ def copy_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> t
             raise FileError(f"model {copy} cannot be written: {error.strerror}; make room for it") from error
         rows.append(
             {
-                "client_id": model.client_id,
+                **select_fields(model, "client_id", "target", "architecture", "status"),
+                **select_fields(model, "max_abs_diff", "quantised_accuracy", "float_accuracy"),
+                **dict.fromkeys(("metric", "own", "accuracy")),
                 "file": str(copy.relative_to(folder)),
-                "target": model.target,
-                "architecture": model.architecture,
                 "bytes": copy.stat().st_size,
                 "sha256": digest,
-                "max_abs_diff": model.max_abs_diff,
-                "quantised_accuracy": model.quantised_accuracy,
-                "float_accuracy": model.float_accuracy,
-                "metric": None,
-                "own": None,
-                "accuracy": None,
-                "status": model.status,
             }
         )
     return tuple(rows)
@@ -87,11 +81,8 @@ def _copy(file: Path, copy: Path, first: dict[str, Path]) -> str:
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.unlink(missing_ok=True)
     if digest in first:
-        try:
+        with suppress(OSError):
             os.link(first[digest], copy)
-        except OSError:
-            pass
-        else:
             return digest
     shutil.copyfile(file, copy)
     first.setdefault(digest, copy)

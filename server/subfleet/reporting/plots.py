@@ -41,19 +41,11 @@ def plot_budgets(rounds: Sequence[RoundRecord]) -> str:
     """Size of each device's submodel against its memory budget, one mark per device and round."""
 
     def draw(axes: Axes) -> None:
-        for index, (client, rows) in enumerate(_by_client(rounds).items()):
-            axes.scatter(
-                [row.budget_bytes / MEGABYTE for row in rows],
-                [row.parameters / 1000 for row in rows],
-                color=COLOURS[index % len(COLOURS)],
-                marker=MARKERS[index % len(MARKERS)],
-                alpha=0.8,
-                label=client,
-            )
+        _scatter_clients(axes, rounds, lambda row: (row.budget_bytes / MEGABYTE, row.parameters / 1000))
         axes.set(xlabel="memory budget (MB)", ylabel="parameters of the submodel (thousands)", xscale="log")
         axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        for axis_ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-            axis_ticks(lambda value, _: f"{value:g}")
+        for set_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            set_formatter(lambda value, _: f"{value:g}")
         axes.tick_params(axis="x", which="minor", labelsize="x-small")
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
@@ -65,21 +57,38 @@ def plot_memory(rounds: Sequence[RoundRecord]) -> str:
     """Planned against measured peak memory."""
 
     def draw(axes: Axes) -> None:
-        highest = 0.0
-        for index, (client, rows) in enumerate(_by_client(rounds).items()):
-            known = [(row.planned_peak_bytes, row.measured_peak_bytes) for row in rows]
-            planned = [peak / MEGABYTE for peak, own in known if own is not None]
-            measured = [own / MEGABYTE for _, own in known if own is not None]
-            highest = max([highest, *planned, *measured])
-            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-            axes.scatter(planned, measured, color=colour, marker=marker, alpha=0.8, label=client)
-        axes.plot(
-            [0, highest * 1.05], [0, highest * 1.05], "--", color="#999999", linewidth=1, label="planned = measured"
-        )
+        marks = _scatter_clients(axes, rounds, _locate_memory)
+        end = 1.05 * max((peak for mark in marks for peak in mark), default=0.0)
+        axes.plot([0, end], [0, end], "--", color="#999999", linewidth=1, label="planned = measured")
         axes.set(xlabel="planned peak (MB)", ylabel="measured peak (MB)")
         axes.legend(fontsize="small")
 
     return draw_svg(draw)
+
+
+def _locate_memory(row: ClientRow) -> tuple[float, float] | None:
+    if row.measured_peak_bytes is None:
+        return None
+    return row.planned_peak_bytes / MEGABYTE, row.measured_peak_bytes / MEGABYTE
+
+
+def _scatter_clients(
+    axes: Axes, rounds: Sequence[RoundRecord], locate: Callable[[ClientRow], tuple[float, float] | None]
+) -> list[tuple[float, float]]:
+    """Draw a mark for each aggregated row that has a place; returns the places."""
+    drawn = []
+    for index, (client, rows) in enumerate(_by_client(rounds).items()):
+        marks = [mark for row in rows if (mark := locate(row)) is not None]
+        axes.scatter(
+            [x for x, _ in marks],
+            [y for _, y in marks],
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
+            alpha=0.8,
+            label=client,
+        )
+        drawn += marks
+    return drawn
 
 
 def plot_bytes(rounds: Sequence[RoundRecord]) -> str:

@@ -9,8 +9,15 @@ from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.records import RoundRecord, RunResult, compute_participation
 from subfleet.protocol.task_kinds import METRICS, format_metrics
-from subfleet.reporting.columns import CLIENT_COLUMNS, describe_participation
-from subfleet.reporting.texts import describe_costs, describe_result, describe_times, format_amount, list_remarks
+from subfleet.reporting.texts import (
+    CLIENT_COLUMNS,
+    describe_costs,
+    describe_participation,
+    describe_result,
+    describe_times,
+    format_amount,
+    list_remarks,
+)
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 88rem; padding: 0 1rem; color: #1b1b1b }

@@ -12,7 +12,8 @@ from subfleet.journal.costs import sum_costs
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.outliers import count_outliers
-from subfleet.journal.records import ClientRow, RoundRecord, RunResult, compute_participation
+from subfleet.journal.records import ClientRow, RoundRecord, RunResult, compute_participation, select_fields
+from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.reporting.report import render_failure, render_report
 from subfleet.reporting.texts import find_data_warnings
@@ -50,9 +51,8 @@ def write_results(
         folder.mkdir(parents=True, exist_ok=True)
         write_summary(folder, record)
         _write_csv(folder / "rounds.csv", [build_round_row(record) for record in rounds])
-        _write_csv(
-            folder / "clients.csv", [build_client_row(record, row) for record in rounds for row in record.clients]
-        )
+        clients = [{"round": record.round, **_build_client_row(row)} for record in rounds for row in record.clients]
+        _write_csv(folder / "clients.csv", clients)
         evaluations = [build_evaluation_row(record, row) for record in result.evaluations for row in record.clients]
         _write_csv(folder / "evaluations.csv", evaluations)
         report.write_text(_render(name, result, record), encoding="utf-8")
@@ -77,47 +77,36 @@ def build_summary(name: str, result: RunResult) -> dict[str, Any]:
     """The results of a run as plain data: metrics, costs, and its rounds with a row for each client."""
     return {
         "name": name,
-        "run_id": result.run_id,
-        "method": result.method,
-        "method_status": result.method_status,
+        **select_fields(result, "run_id", "method", "method_status", "ended_early", "accuracy", "headline"),
         "outliers": count_outliers(result.rounds),
-        "ended_early": result.ended_early,
-        "accuracy": result.accuracy,
-        "model": _build_model(result.rounds[-1]) if result.rounds else None,
-        "headline": result.headline,
+        "model": _build_model(result.rounds[-1].model) if result.rounds else None,
         "metrics": result.rounds[-1].all_metrics if result.rounds else {},
         "participation": compute_participation(result.rounds),
         "data_warnings": find_data_warnings(result),
         "evaluation": _build_evaluation(result.evaluations[-1]) if result.evaluations else None,
         "evaluations": [_build_evaluation(record) for record in result.evaluations],
         "generations": [dataclasses.asdict(record) for record in result.generations],
-        "tuning": None if result.tuning is None else dataclasses.asdict(result.tuning),
+        "tuning": result.tuning and dataclasses.asdict(result.tuning),
         "networks": [build_network_row(network) for network in result.networks],
         "costs": dataclasses.asdict(sum_costs(result)),
         "programs_from": dict(result.programs_from),
         "rounds": [
-            {**build_round_row(record), "clients": [_build_plain_row(row) for row in record.clients]}
+            {**build_round_row(record), "clients": [_build_client_row(row) for row in record.clients]}
             for record in result.rounds
         ],
     }
 
 
-def _build_model(record: RoundRecord) -> dict[str, Any] | None:
+def _build_model(model: EvaluatedModel | None) -> dict[str, Any] | None:
     """The model that was evaluated."""
-    return (
-        None
-        if record.model is None
-        else {**dataclasses.asdict(record.model), "description": record.model.description, "short": record.model.short}
-    )
+    return None if model is None else dataclasses.asdict(model) | select_fields(model, "description", "short")
 
 
 def _build_evaluation(record: EvaluationRecord) -> dict[str, Any]:
     """An evaluation by devices: spreads of metrics, and a row for each client."""
     spreads = {name: record.spread(name) for name in (record.headline, "accuracy", "loss")}
     return {
-        "round": record.round,
-        "seconds": record.seconds,
-        "headline": record.headline,
+        **select_fields(record, "round", "seconds", "headline"),
         **{name: spread and dataclasses.asdict(spread) for name, spread in spreads.items()},
         "together": dict(record.together),
         "clients": [dataclasses.asdict(row) for row in record.clients],
@@ -126,10 +115,7 @@ def _build_evaluation(record: EvaluationRecord) -> dict[str, Any]:
 
 def build_evaluation_row(record: EvaluationRecord, row: EvaluationRow) -> dict[str, Any]:
     """One client in one evaluation, as a flat row."""
-    lists = {
-        "class_counts": " ".join(map(str, row.class_counts)),
-        "class_correct": " ".join(map(str, row.class_correct)),
-    }
+    lists = {name: " ".join(map(str, getattr(row, name))) for name in ("class_counts", "class_correct")}
     plain = dataclasses.asdict(row)
     metrics = plain.pop("metrics")
     return {"round": record.round, **plain, **lists, **metrics}
@@ -140,54 +126,41 @@ def build_network_row(record: NetworkRecord) -> dict[str, Any]:
     lineage = record.lineage
     return {
         "network": lineage.id,
-        "parent": lineage.parent,
         "map": lineage.map.TYPE,
-        "born_round": lineage.born_round,
-        "retired_round": lineage.retired_round,
-        "reason": lineage.reason,
-        "wider": list(record.wider),
-        "deeper": list(record.deeper),
-        "parameters": record.parameters,
-        "weight_bytes": record.weight_bytes,
-        "forward_macs": record.forward_macs,
-        "ready_round": record.ready_round,
+        **select_fields(lineage, "parent", "born_round", "retired_round", "reason"),
+        **select_fields(record, "wider", "deeper", "parameters", "weight_bytes", "forward_macs", "ready_round"),
+        **select_fields(record, "training_macs", "own_mean", "metric"),
         "trained_rounds": len(record.trained),
         "clients": len(record.clients),
         "clients_by_round": {number: len(names) for number, names in record.trained.items()},
-        "training_macs": record.training_macs,
         "owners": len(record.owners),
         "accuracy": record.own_mean if record.metric == "accuracy" else None,
-        "metric": record.metric,
-        "own_mean": record.own_mean,
     }
 
 
 def build_round_row(record: RoundRecord) -> dict[str, Any]:
     """One round without its clients, as a flat row."""
-    aggregated = record.aggregated
+    aggregated, count = record.aggregated, len(record.aggregated)
     return {
-        "round": record.round,
-        "accuracy": record.accuracy,
+        **select_fields(record, "round", "accuracy"),
         "model": record.model_description,
         "loss": record.loss,
         **record.metrics,
-        "seconds": record.seconds,
-        "log_time_s": record.log_time_s,
+        **select_fields(record, "seconds", "log_time_s"),
         "due": len(record.due),
-        "aggregated": len(aggregated),
-        "participation": record.participation,
-        "left_out": record.left_out,
+        "aggregated": count,
+        **select_fields(record, "participation", "left_out"),
         "submodels": len({row.architecture_id for row in aggregated}),
         "limits": _count_limits(aggregated),
-        "bytes_down": sum(row.bytes_down for row in record.clients),
-        "bytes_up": sum(row.bytes_up for row in record.clients),
-        "training_macs": sum(row.training_macs for row in record.clients),
+        **{
+            name: sum(getattr(row, name) for row in record.clients)
+            for name in ("bytes_down", "bytes_up", "training_macs")
+        },
         "model_bytes": record.model_bytes,
         "expected_s": max((row.expected_s for row in record.clients if row.sample_passes), default=0.0) or None,
-        "utilisation": sum(row.utilisation or 0.0 for row in aggregated) / len(aggregated) if aggregated else None,
-        "parameters_lost": sum(row.parameters_lost for row in aggregated) / len(aggregated) if aggregated else 0.0,
-        "programs_written": record.programs_written,
-        "failed_attempts": record.failed_attempts,
+        "utilisation": sum(row.utilisation or 0.0 for row in aggregated) / count if count else None,
+        "parameters_lost": sum(row.parameters_lost for row in aggregated) / count if count else 0.0,
+        **select_fields(record, "programs_written", "failed_attempts"),
     }
 
 
@@ -197,13 +170,9 @@ def _count_limits(rows: Sequence[ClientRow]) -> str:
     return ", ".join(f"{count} {limit}" for limit, count in sorted(counted.items()))
 
 
-def build_client_row(record: RoundRecord, row: ClientRow) -> dict[str, Any]:
-    """One client in one round, as a flat row."""
-    return {"round": record.round, **_build_plain_row(row)}
-
-
-def _build_plain_row(row: ClientRow) -> dict[str, Any]:
-    return {**dataclasses.asdict(row), "utilisation": row.utilisation, "training_macs": row.training_macs}
+def _build_client_row(row: ClientRow) -> dict[str, Any]:
+    """One client in a round, as a flat row."""
+    return {**dataclasses.asdict(row), **select_fields(row, "utilisation", "training_macs")}
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

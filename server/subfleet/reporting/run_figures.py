@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,42 +16,34 @@ from subfleet.rounds.context import RunContext
 from subfleet.tasks import Dataset
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gallery:
     """The final models of all clients; equal models are evaluated once for each data set.
 
     Attributes:
-        views: the clients' views of the model.
+        context: of the run.
         state: the model after the last round.
         samples: evaluation data of the server without validation samples.
         own: by client id, the client with its final submodel, for clients that were aggregated at least once; if its
             network was retired, with the submodel that the method has in its place.
-        known: cache of metrics.
     """
 
-    views: Views
-    state: ModelState
-    samples: Dataset
-    own: Mapping[str, Participant]
-    known: dict[tuple[int, tuple[str, ...]], Mapping[str, float]]
-
-    @classmethod
-    def of(cls, context: RunContext, state: ModelState, samples: Dataset, own: Mapping[str, Participant]) -> "Gallery":
-        """The gallery of a run."""
-        views = Views(context=context, samples=torch.from_numpy(samples.inputs.copy()))
-        return cls(views=views, state=state, samples=samples, own=own, known={})
+    def __init__(
+        self, context: RunContext, state: ModelState, samples: Dataset, own: Mapping[str, Participant]
+    ) -> None:
+        self.context, self.state, self.samples, self.own = context, state, samples, own
+        self._views = Views(context=context, samples=torch.from_numpy(samples.inputs.copy()))
+        self._known: dict[tuple[int, tuple[str, ...]], Mapping[str, float]] = {}
 
     def metrics(self, client: Participant, data: Dataset) -> Mapping[str, float]:
         """The metrics of a client's submodel on a data set."""
-        view = self.views.of(self.state, client)
+        view = self._views.of(self.state, client)
         key = (id(data), view.key)
-        if key not in self.known:
+        if key not in self._known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
-            seen, objective = self.views.for_use(view), self.views.context.config.training.objective
-            self.known[key] = evaluate(
-                view.network, client.architecture, seen, inputs, labels, objective=objective.name
-            ).metrics
-        return self.known[key]
+            weights, objective = self._views.for_use(view), self.context.config.training.objective.name
+            evaluation = evaluate(view.network, client.architecture, weights, inputs, labels, objective=objective)
+            self._known[key] = evaluation.metrics
+        return self._known[key]
 
 
 def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -116,14 +107,10 @@ def violates(row: ClientRow) -> bool:
 def _compute_accuracies(
     gallery: Gallery, result: RunResult, tiers: Mapping[str, str], aggregated: set[str]
 ) -> dict[str, Any]:
-    headline = gallery.views.context.config.training.objective.kind.headline
-    of_tiers: dict[str, list[float]] = {tier: [] for tier in tiers.values()}
-    accuracies = []
-    for name, tier in tiers.items():
-        if name in gallery.own:
-            metrics = gallery.metrics(gallery.own[name], gallery.samples)
-            of_tiers[tier].append(metrics[headline])
-            accuracies.append(metrics.get("accuracy", 0.0))
+    headline = gallery.context.config.training.objective.kind.headline
+    metrics = {name: gallery.metrics(gallery.own[name], gallery.samples) for name in tiers if name in gallery.own}
+    of_tiers = {tier: [metrics[name][headline] for name in metrics if tiers[name] == tier] for tier in tiers.values()}
+    accuracies = [own.get("accuracy", 0.0) for own in metrics.values()]
     evaluated = result.evaluations[-1].evaluated if result.evaluations else ()
     known = {row.client_id: row.value(headline) for row in evaluated if row.client_id in aggregated}
     own = {name: value for name, value in known.items() if value is not None}

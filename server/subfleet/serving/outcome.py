@@ -86,7 +86,7 @@ def write_outcome(
 
 def collect_gallery(server: Server) -> Gallery:
     """The current models of all clients."""
-    return Gallery.of(server.context, server.model, server.samples, dict(find_owners(server)))
+    return Gallery(server.context, server.model, server.samples, dict(find_owners(server)))
 
 
 def find_owners(server: Server) -> Iterator[tuple[str, Participant]]:

@@ -30,7 +30,7 @@ def compute_batch_figures(gathered: GatheredRun, result: BatchResult) -> dict[st
         raise RunError("no round of the run aggregated an update, so there is no model to evaluate")
     context = create_context(gathered.run, gathered.run.name)
     model = unpack_state(load(result.model)).to(compute_device(context.config.device))
-    gallery = Gallery.of(context, model, gathered.samples, result.own)
+    gallery = Gallery(context, model, gathered.samples, result.own)
     tiers = {client.client_id: client.tier for client in gathered.devices}
     return {
         **compute_figures(gallery, replace(result.result, rounds=result.rounds), tiers),
@@ -54,8 +54,8 @@ def compute_attack_figures(gallery: Gallery, gathered: GatheredRun) -> dict[str,
     # All are labelled with the target class, so accuracy is the success rate of the attack.
     shown = Dataset(inputs=triggered.inputs[others], labels=triggered.labels[others])
     owners = list(gallery.own.values())
-    if not gallery.views.context.roles.aggregator.personal:
-        network = gallery.views.context.network
+    if not gallery.context.roles.aggregator.personal:
+        network = gallery.context.network
         owners = [imitate_client(network, gallery.state.model or network.full_architecture())]
     rates = [gallery.metrics(owner, shown)["accuracy"] for owner in owners]
     return {"backdoor": math.fsum(rates) / len(rates) if rates else 0.0}
