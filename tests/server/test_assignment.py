@@ -14,13 +14,13 @@ from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import (
     Candidate,
     build_budget,
+    find_obstacles,
+    fits,
     limit_forward_macs,
     list_lacking_operators,
     order_candidates,
 )
-from subfleet.search.fitting import find_obstacles, fits
-from subfleet.search.index import EstimateIndex
-from subfleet.search.query import Query, measure_fit
+from subfleet.search.query import EstimateIndex, Query, measure_fit
 from subfleet.search.queue import ProgramFacts
 from subfleet.serving.run_context import create_context
 

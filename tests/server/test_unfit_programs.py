@@ -43,7 +43,7 @@ from subfleet.rounds.sizing import propose_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.tasks import request_task
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
-from subfleet.search.fitting import Obstacle
+from subfleet.search.candidates import Obstacle
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
 PLAN = context_of(rounds=4)

@@ -40,7 +40,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.reporting.run_figures import violates
 from subfleet.rounds.context import RunContext
-from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings

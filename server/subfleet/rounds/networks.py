@@ -23,9 +23,8 @@ from subfleet.rounds.context import Declared, RunContext
 from subfleet.rounds.live import TargetEstimates
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import CostRequest, NetworksRequest
-from subfleet.search.candidates import Candidate, order_candidates
+from subfleet.search.candidates import Candidate, fits, order_candidates
 from subfleet.search.estimates import Estimates, estimate_by_plans
-from subfleet.search.fitting import fits
 from subfleet.search.query import CostEstimates
 from subfleet.search.queue import SizedProgram, WrittenProgram
 

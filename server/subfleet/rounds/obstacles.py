@@ -14,8 +14,7 @@ from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Score, Task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState, Lasts, RunState
-from subfleet.search.candidates import Candidate, list_lacking_operators
-from subfleet.search.fitting import Limit, Obstacle
+from subfleet.search.candidates import Candidate, Limit, Obstacle, list_lacking_operators
 from subfleet.search.queue import ProgramFacts
 
 
