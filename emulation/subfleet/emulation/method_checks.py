@@ -119,7 +119,7 @@ def _gather(context: RunContext) -> GatheredRun:
     Clients have different runtimes of the method. If each size has norms of its own, the third client's link fits the
     largest one, because the norms of the whole model would never be trained otherwise.
     """
-    space = context.candidates
+    space = context.first.candidates
     banked = context.roles.aggregator.sharing_groups is not share_everything and not context.roles.aggregator.personal
     indices = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole, runtimes = load_digits(), context.config.targets
@@ -202,7 +202,7 @@ def _find_problems(context: RunContext, gathered: GatheredRun, result: BatchResu
 
 
 def _find_search_problems(result: BatchResult) -> Iterator[str]:
-    """Sentences about a search that did not happen, or whose networks were not trained."""
+    """Problems of a search: it did not happen, or the networks that it found were not trained."""
     found = {record.lineage.id for record in result.result.networks if record.lineage.born_round}
     trained = {client.architecture.network for rounds in result.trained.values() for client in rounds.values()}
     if not result.supernet or not found:
