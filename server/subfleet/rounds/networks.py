@@ -297,7 +297,8 @@ def request_estimates(context: RunContext, state: RunState, target: str) -> tupl
     """Request the cost estimates that sizes for a target are chosen by; nothing if all are known."""
     if not context.roles.assigner.planned_estimates:
         return ()
-    requests = (_request(target, lineage) for lineage in list_living_lineages(context, state))
+    living = list_living_lineages(context, state)
+    requests = (CostRequest(target=target, lineage=lineage if lineage.id else None) for lineage in living)
     return tuple(request for request in requests if request.key not in state.live.estimates)
 
 
@@ -322,13 +323,9 @@ def build_target_estimates(
     return TargetEstimates(estimate=estimate, candidates=tuple(map(estimate, declared.space)), problem=problem)
 
 
-def _request(target: str, lineage: Lineage) -> CostRequest:
-    return CostRequest(target=target, lineage=lineage if lineage.id else None)
-
-
 def _get_costs(context: RunContext, state: RunState, target: str) -> Mapping[str, Declared | TargetEstimates]:
     """The known costs of each network in use, on a target."""
     living = list_living_lineages(context, state)
     if not context.roles.assigner.planned_estimates:
         return {lineage.id: context.declared(lineage) for lineage in living}
-    return {lineage.id: state.live.estimates[_request(target, lineage).key] for lineage in living}
+    return {lineage.id: state.live.estimates[CostRequest(target=target, lineage=lineage).key] for lineage in living}

@@ -144,9 +144,10 @@ def record_unfit(state: RunState, client: ClientState, refusal: Refusal, why: st
     if limit is None or limit not in LASTING_LIMITS:
         return state
     scored = () if client.task is None or not isinstance(client.task.work, Score) else client.task.submodels
-    sizes = [candidate.architecture for candidate in scored] or [client.size]
+    own = () if client.size is None else (client.size,)
+    sizes = tuple(candidate.architecture for candidate in scored) or own
     prefix = _name_programs(client.client_id, client.offer.runtime, scoring=bool(scored))
-    keys = [f"{prefix}{size.architecture_id}" for size in sizes if size is not None]
+    keys = [f"{prefix}{size.architecture_id}" for size in sizes]
     unfit = {**state.unfit, **dict.fromkeys(keys, Obstacle(limit=limit, why=why))}
     for key in list(unfit)[: max(0, len(unfit) - _MOST)]:
         del unfit[key]
