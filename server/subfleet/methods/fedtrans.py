@@ -329,5 +329,5 @@ def _find_standing(context: StandingContext) -> Architecture:
     memory: FedTransMemory = context.memory
     own = memory.utilities.get(context.client.client_id, {})
     sizes = [network.full_architecture() for network in context.networks.values()]
-    ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if context.ready(size)]
+    ready = [(own.get(size.network, 0.0), index) for index, size in enumerate(sizes) if context.ready(size)]
     return sizes[max(ready)[1]]
