@@ -73,18 +73,8 @@ class RunContext:
         return self.first.network
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Its sizes with their costs, from smallest to largest."""
-        return self.first.candidates
-
-    @property
-    def estimate(self) -> Estimates:
-        """Estimates the costs of its submodels."""
-        return self.first.estimate
-
-    @property
     def space(self) -> tuple[Architecture, ...]:
-        """Its sizes, from smallest to largest."""
+        """The sizes of the first network, from smallest to largest."""
         return self.first.space
 
     def declared(self, lineage: Lineage | None) -> Declared:
