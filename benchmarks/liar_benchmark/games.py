@@ -30,7 +30,7 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
-from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Deadlines, LogClock, OutlierSettings

@@ -13,7 +13,7 @@ from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import GatheredRun
 from subfleet.export.pool import ExportPool
 from subfleet.methods.fedtrans import FedTrans
-from subfleet.methods.transforming import Shares
+from subfleet.methods.growth import Shares
 from subfleet.protocol.training import TrainingSettings
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from subfleet.journal.records import ClientRow
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 from subfleet.serving.run_context import create_context
-from subfleet.settings.attacks import LabelShuffling
+from subfleet.settings.fleet import LabelShuffling
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
@@ -113,7 +113,7 @@ def _on_uplink(found: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
 
 
 def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: ExportPool) -> None:
-    whole = create_context(config(), "run").candidates[-1].weight_bytes
+    whole = create_context(config(), "run").first.candidates[-1].weight_bytes
     links = (math.ceil(0.06 * whole), math.ceil(0.2 * whole), whole)
     plain, coded = (
         rows(run_batch(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))

@@ -18,8 +18,7 @@ from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.readings import Reading
-from subfleet.settings.attacks import LabelShuffling
-from subfleet.settings.fleet import DeviceSettings, FleetSettings
+from subfleet.settings.fleet import DeviceSettings, FleetSettings, LabelShuffling
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 

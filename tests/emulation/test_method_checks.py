@@ -28,7 +28,7 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
-from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.testing.rounds import with_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]

@@ -15,8 +15,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json
-from subfleet.settings.attacks import Attack
-from subfleet.settings.fleet import DeviceSettings
+from subfleet.settings.fleet import Attack, DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import DataForm, Dataset, read_dataset
@@ -58,7 +57,7 @@ class GatheredRun:
     """A run of an emulated fleet, with its data and devices.
 
     Attributes:
-        run: its settings; `devices` and `evaluation` replace those that they describe.
+        run: its settings; `devices` and `evaluation` replace the devices and data in them.
         devices: one or more, with different ids.
         evaluation: the server's evaluation and validation samples.
         faults: faults of the in-memory transport in a batch; none by default.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from subfleet.journal.networks import NetworkRecord
 from subfleet.protocol.task_kinds import better
-from subfleet.search.path_evolution import kendall_tau
+from subfleet.search.supernets import kendall_tau
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

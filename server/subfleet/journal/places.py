@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.protocol.disks import lock
-from subfleet.protocol.errors import FileError
+from subfleet.protocol.errors import FileError, explain_os_errors
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,13 +39,9 @@ class Places:
         Raises:
             FileError: they cannot be created.
         """
-        try:
+        with explain_os_errors(f"state folder {self.folder} cannot be created", "choose another one"):
             for place in (self.blobs, self.checkpoints, self.models):
                 place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(
-                f"state folder {self.folder} cannot be created: {error.strerror}; choose another one"
-            ) from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

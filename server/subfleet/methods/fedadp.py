@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.lineage import Copied, Inheritance, Replicated
@@ -124,7 +124,10 @@ class FedADP:
 
     def _replicate(self, network: Network, state: Mapping[str, Tensor], client: ClientUpdate) -> Replacement:
         """The change of the union by a client's network, made as wide and deep as the union."""
-        replication = _find_replication(client.exchange)
+        from subfleet.elastic.exchanges import Narrowing
+
+        exchange = cast("Replication | Narrowing", client.exchange)  # as `_exchange` makes it
+        replication = exchange.replication if isinstance(exchange, Narrowing) else exchange
         trained = {name: client.received[name] + change for name, change in client.change.items()}
         if self.merge == "group":
             change = replication.up(client.change)
@@ -149,17 +152,6 @@ def _list_sizes(network: Network, rates: Sequence[float]) -> tuple[Architecture,
     return tuple(size for size in uniform_space(network, rates) if _holds(network, size))
 
 
-def _find_replication(exchange: Exchange | None) -> Replication:
-    from subfleet.elastic.exchanges import Narrowing
-    from subfleet.elastic.replication import Replication
-
-    if isinstance(exchange, Narrowing):
-        return exchange.replication
-    if not isinstance(exchange, Replication):
-        raise TypeError(f"a client of FedADP needs a copy of the union, but has {exchange!r:.80}")
-    return exchange
-
-
 def _copy(copies: Copies, network: Network, size: Architecture, stream: random.Random) -> Replication:
     from subfleet.elastic.replication import Replication
 
@@ -174,15 +166,15 @@ def _build_replication(
     They are made once for each client; otherwise the union's neurons would change their meaning in every round.
     """
     drawn = _copy(copies, network, client.size, open_stream(f"{client.client_id}/{network.id}/copies"))
-    names = {
-        kind: {axis: _name(kind, client.client_id, axis) for axis in drawn.sources} for kind in ("copies", "shares")
-    }
-    known = {
-        kind: {axis: tuple(kept[name].tolist()) for axis, name in axes.items() if name in kept}
-        for kind, axes in names.items()
-    }
-    sources = MappingProxyType({**drawn.sources, **known["copies"]})
-    return replace(drawn, sources=sources, shares=MappingProxyType(known["shares"]))
+    copied, shares = (
+        {
+            axis: tuple(kept[name].tolist())
+            for axis in drawn.sources
+            if (name := _name(kind, client.client_id, axis)) in kept
+        }
+        for kind in ("copies", "shares")
+    )
+    return replace(drawn, sources=MappingProxyType({**drawn.sources, **copied}), shares=MappingProxyType(shares))
 
 
 def _name(kind: str, client_id: str, axis: str) -> str:
@@ -193,13 +185,12 @@ def _keep_copies(copies: Copies, context: AggregationContext) -> ModelState:
     """Remember the copies of the clients that sent updates."""
     import torch
 
-    kept, place = dict(context.after.kept), next(iter(context.after.shared.values())).device
+    kept = dict(context.after.kept)
+    tensor = partial(torch.tensor, dtype=torch.int32, device=next(iter(context.after.shared.values())).device)
     for client in context.clients:
-        kept[f"{_CLIENTS}{client.client_id}"] = torch.ones(
-            1, dtype=torch.int32, device=place
-        )  # even if it copies nothing
+        kept[f"{_CLIENTS}{client.client_id}"] = tensor([1])  # even if it copies nothing
         for axis, source in _build_replication(copies, context.network, client, context.before.kept).sources.items():
-            kept[_name("copies", client.client_id, axis)] = torch.tensor(source, dtype=torch.int32, device=place)
+            kept[_name("copies", client.client_id, axis)] = tensor(source)
     return replace(context.after, kept=MappingProxyType(kept))
 
 
@@ -207,13 +198,11 @@ def succeed_union(copies: Copies, succession: Succession) -> tuple[Inheritance, 
     """A successor with the same copy of every client's network: it copies the union's copies."""
     import torch
 
-    from subfleet.elastic.building import init_state
     from subfleet.elastic.model_state import ModelState
     from subfleet.elastic.replication import size_in
 
     parent, network, state = succession.parent, succession.network, succession.state
     like = next(iter(state.shared.values()))
-    first = {name: tensor.to(like) for name, tensor in init_state(network, succession.seed).items()}
     larger = _copy(copies, network, size_in(network, parent), succession.stream)
     kept = {name: mark for name, mark in state.kept.items() if name.startswith(_CLIENTS)}
     known = {name.removeprefix(_CLIENTS) for name in kept}
@@ -237,7 +226,7 @@ def succeed_union(copies: Copies, succession: Succession) -> tuple[Inheritance, 
             kept[_name("copies", client_id, axis)] = before[source].to(torch.int32)
             kept[_name("shares", client_id, axis)] = shares[source] * share
     how = Replicated(sources=tuple(sorted(larger.sources.items())))
-    grown = ModelState(shared=larger.grow(state.shared, first), kept=MappingProxyType(kept))
+    grown = ModelState(shared=larger.grow(state.shared, succession.first), kept=MappingProxyType(kept))
     return (Copied() if network.config == parent.config else how), grown
 
 

@@ -15,12 +15,10 @@ weights of operators count by their own examples. A budget may be used completel
 the least that later choices need is reserved, without which the printed draw can end where nothing fits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
@@ -42,9 +40,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import list_lacking_operators
 from subfleet.search.supernets import draw_subspace, find_tier
-
-if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
 
 _LAST_RATE = 0.1
 """The final learning rate of fine-tuning over the first one (the public code's schedule)."""
@@ -238,7 +233,7 @@ def _count_examples(update: Update) -> float:
     return float(_sum_examples(update.operator_examples) or update.sample_count)
 
 
-def _weigh_operators(network: Network, client: Participant) -> Mapping[str, float | Tensor]:
+def _weigh_operators(network: Network, client: Participant) -> Mapping[str, float]:
     """Weigh each operator's tensors by its fraction of the client's examples (OPA, equation 5)."""
     total = _sum_examples(client.examples)
     if not total or not network.choices:
@@ -275,7 +270,7 @@ def _fits_memory(context: AssignmentContext, architecture: Architecture, chain: 
     if chain is None:
         peak_bytes = context.estimate(architecture).training_memory_bytes.get(context.target, 0)
     else:
-        peak_bytes = chain.room(chain.kept(dict(architecture.choices))).least_peak_bytes
+        peak_bytes = chain.plan_memory(chain.restrict(dict(architecture.choices))).least_peak_bytes
     return peak_bytes <= context.budget.memory_bytes
 
 
@@ -283,21 +278,15 @@ def _list_runnable(
     network: Network, parts: _Parts, macs: int | None, chain: Chain | None, operators: tuple[str, ...]
 ) -> dict[str, dict[str, int]]:
     """The bytes of the operators of each choice that the device can run."""
-    links = (
-        None
-        if chain is None
-        else {link.name: {operator.name: operator for operator in link.operators} for link in chain.links}
-    )
+    needs = {(link.name, own.name): own.needs for link in chain.links for own in link.operators} if chain else {}
     cheapest = {name: min(parts[part][1] for part in choice.parts) for name, choice in network.choices.items()}
     least = parts[""][1] + sum(cheapest.values())
     runnable: dict[str, dict[str, int]] = {name: {} for name in network.choices}
     for name, choice in network.choices.items():
         for operator, part in zip(choice.operators, choice.parts, strict=True):
-            if links is not None:
-                link = links[name].get(operator)
-                if link is None or list_lacking_operators(link.needs, operators):
-                    continue
-            if macs is None or least - cheapest[name] + parts[part][1] <= macs:
+            needed = () if chain is None else needs.get((name, operator))
+            able = needed is not None and not list_lacking_operators(needed, operators)
+            if able and (macs is None or least - cheapest[name] + parts[part][1] <= macs):
                 runnable[name][operator] = _FLOAT_BYTES * parts[part][0]
     return runnable
 

@@ -240,7 +240,7 @@ class Supply:
         programs, models = [], []
         for target, file in files.items():
             exported = await wait_for(file)
-            copy = self._models_folder / request.client_id / f"model{exported.suffix}"
+            copy = self._models_folder / client.client_id / f"model{exported.suffix}"
             copy.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(copy, [exported.read_bytes()])
             blob = self._blobs.add_file(copy)
@@ -299,7 +299,7 @@ def _draw_first_weights(network: Network, size: Architecture) -> bytes:
 
 
 def read_figures(exported: Path) -> dict[str, float | None]:
-    """The exporter's figures for a model, which are beside it in `<file>.json`; None for those that it lacks."""
+    """The exporter's figures for a model, read from `<file>.json` beside it; None for missing ones."""
     try:
         figures = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

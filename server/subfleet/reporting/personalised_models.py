@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.journal.records import DeployedModel, select_fields
-from subfleet.protocol.errors import FileError
+from subfleet.protocol.errors import explain_os_errors
 
 MODELS = "models"
 """Folder in the folder of a run, with a folder for each device."""
@@ -41,10 +41,8 @@ def copy_models(folder: Path, models: Iterable[tuple[DeployedModel, Path]]) -> t
     rows = []
     for model, file in models:
         copy = folder / MODELS / model.client_id / f"model{file.suffix}"
-        try:
+        with explain_os_errors(f"model {copy} cannot be written", "make room for it"):
             digest = _copy(file, copy, first)
-        except OSError as error:
-            raise FileError(f"model {copy} cannot be written: {error.strerror}; make room for it") from error
         rows.append(
             {
                 **select_fields(model, "client_id", "target", "architecture", "status"),

@@ -14,7 +14,7 @@ from subfleet.journal.networks import NetworkRecord
 from subfleet.journal.outliers import count_outliers
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult, compute_participation, select_fields
 from subfleet.methods.aggregator import EvaluatedModel
-from subfleet.protocol.errors import FileError
+from subfleet.protocol.errors import explain_os_errors
 from subfleet.reporting.report import render_failure, render_report
 from subfleet.reporting.texts import find_data_warnings
 from subfleet.settings.run_folder import write_summary
@@ -47,7 +47,7 @@ def write_results(
     rounds = result.rounds
     record = {**build_summary(name, result), "models": list(models), "figures": dict(figures or {})}
     report = folder / "report.html"
-    try:
+    with explain_os_errors(f"the results cannot be written to {folder}", "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         write_summary(folder, record)
         _write_csv(folder / "rounds.csv", [build_round_row(record) for record in rounds])
@@ -56,10 +56,6 @@ def write_results(
         evaluations = [build_evaluation_row(record, row) for record in result.evaluations for row in record.clients]
         _write_csv(folder / "evaluations.csv", evaluations)
         report.write_text(_render(name, result, record), encoding="utf-8")
-    except OSError as error:
-        raise FileError(
-            f"the results cannot be written to {folder}: {error.strerror}; choose another folder"
-        ) from error
     return report
 
 
