@@ -42,16 +42,14 @@ runs = sql.Table(
     METADATA,
     sql.Column("run_id", sql.String, primary_key=True),
     sql.Column("name", sql.String, nullable=False, unique=True),
-    sql.Column("settings", sql.Text, nullable=False),
-    sql.Column("round_count", sql.Integer, nullable=False),
-    sql.Column("phase", sql.String, nullable=False),
-    sql.Column("round", sql.Integer, nullable=False),
-    sql.Column("aggregated_round", sql.Integer, nullable=False),
-    sql.Column("attempt", sql.Integer, nullable=False),
-    sql.Column("lost", sql.Integer, nullable=False),
-    sql.Column("waits_for", sql.String, nullable=False),
-    sql.Column("failure", sql.String, nullable=False),
-    sql.Column("started_at", sql.String, nullable=False),
+    *(
+        sql.Column(name, sql.Text, nullable=False)
+        for name in ("settings", "phase", "waits_for", "failure", "started_at")
+    ),
+    *(
+        sql.Column(name, sql.Integer, nullable=False)
+        for name in ("round_count", "round", "aggregated_round", "attempt", "lost")
+    ),
 )
 state = _values_table("state")
 records = _values_table("records")

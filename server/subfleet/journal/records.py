@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.generations import GenerationRecord, TuningRecord, build_tuning_record
-from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.networks import GenerationRecord, NetworkRecord, TuningRecord, build_tuning_record
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.rounds.selection import NOT_DRAWN
@@ -319,6 +318,11 @@ class RunResult:
     def quality(self) -> str:
         """How good its model is, in words; empty where no round was aggregated."""
         return self.rounds[-1].quality if self.rounds else ""
+
+    @property
+    def participation(self) -> float:
+        """The fraction of selected clients that were aggregated, over all rounds."""
+        return compute_participation(self.rounds)
 
     @property
     def tuning(self) -> TuningRecord | None:
