@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from pages import write_page
 from smoke import parsed
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def main() -> None:
     _say(text)
     if arguments.write:
         path = RESULTS / ("aggregate.md" if on_cpu else "gpu.md")
-        path.write_text(text + _notes(path))
+        write_page(path, text)
     if arguments.json:
         print(json.dumps(summary(table, peaks)))
 
@@ -198,12 +199,6 @@ def page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
             f"| {one.fold_bps / one.loop_bps:.1f} | {peak} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _notes(path: Path) -> str:
-    """What a person wrote below the figures."""
-    text = path.read_text() if path.exists() else ""
-    return text[text.index("\n## ") :] if "\n## " in text else ""
 
 
 def _peak_of_a_fresh_process(clients: int, threads: int) -> int:

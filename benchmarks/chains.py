@@ -32,6 +32,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from pages import write_page
 from rich.console import Console
 from rich.table import Table
 from smoke import parsed
@@ -202,7 +203,7 @@ class Bench:
         weights = encode_arrays({name: tensor.numpy() for name, tensor in state.items()})
         (self.folder / "weights").write_bytes(weights)
         found = [(self._trained("chain", path.choices), self._trained("whole", ())) for _ in range(turns)]
-        room = self.chain.room(self.chain.kept(dict(path.choices)))
+        room = self.chain.plan_memory(self.chain.restrict(dict(path.choices)))
         return Row(
             network=self.name,
             target=self.target,
@@ -369,10 +370,9 @@ def main() -> int:
         tools = ", ".join(f"{one} {version(one)}" for one in ("torch", "onnxruntime", "executorch"))
         head = "# Chains of programs\n\n`python benchmarks/chains.py --write`, "
         head += f"Python {platform.python_version()}, {tools},\n"
-        _, mark, remarks = (RESULTS.read_text() if RESULTS.exists() else "").partition("\n## ")
         head += f"{platform.machine()}, one thread: {summed}.\n\n"
         body = f"{markdown(path_table(rows))}\n{markdown(export_table(written))}"
-        RESULTS.write_text(f"{head}{body}{mark}{remarks}", encoding="utf-8")
+        write_page(RESULTS, f"{head}{body}")
     if asked.json:
         print(json.dumps({"paths": [asdict(row) for row in rows], "exports": [asdict(row) for row in written]}))
     return not asked.smoke and not all(row.accepted for row in rows)

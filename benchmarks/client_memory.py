@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pages import write_page
 from smoke import parsed
 
 RESULTS = Path(__file__).parent / "results" / "client-memory.md"
@@ -211,11 +212,9 @@ def main() -> None:
     if arguments.write:
         packages = ("torch", "onnxruntime", "numpy", "executorch")
         versions = ", ".join(f"{package} {version(package)}" for package in packages)
-        text = RESULTS.read_text() if RESULTS.exists() else ""
-        _, mark, remarks = text.partition("\n## ")
         head = ["# Resident memory of a client's process", "", "`python benchmarks/client_memory.py --write`,"]
         head += [f"Python {platform.python_version()}, {versions}, {platform.machine()}, one thread.", ""]
-        RESULTS.write_text("\n".join([*head, *lines]) + "\n" + mark + remarks)
+        write_page(RESULTS, "\n".join([*head, *lines]) + "\n")
     if arguments.json:
         print(json.dumps(found))
 

@@ -29,6 +29,7 @@ import numpy as np
 from coordinator_benchmark.fleet import EstimatesOf
 from coordinator_benchmark.heartbeats import bytes_per_member, heartbeat_us, server_heartbeat_us
 from coordinator_benchmark.steps import StepFigures, step_figures
+from pages import write_page
 
 from subfleet import tasks
 from subfleet.elastic.families.presets import cnn_l
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(last))
     wrong = [] if chosen.smoke else problems(worst_ms, heard)
     if chosen.write:
-        RESULTS.write_text(HEAD + "\n".join([*lines, *last]) + "\n")
+        write_page(RESULTS, HEAD + "\n".join([*lines, *last]) + "\n")
     if chosen.json:
         print(json.dumps({"worst_step_ms": worst_ms, **heard, "bytes_per_member": held}))
     for one in wrong:

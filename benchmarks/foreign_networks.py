@@ -26,6 +26,7 @@ from types import MappingProxyType
 from foreign.network import ForeignNetwork
 from foreign.planting import PLANTS
 from foreign.registry import NETWORKS
+from pages import write_page
 from plan_memory import TRAIN
 from smoke import parsed
 
@@ -171,7 +172,7 @@ def write_results(rows: Sequence[Row]) -> None:
         *table(rows),
         *(["", "Refused:", "", *refused] if refused else []),
     ]
-    RESULTS.write_text("\n".join(lines) + "\n")
+    write_page(RESULTS, "\n".join(lines) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

@@ -36,8 +36,8 @@ from liar_benchmark.processes import PROCESS_ROUNDS, played_by_processes
 from liar_benchmark.tables import Row, problems_of, process_table, row_of, table
 from smoke import parsed
 
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import SubfleetError
 
 RESULTS = Path(__file__).parent / "results" / "liars.md"
@@ -123,7 +123,7 @@ def _rows(asked: argparse.Namespace) -> Iterator[Row]:
 
 def _row(asked: argparse.Namespace, name: str) -> Row:
     rounds, seeds = asked.rounds or 18, range(1, asked.seeds + 1)
-    with tempfile.TemporaryDirectory() as folder, LazyExports(CacheFolder(path=Path(folder))) as exports:
+    with tempfile.TemporaryDirectory() as folder, ExportPool(CacheFolder(path=Path(folder)), workers=1) as exports:
         found = [
             [
                 played(

@@ -22,11 +22,11 @@ import numpy as np
 from subfleet.arrays import decode_arrays
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.journal.totals import describe_outliers
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
@@ -136,7 +136,7 @@ GAMES: Mapping[str, Game] = MappingProxyType(
 )
 
 
-def played(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports: LazyExports) -> tuple[float, str]:
+def played(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports: ExportPool) -> tuple[float, str]:
     """The accuracy at the end of a game, and what was done with whose updates."""
     devices = game.devices(seed)
     run = Run(
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str]) -> int:
     games, seeds, rounds = (asked.games[:1], 1, 1) if asked.smoke else (asked.games, asked.seeds, asked.rounds)
     print(f"| game | {' | '.join(asked.outliers)} | what was done |")
     print(f"| --- | {'---: | ' * len(asked.outliers)}--- |")
-    with tempfile.TemporaryDirectory() as folder, LazyExports(CacheFolder(path=Path(folder))) as exports:
+    with tempfile.TemporaryDirectory() as folder, ExportPool(CacheFolder(path=Path(folder)), workers=1) as exports:
         for name in games:
             cells, done = [], ""
             for way in asked.outliers:

@@ -30,6 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from pages import write_page
 from plan_estimate_networks import TABLES, TINY, different_architectures, random_architecture, request_for
 from smoke import parsed
 
@@ -47,7 +48,6 @@ from subfleet.protocol.submodel import Architecture, parse_architecture
 
 TARGETS = ("onnx", "executorch", "torch")
 RESULTS = Path(__file__).resolve().parent / "results" / "plan-estimate.md"
-REMARKS = "## Remarks\n"
 BOUNDS = ((0.06, 0.5), (0.12, 0.95), (0.25, 1.0))
 """Error of a cost estimate, and the fraction of each row's cost estimates that has to be within it."""
 _TIMED = 5000
@@ -290,10 +290,9 @@ estimate may err on either side. Bounds for each row: half within 6 %, 95 % with
 
 
 def write_results(rows: Sequence[Row]) -> None:
-    """Write the tables with what their columns are; what stands below them is kept."""
+    """Write the tables with what their columns are."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    below = RESULTS.read_text().partition(REMARKS)[2] if RESULTS.exists() else ""
     lines = [
         "# Cost estimates of submodels against exact plans",
         "",
@@ -305,7 +304,7 @@ def write_results(rows: Sequence[Row]) -> None:
         ours = [line_of(row) for row in rows if row.networks == networks]
         if ours:
             lines += [f"## {networks.capitalize()} networks", "", *HEAD, *ours, ""]
-    RESULTS.write_text("\n".join(lines) + (f"\n{REMARKS}{below}" if below else ""))
+    write_page(RESULTS, "\n".join(lines))
 
 
 def summary(rows: Sequence[Row]) -> dict[str, object]:

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pages import write_page
 from smoke import parsed
 
 RESULTS = Path(__file__).parent / "results" / "plan-memory.md"
@@ -254,7 +255,7 @@ def write_results(rows: Sequence[Row]) -> None:
         ABOUT,
         *table(rows),
     ]
-    RESULTS.write_text("\n".join(lines) + "\n")
+    write_page(RESULTS, "\n".join(lines) + "\n")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pages import write_page
 from smoke import parsed
 
 RESULTS = Path(__file__).parent / "results"
@@ -132,7 +133,7 @@ def main() -> int:
         runs.append(measured(seed, *(_SMALL if chosen.smoke else ())))
         print(row(runs[-1]), flush=True)
     if chosen.write:
-        (RESULTS / "quickstart.md").write_text(page(runs), encoding="utf-8")
+        write_page(RESULTS / "quickstart.md", page(runs))
         (RESULTS / "quickstart.json").write_text(json.dumps(runs[0], indent=1) + "\n", encoding="utf-8")
     if chosen.json:
         print(json.dumps(runs))

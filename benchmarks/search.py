@@ -27,6 +27,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from pages import write_page
 from search_benchmark.budgets import Share, read_shares
 from search_benchmark.exact import ExactFigures, Plans, exact_figures
 from search_benchmark.measuring import Figures, exhaustive_figures, export_figures, hit_rates, large_figures
@@ -74,11 +75,9 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if arguments.write:
-        text = RESULTS.read_text() if RESULTS.exists() else ""
-        _, mark, remarks = text.partition("\n## Remarks")
         head = ["# Search under budgets", "", "`SUBFLEET_DATA=<folder> python benchmarks/search.py --write`,"]
         head += [f"Python {platform.python_version()}, numpy {version('numpy')}, {platform.machine()}, one thread.", ""]
-        RESULTS.write_text("\n".join([*head, *lines]) + "\n" + mark + remarks)
+        write_page(RESULTS, "\n".join([*head, *lines]) + "\n")
     summary = _summary(large, small, exact)
     if arguments.json:
         print(json.dumps(summary))

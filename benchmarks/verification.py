@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from pages import write_page
 from smoke import parsed
 from step_benchmark.zoo import ZOO, ZooModel, build_seeded
 from torch import Tensor
@@ -90,7 +91,7 @@ def main() -> None:
             print(row, flush=True)
             rows.append(row)
     if arguments.write:
-        RESULTS.write_text(HEAD + "\n".join(rows) + "\n")
+        write_page(RESULTS, HEAD + "\n".join(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from matrices import SHORT_EXAMPLES
 from subfleet.protocol.silence import silence
 
 if TYPE_CHECKING:  # tests that export nothing load no exporter
-    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.export.cache import CacheFolder
+    from subfleet.export.pool import ExportPool
 
 
 def pytest_configure() -> None:
@@ -48,9 +48,9 @@ def cache() -> "CacheFolder":
 
 
 @pytest.fixture(scope="session")
-def exports(cache: "CacheFolder") -> "Iterator[LazyExports]":
+def exports(cache: "CacheFolder") -> "Iterator[ExportPool]":
     """The exporter of emulated fleets, with the programs that all tests share."""
-    from subfleet.emulation.batch.exports import LazyExports
+    from subfleet.export.pool import ExportPool
 
-    with LazyExports(cache) as opened:
+    with ExportPool(cache, workers=1, timeout_s=300.0) as opened:
         yield opened

@@ -111,10 +111,11 @@ class Fleet:
         """Memory and links of all orders of size, from below the smallest submodel to above the largest."""
         chance = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
         low, high = (
-            one.training_memory_bytes["onnx"] for one in (self.context.candidates[0], self.context.candidates[-1])
+            one.training_memory_bytes["onnx"]
+            for one in (self.context.first.candidates[0], self.context.first.candidates[-1])
         )
         memory_bytes = int(low * (1.5 * high / low) ** chance.random())
-        rate_bps = 16 * self.context.candidates[-1].weight_bytes * (0.05 + chance.random())
+        rate_bps = 16 * self.context.first.candidates[-1].weight_bytes * (0.05 + chance.random())
         link_bps = rate_bps / self.context.config.communication_s
         reading = Reading(memory_free_bytes=memory_bytes, downlink_bps=link_bps, uplink_bps=link_bps)
         return Telemetry(

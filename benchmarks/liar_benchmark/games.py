@@ -12,11 +12,11 @@ from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.technique_settings import DistillationSettings
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.methods.fedadp import FedADP
@@ -30,7 +30,7 @@ from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json, to_plain
 from subfleet.protocol.topics import Topics
 from subfleet.protocol.training import TrainingSettings
-from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Deadlines, LogClock, OutlierSettings
@@ -232,7 +232,7 @@ def _log(run: Run, place: int) -> ResourceLog:
     return ResourceLog(device="virtual", source="a benchmark", licence="none", rows=rows)
 
 
-def played(game: Game, exports: LazyExports) -> Played:
+def played(game: Game, exports: ExportPool) -> Played:
     """Play a game in this process.
 
     Args:

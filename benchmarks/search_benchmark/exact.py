@@ -17,8 +17,7 @@ from subfleet.methods.roles import Roles
 from subfleet.programs.supply import build_train_request
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import fits
+from subfleet.search.candidates import Candidate, fits
 from subfleet.search.query import Query, Search
 from subfleet.search.queue import ProgramFacts
 

@@ -5,8 +5,7 @@ from random import Random
 
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.index import EstimateIndex
-from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query
+from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query
 
 __all__ = ["ListedSearch", "exhaustive_search"]
 

@@ -19,11 +19,11 @@ from step_benchmark.data import Samples
 from step_benchmark.programs import ProgramStep
 from step_benchmark.stepping import Start
 from subfleet.protocol.programs import Program
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 from subfleet.trainers.onnx import OnnxRuntime
 from subfleet.trainers.runtime import Array, CopiedPrograms, RunArrays
 
-onnxruntime = imported("onnxruntime")
+onnxruntime = import_silently("onnxruntime")
 STEPS = 12
 WARM_STEPS = 2
 NODES = 20

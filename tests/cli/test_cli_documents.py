@@ -87,7 +87,7 @@ def test_the_example_configuration_runs_without_any_file_of_ours_or_a_demo(
     samples = read_dataset(config.data.evaluated_on)
     assert samples.sample_shape == config.model.input_shape == read_dataset("digits:train").sample_shape
     assert int(samples.labels.max()) == config.model.class_count - 1
-    assert len(create_context(config, "run").candidates) > 4
+    assert len(create_context(config, "run").first.candidates) > 4
     done = CliRunner().invoke(app, ["example"])
     Path("mine.toml").write_text(done.stdout, encoding="utf-8")
     assert read_run(Path("mine.toml")) == config

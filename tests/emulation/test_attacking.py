@@ -12,12 +12,12 @@ from emulation.batch_cases import experiment, part
 
 from subfleet import tasks
 from subfleet.arrays import decode_arrays
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.batch.trainers import AttackingTrainer
 from subfleet.emulation.gathering import GatheredRun
 from subfleet.emulation.poisoning import poison_dataset
+from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
@@ -110,7 +110,7 @@ def with_attack(attack: Attack | None) -> GatheredRun:
 
 @pytest.mark.slow
 @pytest.mark.export
-def test_a_fleet_feels_its_attackers(exports: LazyExports) -> None:
+def test_a_fleet_feels_its_attackers(exports: ExportPool) -> None:
     calm, still = (run_batch(with_attack(one), exports) for one in (None, LabelShuffling(strength=0.0)))
     assert calm.model == still.model
     taught = with_attack(Backdoor(target=3, total_weight=3.0))

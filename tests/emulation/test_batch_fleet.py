@@ -18,11 +18,11 @@ from subfleet.device_profiles import ReplayedLog, load_profile
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.batch.trainers import SharedHost
 from subfleet.emulation.client_processes import ClientCommand
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
+from subfleet.export.pool import ExportPool
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.methods.flexifed import FlexiFed
 from subfleet.protocol.errors import ConfigError, LoadError, MemoryLimitError, RunError
@@ -62,7 +62,7 @@ class Boasting:
 
 
 @pytest.fixture(scope="module")
-def calm(exports: LazyExports) -> BatchResult:
+def calm(exports: ExportPool) -> BatchResult:
     """The run that nothing disturbs."""
     return run_batch(experiment(), exports)
 
@@ -129,7 +129,7 @@ def test_submodels_follow_the_log_at_the_rounds_time(calm: BatchResult) -> None:
         assert row.bytes_up > 4 * row.parameters, "the update was really sent"
 
 
-def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: LazyExports) -> None:
+def test_the_same_experiment_gives_the_same_bits(calm: BatchResult, exports: ExportPool) -> None:
     again = run_batch(experiment(), exports)
     assert again.model == calm.model
     assert (again.rounds, again.turns) == (calm.rounds, calm.turns), "byte counts and times are the same, too"
@@ -141,7 +141,7 @@ def test_it_takes_next_to_no_logical_time(calm: BatchResult) -> None:
     assert calm.turns < 50
 
 
-def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: LazyExports) -> None:
+def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: ExportPool) -> None:
     for seed in range(2):
         faults = Faults(seed=seed, loss=0.2, double=0.2, delay_s=1.5)
         found = run_batch(replace(experiment(), faults=faults), exports)
@@ -149,7 +149,7 @@ def test_losses_doubles_and_delays_change_no_bit(calm: BatchResult, exports: Laz
         assert found.logical_seconds > 2.0, "what was lost was sent again after a while"
 
 
-def test_who_always_refuses_keeps_nobody_from_ending(exports: LazyExports) -> None:
+def test_who_always_refuses_keeps_nobody_from_ending(exports: ExportPool) -> None:
     refuser = Refuser()
     result = run_batch(experiment(), exports, trainers={"cyd": refuser})
     for record in result.rounds:
@@ -160,13 +160,13 @@ def test_who_always_refuses_keeps_nobody_from_ending(exports: LazyExports) -> No
     assert "cyd" not in result.trained
 
 
-def test_a_link_may_change_what_a_client_says(exports: LazyExports) -> None:
+def test_a_link_may_change_what_a_client_says(exports: ExportPool) -> None:
     result = run_batch(experiment(), exports, links={"cyd": Boasting})
     for record in result.rounds:
         assert {row.client_id: row.sample_count for row in record.clients} == {"ada": 40, "bob": 40, "cyd": 10}
 
 
-def test_what_clients_declare_is_what_is_trained(exports: LazyExports) -> None:
+def test_what_clients_declare_is_what_is_trained(exports: ExportPool) -> None:
     """The small device declares what it can carry from the second round on, and is never given less."""
     small = Architecture(axes=tuple((f"section0.{axis}", Prefix(size=32)) for axis in ("block0.inner", "stream")))
     described = experiment(method=FlexiFed(choice="declared"))
@@ -218,7 +218,7 @@ class Limited(RuntimeTrainer):
         return super().train(job, stopped)
 
 
-def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: LazyExports) -> None:
+def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(exports: ExportPool) -> None:
     limited = Limited(20_000)
     result = run_batch(experiment(rounds=3), exports, trainers={"cyd": limited})
     rows = [by_name(record)["cyd"] for record in result.rounds]
@@ -228,18 +228,18 @@ def test_a_runtime_that_loads_no_large_program_ends_up_with_a_smaller_one(export
     assert by_name(result.rounds[1])["bob"].architecture == "w1 d1", "others may have it"
 
 
-def test_a_training_program_of_pytorch_runs_too(exports: LazyExports) -> None:
+def test_a_training_program_of_pytorch_runs_too(exports: ExportPool) -> None:
     large = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(("ada", "bob", "cyd")))
     result = run_batch(replace(experiment(rounds=1), devices=large), exports)
     assert [(row.runtime, row.status) for row in result.rounds[0].clients] == [("torch", "aggregated")] * 3
 
 
-def test_a_run_that_does_not_end_is_given_up(exports: LazyExports) -> None:
+def test_a_run_that_does_not_end_is_given_up(exports: ExportPool) -> None:
     with pytest.raises(RunError, match=r"within 6 turns: it is in phase '\w+' of round 1"):
         run_batch(experiment(host=HostSettings(turns_per_round=2)), exports)
 
 
-def test_a_run_that_fails_says_why(exports: LazyExports) -> None:
+def test_a_run_that_fails_says_why(exports: ExportPool) -> None:
     # Everything is lost, all the time: nobody is ever there, and logical seconds pass at no cost.
     started_s = time.monotonic()
     deaf = replace(experiment(deadlines=Deadlines(join_s=3000.0)), faults=Faults(loss=0.999999))
@@ -248,7 +248,7 @@ def test_a_run_that_fails_says_why(exports: LazyExports) -> None:
     assert time.monotonic() - started_s < 3000.0
 
 
-def test_a_runtime_that_is_unknown_here_is_refused(exports: LazyExports) -> None:
+def test_a_runtime_that_is_unknown_here_is_refused(exports: ExportPool) -> None:
     one = replace(experiment(), devices=tuple(replace(one, runtime="other") for one in experiment().devices))
     with pytest.raises(ConfigError, match="clients run other, but in one process they can run executorch, onnx, torch"):
         run_batch(one, exports)
@@ -257,7 +257,7 @@ def test_a_runtime_that_is_unknown_here_is_refused(exports: LazyExports) -> None
 class InThreads:
     """The same fleet as it runs on devices: real time, a thread and a trainer of its own for each client."""
 
-    def __init__(self, described: GatheredRun, exports: LazyExports, folder: Path) -> None:
+    def __init__(self, described: GatheredRun, exports: ExportPool, folder: Path) -> None:
         self.stop = threading.Event()
         broker = MemoryBroker()
         tasks.write_npz(folder / "evaluation.npz", described.evaluation)
@@ -299,7 +299,7 @@ class InThreads:
             )
 
 
-def test_the_bits_are_those_of_devices_in_real_time(exports: LazyExports, tmp_path: Path) -> None:
+def test_the_bits_are_those_of_devices_in_real_time(exports: ExportPool, tmp_path: Path) -> None:
     # On budgets that the memory of this one process, which all clients share, cannot pass by chance.
     described = replace(
         experiment(rates=(0.5,), clock=LogClock(), deadlines=Deadlines(linger_s=0.0)),
@@ -324,7 +324,7 @@ def test_impossible_descriptions_are_refused() -> None:
         HostSettings(turns_per_round=0)
 
 
-def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: LazyExports) -> None:
+def test_a_size_that_is_kept_is_one_that_the_log_has_room_for_most_of_the_time(exports: ExportPool) -> None:
     """A client whose first moment is its best took the whole model for good, and sat every later round out."""
     free_bytes = (LARGE_BYTES, *(SMALL_BYTES,) * 9)
     clients = (client("ada", 0, *free_bytes), client("bob", 1, SMALL_BYTES), client("cyd", 2, LARGE_BYTES))

@@ -9,9 +9,9 @@ from emulation.batch_cases import LARGE_BYTES, MODEL, NESTED, client, experiment
 from subfleet.arrays import decode_arrays
 from subfleet.elastic.building import network_of
 from subfleet.elastic.running_statistics import measure_moments, pool_statistics
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.methods import AnyMethod
 from subfleet.tasks import Dataset, iter_batches
 from subfleet.testing.submodels import have_same_bits
@@ -41,7 +41,7 @@ def batches(described: GatheredRun, name: str, data: Dataset) -> list[torch.Tens
     return [torch.from_numpy(data.inputs[indices[mask > 0]]) for indices, mask in order]
 
 
-def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_stay(exports: LazyExports) -> None:
+def test_the_models_statistics_are_those_of_all_devices_data_and_its_weights_stay(exports: ExportPool) -> None:
     described = fleet("calibrated")
     before = model_of(run_batch(fleet("averaged"), exports))
     result = run_batch(described, exports)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from emulation.batch_cases import LARGE_BYTES, SAMPLES, client, experiment
 
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.protocol.errors import FileError, RunError
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.training import TrainingSettings
@@ -38,7 +38,7 @@ BEYOND = labelled(np.full(SAMPLES, 12, np.int64))
 TARGETS = labelled(np.full(SAMPLES, 0.5, np.float32))
 
 
-def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: LazyExports) -> None:
+def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: ExportPool) -> None:
     training = TrainingSettings(epochs=2, batch_size=8, learning_rate=1e30)
     with pytest.raises(
         RunError, match=r"in 2 attempts, and another would have the same outcome: ada, bob refused"
@@ -57,19 +57,19 @@ def test_a_learning_rate_at_which_every_training_diverges_ends_the_run(exports: 
     ],
 )
 def test_data_that_are_wrong_on_every_device_end_the_run(
-    changed: Callable[[EmulatedDevice], EmulatedDevice], words: str, exports: LazyExports
+    changed: Callable[[EmulatedDevice], EmulatedDevice], words: str, exports: ExportPool
 ) -> None:
     with pytest.raises(RunError, match=f"in 2 attempts, and another would have the same outcome: {words}"):
         run_batch(fleet(changed), exports)
 
 
-def test_one_healthy_device_is_enough_for_a_run(exports: LazyExports) -> None:
+def test_one_healthy_device_is_enough_for_a_run(exports: ExportPool) -> None:
     result = run_batch(fleet(TARGETS, healthy=1), exports)
     assert [row.status.split(":")[0] for row in result.rounds[0].clients] == ["skipped", "aggregated"]
 
 
 def test_data_that_no_device_can_read_any_more_end_the_run(
-    exports: LazyExports, monkeypatch: pytest.MonkeyPatch
+    exports: ExportPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A card that was taken out, say: it is a matter of the data, and no program is to blame."""
 
@@ -81,7 +81,7 @@ def test_data_that_no_device_can_read_any_more_end_the_run(
         run_batch(fleet(), exports)
 
 
-def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: LazyExports) -> None:
+def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: ExportPool) -> None:
     starved = fleet(lambda device: replace(device, profile=replace(device.profile, memory_limit="1K")))
     run = replace(starved.run, host=replace(starved.run.host, turns_per_round=20))
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_a_batch_that_does_not_end_says_what_it_waits_for(exports: LazyExports) 
         run_batch(replace(starved, run=run), exports)
 
 
-def test_a_board_trains_in_round_1_the_largest_submodel_that_its_disk_holds(exports: LazyExports) -> None:
+def test_a_board_trains_in_round_1_the_largest_submodel_that_its_disk_holds(exports: ExportPool) -> None:
     """The others say how much each submodel takes; a byte less than one of them gives the next."""
     free = run_batch(fleet(), exports).rounds[0].clients[0]
     assert (free.limit, free.refusals) == ("", "")

@@ -9,11 +9,11 @@ from torch import Tensor
 from subfleet.elastic.building import network_of
 from subfleet.elastic.lineage import Replicated
 from subfleet.elastic.model_state import ModelState, unpack_state
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.gathering import GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.methods.fedtrans import FedTrans
-from subfleet.methods.transforming import Shares
+from subfleet.methods.growth import Shares
 from subfleet.protocol.training import TrainingSettings
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ BORN = 4
 CHILD = "m1"
 
 
-def model_after(rounds: int, shares: Shares, exports: LazyExports) -> ModelState:
+def model_after(rounds: int, shares: Shares, exports: ExportPool) -> ModelState:
     """Of one run, whose first rounds are the same to the bit however many follow."""
     method = FedTrans(first="configured", gamma=3, delta=1, beta=1e9, stop_rounds=0, shares=shares)
     run = config(
@@ -36,7 +36,7 @@ def model_after(rounds: int, shares: Shares, exports: LazyExports) -> ModelState
     return unpack_state(load(run_batch(GatheredRun(run=run, devices=devices, evaluation=part(10)), exports).model))
 
 
-def parted(shares: Shares, exports: LazyExports) -> float:
+def parted(shares: Shares, exports: ExportPool) -> float:
     """How far copies are from each other after ten rounds, as a fraction of how far they moved."""
     first, last = (model_after(rounds, shares, exports).of(CHILD) for rounds in (BORN, BORN + 10))
     assert first.lineage is not None
@@ -54,10 +54,10 @@ def parted(shares: Shares, exports: LazyExports) -> float:
     return float(torch.cat(apart).norm() / torch.cat(moved).norm())
 
 
-def test_copies_of_drawn_shares_part(exports: LazyExports) -> None:
+def test_copies_of_drawn_shares_part(exports: ExportPool) -> None:
     assert parted("drawn", exports) >= 0.1
 
 
 @pytest.mark.long
-def test_copies_of_equal_shares_never_part(exports: LazyExports) -> None:
+def test_copies_of_equal_shares_never_part(exports: ExportPool) -> None:
     assert parted("equal", exports) < 1e-3

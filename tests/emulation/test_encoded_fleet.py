@@ -7,10 +7,10 @@ import pytest
 from emulation.batch_cases import LARGE_BYTES, MODEL, client, config, experiment, part
 
 from subfleet.elastic.update_form import update_bytes
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.journal.records import ClientRow
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
@@ -28,13 +28,13 @@ def rows(result: BatchResult) -> list[ClientRow]:
 
 
 @pytest.fixture(scope="module")
-def plain(exports: LazyExports) -> BatchResult:
+def plain(exports: ExportPool) -> BatchResult:
     return run_batch(experiment(), exports)
 
 
 @pytest.mark.parametrize("codec", [Qsgd(), TopK(), TopKQsgd()], ids=lambda codec: codec.TYPE)
 def test_updates_take_what_the_codec_says_and_the_fleet_learns(
-    exports: LazyExports, plain: BatchResult, codec: AnyUpdateCodec
+    exports: ExportPool, plain: BatchResult, codec: AnyUpdateCodec
 ) -> None:
     described = experiment(update_codec=codec)
     result = run_batch(described, exports)
@@ -60,12 +60,12 @@ def test_updates_take_what_the_codec_says_and_the_fleet_learns(
     assert compute_batch_figures(described, result)["violations"] == 0
 
 
-def test_the_same_seed_rounds_alike(exports: LazyExports) -> None:
+def test_the_same_seed_rounds_alike(exports: ExportPool) -> None:
     first, second = (run_batch(experiment(update_codec=Qsgd(levels=3)), exports) for _ in range(2))
     assert first.model == second.model
 
 
-def test_learning_rate_0_changes_no_bit_of_the_model(exports: LazyExports) -> None:
+def test_learning_rate_0_changes_no_bit_of_the_model(exports: ExportPool) -> None:
     training = replace(config().training, learning_rate=0.0)
     models = {
         run_batch(experiment(training=training, rounds=1, update_codec=codec), exports).model
@@ -74,7 +74,7 @@ def test_learning_rate_0_changes_no_bit_of_the_model(exports: LazyExports) -> No
     assert len(models) == 1
 
 
-def test_running_statistics_are_the_same_with_any_codec(exports: LazyExports) -> None:
+def test_running_statistics_are_the_same_with_any_codec(exports: ExportPool) -> None:
     """They do not depend on how changes of weights were written in the round in which they were measured."""
     import torch
     from safetensors.torch import load
@@ -90,7 +90,7 @@ def test_running_statistics_are_the_same_with_any_codec(exports: LazyExports) ->
     assert not all(torch.equal(exact[name], rounded[name]) for name in exact)
 
 
-def test_an_attacker_encodes_what_it_sends(exports: LazyExports) -> None:
+def test_an_attacker_encodes_what_it_sends(exports: ExportPool) -> None:
     found = experiment(update_codec=Qsgd())
     honest = replace(found.devices[-1], attack=LabelShuffling(strength=0.0))
     fleet = replace(found, devices=(*found.devices[:-1], honest))
@@ -112,8 +112,8 @@ def _on_uplink(found: EmulatedDevice, link_bytes: int) -> EmulatedDevice:
     return replace(found, log=replace(found.log, rows=rows))
 
 
-def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: LazyExports) -> None:
-    whole = create_context(config(), "run").candidates[-1].weight_bytes
+def test_anycostfl_gives_weak_uplinks_more_than_it_could_without_its_codec(exports: ExportPool) -> None:
+    whole = create_context(config(), "run").first.candidates[-1].weight_bytes
     links = (math.ceil(0.06 * whole), math.ceil(0.2 * whole), whole)
     plain, coded = (
         rows(run_batch(on_uplinks(AnycostFL(steps=2, codec=codec), *links), exports))

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 @pytest.mark.parametrize("place", [0, 2, -1])
 def test_an_estimate_is_at_most_the_programs_own_plan(target: str, place: int) -> None:
     context = create_context(read_run("quickstart"), "run")
-    candidate = context.candidates[place]
+    candidate = context.first.candidates[place]
     request = build_train_request(context.network, candidate.architecture, target, context.training(1))
     planned_bytes = program_of(request).manifest.planned_peak_bytes
     assert 0.5 * planned_bytes < candidate.training_memory_bytes[target] <= planned_bytes

@@ -10,8 +10,8 @@ from matrices import mostly_long
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.unions import unite_families
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
+from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.settings.reading import read_runs
 from subfleet.settings.run import Run
@@ -65,7 +65,7 @@ SOME = frozenset({"fedadp", "standalone"})
 
 
 @pytest.mark.parametrize("every", mostly_long([True, False], False))
-def test_two_rounds_of_the_entries_in_which_all_take_part(every: bool, exports: LazyExports, tmp_path: Path) -> None:
+def test_two_rounds_of_the_entries_in_which_all_take_part(every: bool, exports: ExportPool, tmp_path: Path) -> None:
     losses = {}
     for name, run in entries("fedadp-game", *SMALL).items():
         if not every and name not in SOME:

@@ -13,9 +13,9 @@ from matrices import mostly_long
 
 from subfleet.cli.run_networks import load_network, write_path
 from subfleet.elastic.building import build_module, network_of
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.methods.fedoras import FedorAS
 from subfleet.protocol.errors import ConfigError
@@ -103,7 +103,7 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
             f"method.search={search}",
         ),
     )
-    with LazyExports(cache) as exports:
+    with ExportPool(cache, workers=1) as exports:
         run_in_batch(run, tmp_path / "run", Unobserved(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     first, *found = summary["networks"]

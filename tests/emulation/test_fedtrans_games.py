@@ -14,9 +14,9 @@ import pytest
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gather_run
+from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.settings.fingerprint import list_changes, select_outcome_settings
 from subfleet.settings.reading import read_runs
@@ -47,7 +47,7 @@ def small(game: str) -> Iterator[Run]:
         yield replace(run, model=replace(run.model, **shape))
 
 
-def played(run: Run, runs: Path, exports: LazyExports) -> Mapping[str, Any]:
+def played(run: Run, runs: Path, exports: ExportPool) -> Mapping[str, Any]:
     """A run played in its own folder, which takes its model from one beside it."""
     run, folder = resolve_model(run, runs), runs / run.name
     folder.mkdir(parents=True)
@@ -88,7 +88,7 @@ def entries(game: str) -> dict[str, Run]:
     ],
 )
 def test_a_game_is_played_with_the_networks_that_fedtrans_came_to(
-    game: str, names: tuple[str, ...], exports: LazyExports, tmp_path: Path
+    game: str, names: tuple[str, ...], exports: ExportPool, tmp_path: Path
 ) -> None:
     runs = entries(game)
     played(runs["fedtrans"], tmp_path, exports)

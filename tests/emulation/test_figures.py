@@ -10,10 +10,10 @@ from safetensors.torch import load
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.journal.records import ClientRow
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.submodel import Architecture
@@ -79,7 +79,7 @@ Run = tuple[GatheredRun, BatchResult]
 
 
 @pytest.fixture(scope="module")
-def run(exports: LazyExports) -> Run:
+def run(exports: ExportPool) -> Run:
     described = experiment()
     return described, run_batch(described, exports)
 

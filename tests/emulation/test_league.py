@@ -16,9 +16,9 @@ from subfleet.device_profiles.drawing import draw_devices
 from subfleet.device_profiles.populations import load_population
 from subfleet.elastic.building import network_of
 from subfleet.elastic.spaces import uniform_space
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.gathering import gather_run
+from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.methods.sizes import list_widths
 from subfleet.protocol.schema import canonical_json
@@ -98,7 +98,7 @@ def test_those_attack_that_are_called_attackers_and_nobody_else(name: str) -> No
         *(pytest.param(name, marks=pytest.mark.long) for name in ("league-fedavg-oracle-s1", "league-nefl-s1")),
     ],
 )
-def test_a_round_of_the_league(game: str, exports: LazyExports, tmp_path: Path) -> None:
+def test_a_round_of_the_league(game: str, exports: ExportPool, tmp_path: Path) -> None:
     devices = ["fleet.devices.0.count=8", "min_clients=8"]
     if not LOGS.exists() or not DATA:
         devices.append('fleet.devices.0.population="mixed"')
@@ -126,7 +126,7 @@ def test_a_round_of_the_league(game: str, exports: LazyExports, tmp_path: Path) 
         "league-width-heterofl-backdoor-s1",
     ),
 )
-def test_a_round_of_the_league_under_attack(game: str, exports: LazyExports, tmp_path: Path) -> None:
+def test_a_round_of_the_league_under_attack(game: str, exports: ExportPool, tmp_path: Path) -> None:
     name = "-".join(game.split("-")[:2])
     last = len(read_runs(name, (), (1,))[0].fleet.devices) - 1
     few = [f"fleet.devices.{place}.count=1" for place in range(last)] + [f"fleet.devices.{last}.count=2"]
@@ -150,7 +150,7 @@ def _named(name: str, runs: tuple[Run, ...]) -> Run:
     return found
 
 
-def _played(run: Run, folder: Path, exports: LazyExports) -> dict[str, Any]:
+def _played(run: Run, folder: Path, exports: ExportPool) -> dict[str, Any]:
     run_in_batch(run, folder, Unobserved(), threading.Event(), exports=exports)
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return found

@@ -14,8 +14,8 @@ from torch import Tensor
 from subfleet.elastic.accumulator import Accumulator
 from subfleet.elastic.model_state import ModelState
 from subfleet.emulation import method_checks
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.method_checks import check_method, check_methods, find_accepted_norms
+from subfleet.export.pool import ExportPool
 from subfleet.export.requests import AnyRequest, TrainRequest
 from subfleet.link.traffic import Traffic
 from subfleet.methods import METHODS, AnyMethod
@@ -28,7 +28,7 @@ from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import ConfigError
-from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.testing.rounds import with_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
@@ -49,8 +49,8 @@ def _with_steps(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 NORMS = ("averaged", "bank", "recalibrated", "calibrated")
 
 
-def test_a_method_is_checked_with_every_policy_of_norms(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
-    def verdict(method: AnyMethod, _: LazyExports, norms: NormPolicy) -> str:
+def test_a_method_is_checked_with_every_policy_of_norms(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
+    def verdict(method: AnyMethod, _: ExportPool, norms: NormPolicy) -> str:
         return f"{method.TYPE} with {norms}"
 
     monkeypatch.setattr(method_checks, "check_method", verdict)
@@ -59,7 +59,7 @@ def test_a_method_is_checked_with_every_policy_of_norms(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("norms", mostly_long(NORMS, "averaged", "calibrated"))
-def test_a_method_that_works_is_ok(norms: NormPolicy, exports: LazyExports) -> None:
+def test_a_method_that_works_is_ok(norms: NormPolicy, exports: ExportPool) -> None:
     """With two of the others, what is wrong is sought below."""
     assert check_method(FedAvg(), exports, norms) == "ok"
 
@@ -71,22 +71,22 @@ def test_a_method_that_works_is_ok(norms: NormPolicy, exports: LazyExports) -> N
         (3, "the search found ['t1', 't2'], but no client trained any of them"),
     ],
 )
-def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: LazyExports) -> None:
+def test_a_search_that_comes_to_nothing_is_seen(rounds: int, said: str, exports: ExportPool) -> None:
     search = TierSearch(evolution=EvolutionSettings(evaluations=2, population=2, offspring=1))
     assert check_method(FedorAS(supernet_rounds=rounds, tiers=2, search=search), exports) == said
 
 
 def test_a_check_runs_on_every_runtime_that_the_method_tells(
-    monkeypatch: pytest.MonkeyPatch, exports: LazyExports
+    monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
-    used, submit = set[str](), LazyExports.submit
+    used, submit = set[str](), ExportPool.submit
 
-    def record(self: LazyExports, request: AnyRequest, **named: Any) -> "Future[Path]":
+    def record(self: ExportPool, request: AnyRequest, **named: Any) -> "Future[Path]":
         if isinstance(request, TrainRequest):
             used.add(request.target)
         return submit(self, request, **named)
 
-    monkeypatch.setattr(LazyExports, "submit", record)
+    monkeypatch.setattr(ExportPool, "submit", record)
     assert check_method(METHOD, exports) == "ok"
     assert used == set(METHOD.INFO.runtimes)
 
@@ -102,7 +102,7 @@ def test_the_checks_cover_the_policies_of_norms_that_a_method_accepts() -> None:
 
 
 def test_what_moves_in_a_copy_where_none_of_its_clients_trained_is_seen(
-    monkeypatch: pytest.MonkeyPatch, exports: LazyExports
+    monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
     def moving(context: AggregationContext) -> ModelState:
         """The last channel of each size's norms, which few sizes hold, moves by a hair."""
@@ -119,7 +119,7 @@ def _with_last(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat([tensor[:-1], tensor[-1:] + 1e-4]) for name, tensor in own.items()}
 
 
-def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
+def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     finish = Accumulator.finish
 
     def zeroing(self: Accumulator) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ def test_what_is_zeroed_where_nobody_trained_is_seen(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("norms", mostly_long(["averaged", "recalibrated"], "averaged"))
 def test_a_loss_that_does_not_fall_is_seen(
-    norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
+    norms: NormPolicy, monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
     """Nor is one that falls by what running statistics measure alone."""
     _with_steps(monkeypatch, for_round=lambda settings, _: replace(settings, learning_rate=0.0))
@@ -160,13 +160,13 @@ def _nothing_for_one(ask: AssignmentContext) -> Assignment:
     ],
 )
 def test_a_wrong_assignment_is_seen(
-    assign: Callable[[AssignmentContext], Assignment], said: str, monkeypatch: pytest.MonkeyPatch, exports: LazyExports
+    assign: Callable[[AssignmentContext], Assignment], said: str, monkeypatch: pytest.MonkeyPatch, exports: ExportPool
 ) -> None:
     _with_steps(monkeypatch, assign=assign)
     assert check_method(METHOD, exports).startswith(said)
 
 
-def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
+def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     count = Traffic.count
 
     def deaf(self: Traffic, direction: Any, topic: str, size_bytes: int) -> None:
@@ -179,7 +179,7 @@ def test_bytes_that_are_not_counted_are_seen(monkeypatch: pytest.MonkeyPatch, ex
     assert verdict.endswith(" and 0 bytes, less than its weights")
 
 
-def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: LazyExports) -> None:
+def test_a_method_that_fails_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch, exports: ExportPool) -> None:
     _with_steps(monkeypatch, space=lambda network, rates: ())
     assert check_method(METHOD, exports).startswith("the method's space of submodels is empty")
 

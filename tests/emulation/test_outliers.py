@@ -13,12 +13,12 @@ from emulation.batch_cases import LARGE_BYTES, client, config, log
 from matrices import mostly_long
 
 from subfleet.arrays import decode_arrays
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
+from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.totals import describe_outliers
 from subfleet.methods import METHODS, AnyMethod
@@ -61,7 +61,7 @@ def split(name: Literal["iid", "dirichlet"], alpha: float) -> tuple[Dataset, ...
 
 
 def played(
-    devices: tuple[EmulatedDevice, ...], exports: LazyExports, outliers: Any, trainers: Any = None, **changes: Any
+    devices: tuple[EmulatedDevice, ...], exports: ExportPool, outliers: Any, trainers: Any = None, **changes: Any
 ) -> BatchResult:
     training = TrainingSettings(batch_size=16, learning_rate=0.1)
     settings = {"targets": ("torch",), "min_clients": len(devices), "rounds": 2, "training": training, **changes}
@@ -85,12 +85,12 @@ def found_outliers(result: BatchResult) -> tuple[str, ...]:
     ids=["iid", "dirichlet-0.05", "8-to-5000"],
 )
 def test_nobody_is_scaled_however_unequal_honest_devices_are(
-    method: AnyMethod, parts: Any, exports: LazyExports
+    method: AnyMethod, parts: Any, exports: ExportPool
 ) -> None:
     assert found_outliers(played(fleet(parts()), exports, "scale", method=method)) == ()
 
 
-def test_one_device_of_1200_samples_beside_five_of_8_loses_nothing(exports: LazyExports) -> None:
+def test_one_device_of_1200_samples_beside_five_of_8_loses_nothing(exports: ExportPool) -> None:
     devices = fleet([samples(1200, 0), *(samples(8, seed) for seed in range(1, 6))])
     scaled, off = (played(devices, exports, outliers, rounds=4) for outliers in ("scale", "off"))
     assert scaled.model == off.model
@@ -115,7 +115,7 @@ class Exaggerating:
 
 
 def test_an_emulated_fleet_without_attackers_is_altered_in_nothing_unless_its_file_says_so(
-    exports: LazyExports,
+    exports: ExportPool,
 ) -> None:
     devices = fleet([samples(20, seed) for seed in range(5)])
     trainers: Mapping[str, Any] = {"client-4": Exaggerating(create_trainers({"torch"})["torch"])}
@@ -131,7 +131,7 @@ def test_an_emulated_fleet_without_attackers_is_altered_in_nothing_unless_its_fi
 @pytest.mark.export
 @pytest.mark.parametrize("alpha", [100.0, 0.05])
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_no_method_gives_an_honest_device_away(name: str, alpha: float, exports: LazyExports, tmp_path: Path) -> None:
+def test_no_method_gives_an_honest_device_away(name: str, alpha: float, exports: ExportPool, tmp_path: Path) -> None:
     run = read_run(
         name,
         (

@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import load
 
 from subfleet.elastic.model_state import unpack_state
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import GatheredRun, gather_run
+from subfleet.export.pool import ExportPool
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import AnyRequest, InferRequest
 from subfleet.protocol.errors import DataError
@@ -61,7 +61,7 @@ def write_pictures(folder: Path, first: int, count: int) -> Path:
 class RecordingExports:
     """The exporter, which remembers what inference models it was asked for."""
 
-    def __init__(self, inner: LazyExports) -> None:
+    def __init__(self, inner: ExportPool) -> None:
         self.asked = list[InferRequest]()
         self._inner = inner
 
@@ -92,9 +92,9 @@ def run(pictures: tuple[Path, Path]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def played(run: Run, exports: LazyExports) -> tuple[BatchResult, list[InferRequest]]:
+def played(run: Run, exports: ExportPool) -> tuple[BatchResult, list[InferRequest]]:
     recorded = RecordingExports(exports)
-    return run_batch(gather_run(run), cast("LazyExports", recorded)), recorded.asked
+    return run_batch(gather_run(run), cast("ExportPool", recorded)), recorded.asked
 
 
 def test_a_fleet_trains_on_pictures_of_any_size_and_the_models_say_what_was_done(
@@ -157,7 +157,7 @@ def test_colour_pictures_are_made_gray_for_a_gray_model_and_errors_name_the_user
         gather_run(plain)
 
 
-def on_another_scale(check: DataCheck, exports: LazyExports) -> BatchResult:
+def on_another_scale(check: DataCheck, exports: ExportPool) -> BatchResult:
     """Three devices, of which "cyd" feeds 0 to 255."""
     whole: GatheredRun = experiment(rounds=1)
     data = replace(whole.run.data, check=check)
@@ -167,7 +167,7 @@ def on_another_scale(check: DataCheck, exports: LazyExports) -> BatchResult:
     return run_batch(replace(whole, run=replace(whole.run, data=data), devices=devices), exports)
 
 
-def test_a_device_on_another_scale_stands_in_the_summary(exports: LazyExports) -> None:
+def test_a_device_on_another_scale_stands_in_the_summary(exports: ExportPool) -> None:
     result = on_another_scale("warn", exports)
     told = build_summary("a", result.result)["data_warnings"]
     assert set(told) == {"cyd"}
@@ -175,13 +175,13 @@ def test_a_device_on_another_scale_stands_in_the_summary(exports: LazyExports) -
     assert {row.status for row in result.rounds[0].clients} == {"aggregated"}
 
 
-def test_a_device_on_another_scale_is_never_aggregated_where_the_run_refuses_it(exports: LazyExports) -> None:
+def test_a_device_on_another_scale_is_never_aggregated_where_the_run_refuses_it(exports: ExportPool) -> None:
     result = on_another_scale("refuse", exports)
     status = {row.client_id: row.status for row in result.rounds[0].clients}
     assert status["cyd"].startswith("skipped: its inputs go from 0 to 255 with")
     assert {status["ada"], status["bob"]} == {"aggregated"}
 
 
-def test_data_of_one_scale_are_never_told_of(exports: LazyExports) -> None:
+def test_data_of_one_scale_are_never_told_of(exports: ExportPool) -> None:
     result = run_batch(experiment(rounds=1), exports, stop=threading.Event())
     assert build_summary("a", result.result)["data_warnings"] == {}

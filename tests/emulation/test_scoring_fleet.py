@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
 
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.batch.trainers import SharedHost
+from subfleet.export.pool import ExportPool
 from subfleet.methods.fedfa import FedFA
 from subfleet.protocol.jobs import Job
 from subfleet.protocol.task import Score
@@ -39,7 +39,7 @@ class Noting(RuntimeTrainer):
         return found
 
 
-def scored_fleet(exports: LazyExports, faults: Faults | None = None) -> tuple[BatchResult, dict[str, Noting]]:
+def scored_fleet(exports: ExportPool, faults: Faults | None = None) -> tuple[BatchResult, dict[str, Noting]]:
     trainers = {name: Noting(turned=name == "bob") for name in NAMES}
     # The budget of the last client grows, but not the size that it has chosen.
     clients = tuple(
@@ -51,7 +51,7 @@ def scored_fleet(exports: LazyExports, faults: Faults | None = None) -> tuple[Ba
     return run_batch(played, exports, trainers=trainers), trainers
 
 
-def test_each_client_has_its_best_scored_size_in_every_round(exports: LazyExports) -> None:
+def test_each_client_has_its_best_scored_size_in_every_round(exports: ExportPool) -> None:
     result, trainers = scored_fleet(exports)
     assert len(result.rounds) == 2
     for record in result.rounds:
@@ -67,14 +67,14 @@ def test_each_client_has_its_best_scored_size_in_every_round(exports: LazyExport
     assert result.logical_seconds < 1.0, "no deadline took part"
 
 
-def test_losses_and_doubles_change_no_bit(exports: LazyExports) -> None:
+def test_losses_and_doubles_change_no_bit(exports: ExportPool) -> None:
     calm, _ = scored_fleet(exports)
     rough, trainers = scored_fleet(exports, Faults(seed=1, loss=0.2, double=0.2, delay_s=1.5))
     assert rough.model == calm.model
     assert [len(trainers[name].scores) for name in NAMES] == [3, 3, 2]
 
 
-def test_clients_of_pytorch_score_too(exports: LazyExports) -> None:
+def test_clients_of_pytorch_score_too(exports: ExportPool) -> None:
     clients = tuple(client(name, place, LARGE_BYTES, runtime="torch") for place, name in enumerate(NAMES))
     described = replace(experiment(method=FedFA(choice="score"), rounds=1), devices=clients)
     (record,) = run_batch(described, exports).rounds

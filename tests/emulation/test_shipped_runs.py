@@ -15,7 +15,6 @@ import pytest
 import torch
 from matrices import mostly_long
 
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.emulation.files import Files, write_files
 from subfleet.emulation.gathering import gather_run
@@ -40,7 +39,7 @@ class Silent:
         pass
 
 
-def batch(run: Run, folder: Path, exports: LazyExports) -> dict[str, Any]:
+def batch(run: Run, folder: Path, exports: ExportPool) -> dict[str, Any]:
     run_in_batch(run, folder, Silent(), threading.Event(), exports=exports)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
@@ -52,7 +51,7 @@ DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", mostly_long(sorted(METHODS), "fedavg", "fedfa", "fedtrans", "oort", "sattler"))
-def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: LazyExports, tmp_path: Path) -> None:
+def test_a_round_of_every_method_that_we_ship(name: str, device: str, exports: ExportPool, tmp_path: Path) -> None:
     run = read_run(name, ("rounds=1", "training.epochs=1", "deploy_targets=[]", f"device={device}"))
     (record,) = batch(run, tmp_path, exports)["rounds"]
     rows = record["clients"]
@@ -71,7 +70,7 @@ SHORT = ("rounds=2", "deploy_targets=[]")
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_the_same_file_gives_the_same_choices_and_bits_in_one_process_in_many_and_with_a_testbed(
-    cache: CacheFolder, exports: LazyExports, tmp_path: Path
+    cache: CacheFolder, exports: ExportPool, tmp_path: Path
 ) -> None:
     run, folders = read_run("quickstart", SHORT), {host: tmp_path / host for host in ("batch", "processes")}
     batch(run, folders["batch"], exports)
@@ -140,7 +139,7 @@ def _choices(folder: Path) -> list[list[tuple[Any, ...]]]:
     return [[tuple(row[name] for name in names) for row in record["clients"]] for record in summary["rounds"]]
 
 
-def test_a_batch_that_is_stopped_says_so(exports: LazyExports, tmp_path: Path) -> None:
+def test_a_batch_that_is_stopped_says_so(exports: ExportPool, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     run = replace(read_run("quickstart"), rounds=1)

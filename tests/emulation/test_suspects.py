@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
 
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.settings.attacks import LabelShuffling
 from subfleet.settings.sections import OutlierSettings
 
@@ -32,7 +32,7 @@ def statuses(result: BatchResult) -> list[str]:
 
 
 @pytest.mark.parametrize("honest", [3, 2])
-def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: LazyExports) -> None:
+def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: ExportPool) -> None:
     excluding = OutlierSettings(outliers="exclude")
     alone = run_batch(fleet(attacked=False, honest=honest), exports)
     attacked = run_batch(fleet(attacked=True, honest=honest, outliers=excluding), exports)
@@ -42,7 +42,7 @@ def test_a_run_is_as_good_as_that_of_the_honest_ones(honest: int, exports: LazyE
     assert [status.split(":")[0] for status in statuses(attacked)] == ["refused", "skipped", "skipped"]
 
 
-def test_scaled_down_it_costs_next_to_nothing(exports: LazyExports) -> None:
+def test_scaled_down_it_costs_next_to_nothing(exports: ExportPool) -> None:
     """By default a fleet with an attacker is watched."""
     alone = run_batch(fleet(attacked=False, honest=3), exports)
     attacked = run_batch(fleet(attacked=True, honest=3), exports)
@@ -51,7 +51,7 @@ def test_scaled_down_it_costs_next_to_nothing(exports: LazyExports) -> None:
     assert attacked.result.method_status.endswith("updates scaled down: eve in 3 (of 3 rounds)")
 
 
-def test_a_run_that_suspects_nobody_is_spoiled(exports: LazyExports) -> None:
+def test_a_run_that_suspects_nobody_is_spoiled(exports: ExportPool) -> None:
     """What the others are spared."""
     off = OutlierSettings(outliers="off")
     spoiled = run_batch(fleet(attacked=True, honest=3, outliers=off), exports)

@@ -18,11 +18,11 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import unpack_state
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_batch_figures
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import GatheredRun, gather_run
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.export.programs import export_inference_model
 from subfleet.export.requests import InferRequest
 from subfleet.journal.evaluations import describe_spread
@@ -63,7 +63,7 @@ class Played:
 @pytest.fixture(
     scope="module", params=mostly_long(GOOD, "sequence", "segmentation", "multi-label", "regression-several")
 )
-def played(request: pytest.FixtureRequest, exports: LazyExports) -> Played:
+def played(request: pytest.FixtureRequest, exports: ExportPool) -> Played:
     found = gather_run(read_run(request.param, ("deploy_targets=[]",)))
     return Played(name=request.param, gathered=found, result=run_batch(found, exports))
 
@@ -205,7 +205,7 @@ AS_PEOPLE_WRITE: Mapping[str, tuple[str, type]] = {
 
 @pytest.mark.parametrize("kind", AS_PEOPLE_WRITE)
 def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
-    kind: str, exports: LazyExports, tmp_path: Path
+    kind: str, exports: ExportPool, tmp_path: Path
 ) -> None:
     """From the partition to the figures of the whole run, which are made when all is trained."""
     name, labels = AS_PEOPLE_WRITE[kind]
@@ -220,7 +220,7 @@ def test_labels_of_one_s_own_files_are_taken_as_people_write_them(
     assert len(compute_batch_figures(found, result)["own"]) == 3
 
 
-def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: LazyExports, tmp_path: Path) -> None:
+def test_a_label_that_is_0_or_1_is_dealt_out_like_a_class(exports: ExportPool, tmp_path: Path) -> None:
     """One output that says yes or no."""
     own = files_of("digits", tmp_path, lambda labels: labels % 2)
     asked = ("training.objective.name=binary_cross_entropy", "model.input_shape=[64]", "data.partition.alpha=0.1")
@@ -244,7 +244,7 @@ def test_preflight_says_ready_of_what_then_ends_well(name: str, cache: CacheFold
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fjord", "dynamic_selection"])
 @pytest.mark.parametrize("name", ["segmentation", "sequence"])
-def test_submodels_are_taught_wherever_there_are_classes(name: str, method: str, exports: LazyExports) -> None:
+def test_submodels_are_taught_wherever_there_are_classes(name: str, method: str, exports: ExportPool) -> None:
     """FjORD's nested widths by the larger one, and submodels by the whole model on noise."""
     run = read_run(name, (f"method={{type='{method}'}}", "rounds=1", "deploy_targets=[]", "data.samples=300"))
     result = run_batch(gather_run(run), exports)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from emulation.batch_cases import LARGE_BYTES, client, experiment
 
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.methods.dynamic_selection import DynamicSelection
 from subfleet.reporting.run_figures import violates
 
@@ -24,7 +24,7 @@ def _described() -> GatheredRun:
 
 
 @pytest.fixture(scope="module")
-def searched(exports: LazyExports) -> BatchResult:
+def searched(exports: ExportPool) -> BatchResult:
     return run_batch(_described(), exports)
 
 
@@ -46,6 +46,6 @@ def test_later_rounds_train_what_earlier_ones_wanted(searched: BatchResult) -> N
     assert sum(row.utilisation or 0 for row in later[-1].clients) > sum(row.utilisation or 0 for row in first.clients)
 
 
-def test_a_search_gives_the_same_bits_again(searched: BatchResult, exports: LazyExports) -> None:
+def test_a_search_gives_the_same_bits_again(searched: BatchResult, exports: ExportPool) -> None:
     again = run_batch(_described(), exports)
     assert (again.model, again.rounds) == (searched.model, searched.rounds)

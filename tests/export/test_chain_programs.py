@@ -125,7 +125,7 @@ def test_every_piece_is_verified_and_travels(target: str) -> None:
         assert set(decode_container(again.body).tensors) == {piece.name for piece in manifest.pieces}
     chain = manifest.chain
     assert chain is not None
-    assert manifest.planned_peak_bytes == chain.room(chain.links).largest_peak_bytes
+    assert manifest.planned_peak_bytes == chain.plan_memory(chain.links).largest_peak_bytes
 
 
 def test_a_piece_with_a_wrong_gradient_is_not_written() -> None:

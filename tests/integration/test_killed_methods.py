@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.host import run_in_batch
 from subfleet.export.cache import CacheFolder
+from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.methods import METHODS
 from subfleet.settings.reading import read_run
@@ -149,7 +149,7 @@ def test_whatever_is_killed_the_run_ends_with_the_same_choices_and_bits(
     ):  # when programs count is a matter of speed, and is read from what was
         settings = read_replay(hurt)
         assert len(_networks(hurt)) > 1
-    with LazyExports(cache) as exports:
+    with ExportPool(cache, workers=1) as exports:
         run_in_batch(settings, calm, Unobserved(), threading.Event(), exports=exports)
     assert _choices(hurt) == _choices(calm)
     assert _found(hurt) == _found(calm)
@@ -212,7 +212,7 @@ def test_a_run_that_is_killed_in_its_search_and_in_fine_tuning_ends_with_the_sam
     code, output = command.ended()
     assert code == 0, output
     assert searched not in output
-    with LazyExports(cache) as exports:
+    with ExportPool(cache, workers=1) as exports:
         run_in_batch(read_replay(runs / "fedoras"), calm, Unobserved(), threading.Event(), exports=exports)
     hurt, whole = (json.loads((one / "summary.json").read_text()) for one in (runs / "fedoras", calm))
     numbers = [int(line.split("generation ")[1].split(":")[0]) for line in told]
@@ -251,7 +251,7 @@ def test_a_killed_sweep_goes_on_with_the_run_that_was_not_over(host: str, cache:
     assert ("is resumed in round" in output) == (host == "processes")
     assert (runs / "heterofl-s1" / "summary.json").stat().st_mtime_ns == was
     calm = tmp_path / "calm"
-    with LazyExports(cache) as exports:
+    with ExportPool(cache, workers=1) as exports:
         run_in_batch(read_run(path, ("seed=2",)), calm, Unobserved(), threading.Event(), exports=exports)
     assert _choices(runs / "heterofl-s2") == _choices(calm)
     assert (runs / "heterofl-s2" / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()

@@ -11,7 +11,7 @@ import pytest
 from subfleet.cli import main as server_cli
 from subfleet.edge_client import cli as edge_cli
 from subfleet.protocol.registry import Registry
-from subfleet.protocol.silence import SWITCHES, imported, silence
+from subfleet.protocol.silence import SWITCHES, import_silently, silence
 
 SILENT = {switch.variable: switch.value for switch in SWITCHES}
 LOUD = "import os\nSEEN = dict(os.environ)\n"
@@ -40,13 +40,13 @@ def test_what_the_user_has_set_stays() -> None:
 
 
 def test_a_library_is_imported_silent(loud: str) -> None:
-    seen = imported(loud).SEEN
+    seen = import_silently(loud).SEEN
     assert {variable: seen.get(variable) for variable in SILENT} == SILENT
 
 
 def test_a_library_that_is_not_there_is_a_module_not_found() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        imported("no_such_library")
+        import_silently("no_such_library")
 
 
 def test_what_packages_bring_is_loaded_silent(loud: str) -> None:

@@ -44,8 +44,8 @@ from subfleet.rounds.work import (
     ScoringRequest,
     TaskRequest,
 )
-from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.search.queue import ProgramFacts
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Deadlines, Evaluations
 from subfleet.testing.rounds import SUPERNET

@@ -32,8 +32,8 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import Action, AggregationRequest, CloseGeneration, Event, RequestDone
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import AggregatedRound, CheckRequest, EvaluationRequest, GenerationRequest, PreparedTask
-from subfleet.search.path_evolution import EvolutionSettings
 from subfleet.search.queue import ProgramFacts
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import SUPERNET
 

@@ -90,7 +90,7 @@ def estimates_of(network: Network, bytes_per_parameter: int = 16) -> MemoryEstim
 def search_of(context: RunContext, target: str = "onnx") -> Search | None:
     """A method's search that has learned nothing; None where it has none."""
     search = context.roles.assigner.search
-    return None if search is None else search.start(context.network, context.estimate, target)
+    return None if search is None else search.start(context.network, context.first.estimate, target)
 
 
 class HandClock:

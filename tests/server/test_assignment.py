@@ -14,27 +14,27 @@ from subfleet.rounds.context import RunContext
 from subfleet.search.candidates import (
     Candidate,
     build_budget,
+    find_obstacles,
+    fits,
     limit_forward_macs,
     list_lacking_operators,
     order_candidates,
 )
-from subfleet.search.fitting import find_obstacles, fits
-from subfleet.search.index import EstimateIndex
-from subfleet.search.query import Query, measure_fit
+from subfleet.search.query import EstimateIndex, Query, measure_fit
 from subfleet.search.queue import ProgramFacts
 from subfleet.serving.run_context import create_context
 
 SETTINGS = config(rates=(0.5, 1.0))
 PLAN = create_context(SETTINGS, "run")
-CANDIDATES = PLAN.candidates
+CANDIDATES = PLAN.first.candidates
 
 
 def ask(context: RunContext, budget: Budget, below: Candidate | None = None) -> AssignmentContext:
     """A client with this budget."""
     return AssignmentContext(
         networks={"": context.network},
-        candidates=context.candidates,
-        estimate=context.estimate,
+        candidates=context.first.candidates,
+        estimate=context.first.estimate,
         draw=Draw(seed=0, round=1, client_id="ada", memory=context.roles.memory.initial),
         target="onnx",
         budget=budget,
@@ -197,7 +197,7 @@ def context_of_method(name: str) -> RunContext:
 
 def test_an_estimate_passes_over_no_submodel_whose_activations_are_computed_twice() -> None:
     frugal = config(rates=(0.5, 1.0), training=replace(SETTINGS.training, recompute=True))
-    for whole, half in zip(CANDIDATES, create_context(frugal, "run").candidates, strict=True):
+    for whole, half in zip(CANDIDATES, create_context(frugal, "run").first.candidates, strict=True):
         overhead_bytes = frugal.memory_overhead_bytes.get("onnx", 0)
         assert half.training_memory_bytes["onnx"] == 2 * whole.weight_bytes + overhead_bytes
         assert half.training_memory_bytes["onnx"] < whole.training_memory_bytes["onnx"]

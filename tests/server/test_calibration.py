@@ -30,13 +30,13 @@ from subfleet.aggregation.aggregation import AggregatedModel
 from subfleet.aggregation.calibration import calibrate_model, check_sums
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.model_state import ModelState
+from subfleet.elastic.norm_layers import norm_layers
 from subfleet.elastic.running_statistics import NormMoments, pool_statistics
 from subfleet.methods import AnyMethod
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fjord import FjORD
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.methods.standalone import Standalone
-from subfleet.methods.techniques import build_calibration
 from subfleet.protocol.calibration import Calibration, NormLayer, name_sums
 from subfleet.protocol.errors import FileError, ProtocolError
 from subfleet.protocol.messages import Task
@@ -117,7 +117,7 @@ def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains
         assert task.work.settings == training
         assert (training.learning_rate, training.epochs, training.objective.distillation) == (0.0, 1, "none")
         assert training.optimiser == context.training(1).optimiser
-        assert task.work.calibration == build_calibration(context.network, task.architecture)
+        assert task.work.calibration == Calibration(norms=norm_layers(context.network, task.architecture))
     refused = replace(refusal(context, state, "ada"), reason="data")
     state, actions = step(context, state, refused, 3.0)
     assert replies(actions) == ["accepted"]
@@ -155,7 +155,7 @@ def sums(calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], sample
 
 PLAN = context_of(**calibrating(rounds=1))
 SIZE = PLAN.space[0]
-ASKED = build_calibration(PLAN.network, SIZE)
+ASKED = Calibration(norms=norm_layers(PLAN.network, SIZE))
 LAYER = ASKED.norms[0].name
 COUNT, SUM, SQUARES = name_sums(LAYER)
 
@@ -352,6 +352,6 @@ def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
 
 def test_a_norm_that_is_asked_for_must_make_sense() -> None:
     with pytest.raises(ValueError, match="norms is empty, but must have 1 or more"):
-        build_calibration(context_of().network, context_of().space[0])
+        Calibration(norms=norm_layers(context_of().network, context_of().space[0]))
     with pytest.raises(ValueError, match="positions is 0"):
         NormLayer(name="norm", positions=0, momentum=0.1)

@@ -32,7 +32,7 @@ from subfleet.rounds.obstacles import REFUSALS
 from subfleet.rounds.signals import RequestFailed, Tick
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
-from subfleet.search.fitting import LIMITS
+from subfleet.search.candidates import LIMITS
 from subfleet.settings.sections import Deadlines
 
 PLAN = context_of(clock=None, deadlines=Deadlines(lease_s=1e4))

@@ -56,7 +56,7 @@ def _deploying() -> RunState:
     )
     context = context_of(rounds=1)
     state, actions = step(context, state, aggregated, 6.0)
-    assert [one.client_id for one in wanted_of(ModelsRequest, actions)] == list(CLIENTS)
+    assert [one.participant.client_id for one in wanted_of(ModelsRequest, actions)] == list(CLIENTS)
     return state
 
 
@@ -112,7 +112,7 @@ def test_tasks_are_prepared_when_everyone_has_answered() -> None:
     assert state.phase == "measure"
     state, actions = step(PLAN, state, telemetry(PLAN, CLIENTS[-1]), 2.0)
     assert state.phase == "train"
-    assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
+    assert [one.participant.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
 
 
 def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused() -> None:
@@ -336,7 +336,7 @@ def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
     for _ in range(4):
         assert state.phase == "deploy"
         state, actions = step(context, state, Tick(), 6.0)
-        wanted = [one.client_id for one in wanted_of(ModelsRequest, actions)]
+        wanted = [one.participant.client_id for one in wanted_of(ModelsRequest, actions)]
         assert (len(wanted), any(isinstance(action, GoOn) for action in actions)) in {
             (AT_ONCE, True),
             (1, False),

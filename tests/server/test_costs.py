@@ -205,7 +205,7 @@ def test_a_link_of_nothing_takes_long_and_not_for_ever() -> None:
     offer = Offer(budget=Budget(memory_bytes=1, downlink_bytes=0, uplink_bytes=1))
     client = ClientState(client_id="ada", device="pi", stage="answered", offer=offer)
     context = context_of()
-    cost = replace(context.candidates[0], forward_macs=1, weight_bytes=10**12, update_bytes=2)
+    cost = replace(context.first.candidates[0], forward_macs=1, weight_bytes=10**12, update_bytes=2)
     found = estimate_time(context, client, cost, context.config.training)
     assert (found.downlink_s, found.uplink_s) == (1e9, 2 * context.config.communication_s)
 

@@ -16,10 +16,10 @@ from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.protocol.transform import DataTransform
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import build_round_info, step
-from subfleet.rounds.offers import compare_peers, find_samples_problem, find_scale_warning
+from subfleet.rounds.offers import find_samples_problem, find_scale_warning
 from subfleet.rounds.signals import Event
 from subfleet.rounds.state import RunState
-from subfleet.serving.narration import describe_step
+from subfleet.serving.narration import compare_peers, describe_step
 from subfleet.settings.rules import find_transform_problem
 from subfleet.settings.samples import DataCheck, DataSettings
 

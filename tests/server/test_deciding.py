@@ -11,8 +11,7 @@ from server.test_assignment import CANDIDATES, PLAN, ask, budgets
 from subfleet.methods.assigner import AssignmentContext, WrittenSize, assign_largest
 from subfleet.protocol.readings import Budget
 from subfleet.rounds.assigning import BY_METHOD, find_deciding_limit
-from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import LIMITS, Obstacle
+from subfleet.search.candidates import LIMITS, Candidate, Obstacle
 from subfleet.search.queue import ProgramFacts
 
 PLENTY = Budget(memory_bytes=10**9)

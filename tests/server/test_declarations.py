@@ -129,7 +129,7 @@ def test_everyone_is_given_what_it_declares_and_who_declares_nothing_is_left_out
 
 
 def test_what_does_not_fit_now_is_left_out_and_never_shrunk() -> None:
-    largest = PLAN.candidates[-1]
+    largest = PLAN.first.candidates[-1]
     need_bytes = largest.training_memory_bytes["onnx"]
     state = assigned(PLAN, declared(PLAN, largest.architecture, PLAN.space[0], PLAN.space[0]), need_bytes - 1)
     client = state.clients["ada"]

@@ -14,11 +14,12 @@ from subfleet.protocol.messages import Presence, decode, encode
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import FleetMember
-from subfleet.rounds.members import list_absences, list_expected
+from subfleet.rounds.members import list_expected
 from subfleet.rounds.progress import Finished
 from subfleet.rounds.signals import Tick, Withdraw
 from subfleet.rounds.state import RunState
-from subfleet.serving.narration import Attendance, Pace
+from subfleet.serving.attendance import Attendance, list_absences
+from subfleet.serving.narration import Pace
 from subfleet.settings.sections import Deadlines
 
 DEADLINES = Deadlines(lease_s=30.0, round_s=600.0)

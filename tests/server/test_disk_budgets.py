@@ -47,7 +47,7 @@ from subfleet.rounds.work import (
 from subfleet.search.queue import ProgramFacts
 
 PLAN = context_of(rounds=4)
-SIZES = [TRAINED_COPIES * one.weight_bytes for one in PLAN.candidates]
+SIZES = [TRAINED_COPIES * one.weight_bytes for one in PLAN.first.candidates]
 
 
 def assigned(
@@ -72,7 +72,7 @@ def made(context: RunContext, state: RunState, name: str, program_bytes: int) ->
     assert wanted is not None
     assert client.size is not None
     program = ProgramRef(program_id="p", target="onnx", blob=blob(f"program {size_of(client)}", program_bytes))
-    weights = blob(f"weights {size_of(client)}", context.estimate(client.size).weight_bytes)
+    weights = blob(f"weights {size_of(client)}", context.first.estimate(client.size).weight_bytes)
     facts = ProgramFacts(planned_peak_bytes=1000, program_bytes=program_bytes)
     return step(
         context,
@@ -97,7 +97,7 @@ def test_the_largest_size_that_the_disk_holds_is_given(place: int, method: str) 
     if method == "heterofl":
         assert (ada.size, ada.limit) == (context.space[place], "disk" if place < len(SIZES) - 1 else "")
     assert ada.size is not None
-    assert context.estimate(ada.size).disk_bytes <= SIZES[place]
+    assert context.first.estimate(ada.size).disk_bytes <= SIZES[place]
     assert (bob.size, bob.limit) == (context.space[-1], ""), "it tells nothing of its disk"
 
 
@@ -132,9 +132,9 @@ def test_a_known_program_counts_when_sizes_are_chosen() -> None:
     ask = build_question(PLAN, state, state.clients["ada"])
     known = WrittenSize(size=PLAN.space[2], facts=ProgramFacts(planned_peak_bytes=1, program_bytes=1))
     ask = replace(ask, written={PLAN.space[2].architecture_id: known})
-    assert ask.why_not(PLAN.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
-    assert ask.exceeded(PLAN.candidates[2]) == {"disk"}
-    assert ask.allows(PLAN.candidates[1])
+    assert ask.why_not(PLAN.first.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
+    assert ask.exceeded(PLAN.first.candidates[2]) == {"disk"}
+    assert ask.allows(PLAN.first.candidates[1])
 
 
 def refused_for_the_disk(state: RunState, available_bytes: int) -> RunState:

@@ -135,7 +135,7 @@ def checked(form: UpdateForm, path: Path) -> None:
 @EVERY
 def test_an_update_takes_what_its_submodel_was_estimated_with(tmp_path: Path, codec: AnyUpdateCodec) -> None:
     context = context_of(model=MODEL, update_codec=codec)
-    for candidate in context.candidates:
+    for candidate in context.first.candidates:
         (sent,) = _task().submodels
         task = replace(_task(), submodels=(replace(sent, architecture=candidate.architecture),))
         content = written(codec, drawn(task), "ada")
@@ -192,8 +192,8 @@ def test_what_decodes_to_no_number_is_refused(tmp_path: Path) -> None:
 def ask(context: RunContext, **links: int) -> AssignmentContext:
     return AssignmentContext(
         networks={"": context.network},
-        candidates=context.candidates,
-        estimate=context.estimate,
+        candidates=context.first.candidates,
+        estimate=context.first.estimate,
         draw=Draw(seed=0, round=1, client_id="ada"),
         target="onnx",
         budget=Budget(memory_bytes=2**40, **links),
@@ -207,7 +207,7 @@ def given_parameters(context: RunContext, **links: int) -> int:
 
 def test_a_weak_uplink_carries_a_larger_submodel_with_a_codec_and_a_weak_downlink_does_not() -> None:
     plans = [context_of(model=MODEL, update_codec=codec) for codec in (None, *CODECS)]
-    limit = PLAN.candidates[2].weight_bytes
+    limit = PLAN.first.candidates[2].weight_bytes
     assert len({given_parameters(context, downlink_bytes=limit) for context in plans}) == 1
     raw, *compressed = (given_parameters(context, uplink_bytes=limit) for context in plans)
     assert min(compressed) > raw > 0
@@ -238,7 +238,7 @@ def test_anycostfl_sends_everything_over_an_uplink_of_just_that_and_less_over_on
 @given(uplink_bytes=st.integers(0, 25_000))
 def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_bytes: int) -> None:
     found = ANYCOST.roles.assigner.assign(ask(ANYCOST, uplink_bytes=uplink_bytes)).candidate
-    fitting = [one for one in ANYCOST.candidates if one.update_bytes <= uplink_bytes]
+    fitting = [one for one in ANYCOST.first.candidates if one.update_bytes <= uplink_bytes]
     assert found == (fitting[-1] if fitting else None)
     if found is None:
         return
@@ -251,7 +251,7 @@ def test_anycostfl_gives_the_largest_width_and_then_the_densest_update(uplink_by
 
 
 def test_anycostfl_sends_all_where_nothing_limits_it_and_nothing_else_where_it_is_told() -> None:
-    size, free = ANYCOST.candidates[-1].architecture, Budget(memory_bytes=1)
+    size, free = ANYCOST.first.candidates[-1].architecture, Budget(memory_bytes=1)
     assert ANYCOST.update_codec(ANYCOST.network, size, free) == TopKQsgd(fraction=1.0)
     for codec, expected in ((None, Uncompressed()), (Qsgd(), Qsgd()), (TopK(fraction=0.5), TopK(fraction=1.0))):
         assert context_of(method=AnycostFL(codec=codec)).update_codec(PLAN.network, PLAN.space[0], free) == expected

@@ -140,7 +140,7 @@ def test_it_is_due_after_each_so_many_rounds_and_after_the_last(evaluation: Eval
 def test_only_those_with_held_out_data_who_are_there_are_asked() -> None:
     state, actions = asked(ada=HELD_OUT, cyd=HELD_OUT)
     assert state.phase == "evaluate"
-    assert [one.client_id for one in wanted_of(EvaluationRequest, actions)] == ["ada", "cyd"]
+    assert [one.participant.client_id for one in wanted_of(EvaluationRequest, actions)] == ["ada", "cyd"]
     nobody, actions = aggregated(CONTEXT, {})
     assert (nobody.phase, wanted_of(EvaluationRequest, actions)) == ("measure", [])
 
@@ -175,7 +175,7 @@ def test_a_few_are_asked_in_each_step_and_each_once() -> None:
     found = []
     for _ in range(6):
         state, actions = step(context, state, Tick(), 6.0)
-        wanted = [one.client_id for one in wanted_of(EvaluationRequest, actions)]
+        wanted = [one.participant.client_id for one in wanted_of(EvaluationRequest, actions)]
         assert len(wanted) <= AT_ONCE
         found += wanted
     assert found == [*names]

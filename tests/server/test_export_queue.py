@@ -86,7 +86,7 @@ def asked(context: RunContext, state: RunState, now_s: float = 2.0) -> tuple[Run
 
 
 def _estimate_bytes(context: RunContext, size: Architecture | None) -> int:
-    return 0 if size is None else context.estimate(size).training_memory_bytes["onnx"]
+    return 0 if size is None else context.first.estimate(size).training_memory_bytes["onnx"]
 
 
 def trained(context: RunContext, state: RunState, now_s: float = 3.0) -> tuple[RunState, tuple[Action, ...]]:
@@ -275,8 +275,8 @@ def test_no_method_gives_a_size_that_its_target_cannot_train(name: str) -> None:
     }
     base = AssignmentContext(
         networks={"": context.network},
-        candidates=context.candidates,
-        estimate=context.estimate,
+        candidates=context.first.candidates,
+        estimate=context.first.estimate,
         draw=Draw(seed=0, round=2, client_id="ada", memory=context.roles.memory.initial),
         target="onnx",
         budget=Budget(memory_bytes=2**61),
@@ -347,7 +347,7 @@ def test_a_search_gets_what_it_wanted_one_round_later_and_the_records_say_so() -
             assert (row.requested, row.parameters_lost) == ("", 0.0)
             continue
         assert row.requested == better.name
-        assert row.parameters_lost == pytest.approx(1 - row.parameters / context.estimate(better).parameters)
+        assert row.parameters_lost == pytest.approx(1 - row.parameters / context.first.estimate(better).parameters)
         assert row.parameters_lost > 0
     assert {row.requested for row in record.clients} != {""}
     state, exports = _told(context, state, BUDGETS)

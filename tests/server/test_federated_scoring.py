@@ -195,7 +195,7 @@ def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
     facts = ProgramFacts(planned_peak_bytes=1000, chain=Chain(links=links, fixed_bytes=0, runtime_bytes=()))
     made = RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
     state, _ = step(BY_DEVICES, state, made, 6.0)
-    client = state.clients[wanted.client_id]
+    client = state.clients[wanted.participant.client_id]
     assert (client.stage, client.reason) == (
         "skipped",
         "its runtime 'onnx' lacks an operator of its submodel",

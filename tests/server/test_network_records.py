@@ -16,9 +16,9 @@ from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
 from subfleet.journal.networks import NetworkRecord, walk_descendants
 from subfleet.journal.records import RoundRecord
 from subfleet.journal.rows import build_network_records
-from subfleet.rounds.networks import describe_readiness
 from subfleet.rounds.state import RunState
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
+from subfleet.serving.narration import describe_readiness
 
 CONTEXT = context_of()
 CONFIG = CONTEXT.config.model

@@ -33,7 +33,6 @@ from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.networks import (
     build_target_estimates,
-    describe_networks,
     estimate_size,
     find_standing,
     get_estimates,
@@ -48,6 +47,7 @@ from subfleet.rounds.obstacles import list_unfit_sizes, record_unfit
 from subfleet.rounds.state import RunState, Submodel
 from subfleet.rounds.work import CostRequest
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
+from subfleet.serving.narration import describe_networks
 from subfleet.testing.rounds import draw_state, make_context, with_steps
 from subfleet.testing.submodels import have_same_bits
 
@@ -174,7 +174,7 @@ def test_a_wider_and_deeper_network_computes_what_its_parent_does() -> None:
         said.append(module.eval()(inputs).detach())
     torch.testing.assert_close(said[0], said[1], rtol=1e-5, atol=1e-5)
     largest = list_networks(CONTEXT, RunState(lineages=lineages))[1].space[-1]
-    assert estimate_size(CONTEXT, lineages, largest).parameters > CONTEXT.candidates[-1].parameters
+    assert estimate_size(CONTEXT, lineages, largest).parameters > CONTEXT.first.candidates[-1].parameters
 
 
 def test_a_network_that_is_drawn_begins_as_a_run_of_its_own_would() -> None:

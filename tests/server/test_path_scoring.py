@@ -23,7 +23,7 @@ from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.progress import Searching
 from subfleet.rounds.state import RunState
-from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import Dataset
 from subfleet.testing.rounds import SUPERNET, make_context

@@ -34,7 +34,7 @@ from server.server_rig import World, config, fleet
 
 from subfleet.protocol.answers import Answer
 from subfleet.protocol.messages import Message, Presence
-from subfleet.rounds.awaiting import get_punctuality, is_unawaited
+from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.live import PUNCTUAL, Punctuality
@@ -42,6 +42,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.signals import RequestDone, Withdraw
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest
+from subfleet.serving.attendance import is_unawaited
 from subfleet.serving.narration import describe_step
 from subfleet.settings.sections import Deadlines
 

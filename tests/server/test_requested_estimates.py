@@ -75,7 +75,7 @@ def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None
     assert step(PLAN, state, Tick(), 3.5)[1] == ()
     found = explore_sizes(PLAN, state)
     state, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
-    assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
+    assert [one.participant.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
     assert (state.pool, state.live.requested) == (found.sizes, frozenset())
     again, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
     assert (again.pool, wanted_of(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
@@ -151,7 +151,7 @@ def test_what_was_found_before_a_kill_is_not_looked_for_again(tmp_path: Path) ->
     found, _ = estimated(early)
     found, actions = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
     assert found.pool == before.pool
-    assert [one.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
+    assert [one.participant.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
     sizes: list[Any] = []
     for state in (before, found):
         after, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 9.0)
@@ -213,7 +213,7 @@ def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_s
     while any(client.stage == "answered" for client in state.clients.values()):
         assert state.requested_attempt == 0, "requested programs are weighed when all are told"
         state, actions = step(context, state, Tick(), 2.0)
-        sized.append([one.client_id for one in wanted_of(TaskRequest, actions)])
+        sized.append([one.participant.client_id for one in wanted_of(TaskRequest, actions)])
     assert [len(some) for some in sized] == [AT_ONCE, AT_ONCE, 1]
     assert [name for some in sized for name in some] == names
     assert state.requested_attempt == 1

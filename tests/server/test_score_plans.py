@@ -10,7 +10,7 @@ from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState
-from subfleet.emulation.batch.exports import LazyExports
+from subfleet.export.pool import ExportPool
 from subfleet.methods.fedfa import FedFA
 from subfleet.programs.supply import Supply, build_train_request
 from subfleet.programs.worker import Snapshot, Threads, Worker
@@ -25,7 +25,7 @@ from subfleet.transport.blob_store import BlobStore
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 
 
-def test_a_score_is_planned_with_the_gradients_that_it_keeps(exports: LazyExports, tmp_path: Path) -> None:
+def test_a_score_is_planned_with_the_gradients_that_it_keeps(exports: ExportPool, tmp_path: Path) -> None:
     context = create_context(config(method=FedFA(choice="score")), "run-1")
     threads = Threads()
     supply = Supply(

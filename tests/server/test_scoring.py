@@ -217,7 +217,7 @@ def test_who_scores_none_or_refuses_is_given_what_fits_and_its_repetition_nothin
     assert (replies(actions), given(actions)) == (["accepted"], [LARGEST])
     again, actions = step(PLAN, state, refused, 3.0)
     assert (replies(actions), again.clients) == (["duplicate"], state.clients)
-    least = PLAN.candidates[0].training_memory_bytes["onnx"]
+    least = PLAN.first.candidates[0].training_memory_bytes["onnx"]
     state, actions = step(PLAN, state, refusal(PLAN, state, "cyd", least), 3.0)
     assert given(actions) == [PLAN.space[0].architecture_id], "what is free now decides"
 
@@ -308,7 +308,7 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
         for name in "abcdefgh"
     }
     assert len(set(known.values())) > 1
-    order = [one.architecture.architecture_id for one in context.candidates]
+    order = [one.architecture.architecture_id for one in context.first.candidates]
     half = (len(order) - 1) // 2
     for sizes in known.values():
         small, middle, large = (order.index(size) for size in sizes)
@@ -316,7 +316,7 @@ def test_proposals_are_spread_drawn_alike_and_within_the_links_budget() -> None:
     assert propose(make_assignee(context, "a", previous=context.space[0])) == ()
     assert propose(make_assignee(context, "a", memory_bytes=1)) == ()
     assert FedFA().roles().assigner.propose is None
-    for link_bytes in range(0, 4 * context.candidates[-1].weight_bytes, 500):
+    for link_bytes in range(0, 4 * context.first.candidates[-1].weight_bytes, 500):
         budget = Budget(memory_bytes=2**40, downlink_bytes=link_bytes)
         found = propose(replace(make_assignee(context, "a"), budget=budget))
         if len(found) > 1:

@@ -76,7 +76,7 @@ def test_devices_get_the_largest_submodel_that_fits_now(tmp_path: Path) -> None:
     ids, later = ({name: row.architecture_id for name, row in one.items()} for one in (first, second))
     assert ids["ada"] == ids["bob"] == later["bob"] != ids["cyd"]
     assert later["ada"] == later["cyd"]
-    candidates = world.context.candidates
+    candidates = world.context.first.candidates
     for row in (*first.values(), *second.values()):
         smaller = [one for one in candidates if one.training_memory_bytes["onnx"] <= row.budget_bytes]
         assert row.architecture_id == smaller[-1].architecture.architecture_id
@@ -249,7 +249,7 @@ def test_the_programs_own_plan_decides(tmp_path: Path) -> None:
         planned=lambda request: 2 * LARGE if request.architecture.axes == () else 1000,
     )
     rows = finished(world).server.result().rounds[0].clients
-    narrow = [one for one in world.context.candidates if one.architecture.axes]
+    narrow = [one for one in world.context.first.candidates if one.architecture.axes]
     expected = narrow[-1].architecture.architecture_id
     assert {(row.architecture_id, row.status) for row in rows} == {(expected, "aggregated")}
     assert all(row.planned_peak_bytes <= row.budget_bytes for row in rows)

@@ -66,7 +66,7 @@ def test_each_pair_of_size_and_student_is_one_program_of_the_round_that_wrote_it
 @pytest.mark.slow
 def test_a_device_with_memory_for_the_smallest_network_alone_takes_part_in_every_round(tmp_path: Path) -> None:
     """Two copies of the smallest took 8.51 MB against 6.14 of one, so that small devices were skipped."""
-    smallest = context_of(method=FjORD()).candidates[0].training_memory_bytes["onnx"]
+    smallest = context_of(method=FjORD()).first.candidates[0].training_memory_bytes["onnx"]
 
     def planned(request: TrainRequest) -> int:
         return smallest if request.student is None else smallest + 1

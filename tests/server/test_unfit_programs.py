@@ -43,7 +43,7 @@ from subfleet.rounds.sizing import propose_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.tasks import request_task
 from subfleet.rounds.work import AggregatedRound, CheckRequest, ProgramRequest, Scorable, ScoringRequest, TaskRequest
-from subfleet.search.fitting import Obstacle
+from subfleet.search.candidates import Obstacle
 from subfleet.search.queue import ProgramFacts, SizedProgram, WrittenProgram
 
 PLAN = context_of(rounds=4)
@@ -358,11 +358,11 @@ def test_training_keeps_within_the_seconds_that_a_device_gives_to_it(
     context = context_of(training_s=training_s, training=replace(PLAN.config.training, epochs=epochs))
     state, _ = assigned(context, told(measuring(context), "ada", macs_per_s=macs_per_s))
     ada, bob = state.clients["ada"], state.clients["bob"]
-    seconds = [3 * one.forward_macs * 10 * epochs / macs_per_s for one in context.candidates]  # of 10 samples
+    seconds = [3 * one.forward_macs * 10 * epochs / macs_per_s for one in context.first.candidates]  # of 10 samples
     fitting = [place for place, needed in enumerate(seconds) if not training_s or needed <= training_s]
     assert ada.size == (context.space[fitting[-1]] if fitting else None)
     assert bob.size == context.space[-1], "it does not tell what it computes in a second"
     if not fitting:
         assert ada.reason.startswith(
-            f"no submodel fits: the smallest takes {context.candidates[0].forward_macs} multiply"
+            f"no submodel fits: the smallest takes {context.first.candidates[0].forward_macs} multiply"
         )

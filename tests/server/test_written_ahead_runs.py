@@ -24,7 +24,7 @@ def _unwritable(context: RunContext, names: set[str]) -> Callable[[TrainRequest]
     def peak_bytes(request: TrainRequest) -> int:
         if request.architecture.architecture_id in names:
             raise ExportError("a layer cannot be trained")
-        return context.estimate(request.architecture).training_memory_bytes["onnx"]
+        return context.first.estimate(request.architecture).training_memory_bytes["onnx"]
 
     return peak_bytes
 

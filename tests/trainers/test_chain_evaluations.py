@@ -55,6 +55,6 @@ def test_a_population_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
     for odd, told in ((("dense", "dense"), "2 operators"), (("dense", "dense", "identity"), "'identity' of")):
         with pytest.raises(ProtocolError, match=told):
             evaluate(replace(job, work=replace(job.work, settings=replace(job.work.settings, population=(odd,)))))
-    held_bytes = chain().room(chain().links).held_bytes
+    held_bytes = chain().plan_memory(chain().links).held_bytes
     with pytest.raises(MemoryLimitError):
         evaluate(replace(job, memory_limit_bytes=held_bytes + 500))

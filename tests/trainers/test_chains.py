@@ -177,7 +177,7 @@ def test_a_subspace_trains_and_tells_of_its_own_tensors_alone(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_path_without_room_is_never_drawn(tmp_path: Path, drawn: Drawn) -> None:
     job = write_train_job(tmp_path, replace(SETTINGS, epochs=8))
-    room = program().manifest.chain.room(chain().links)  # type: ignore[union-attr]
+    room = program().manifest.chain.plan_memory(chain().links)  # type: ignore[union-attr]
     # Stem, head and three dense operators keep 110 bytes, and no program takes as much as those of "added".
     for limit_bytes, allowed in (
         (room.held_bytes + 300 + 110, {"dense", "identity"}),
@@ -196,7 +196,7 @@ def test_a_path_without_room_is_never_drawn(tmp_path: Path, drawn: Drawn) -> Non
 
 def test_without_room_for_the_leanest_path_nothing_is_loaded(tmp_path: Path) -> None:
     job, pieces = write_train_job(tmp_path), Pieces()
-    least_bytes = chain().room(chain().links).least_peak_bytes
+    least_bytes = chain().plan_memory(chain().links).least_peak_bytes
     with pytest.raises(MemoryLimitError) as caught:
         draw_within(job, least_bytes - 1, pieces)
     assert (caught.value.needed_bytes, caught.value.limit_bytes) == (least_bytes, least_bytes - 1)
@@ -231,7 +231,7 @@ def test_an_operator_that_the_runtime_refuses_is_left_out(
 def test_without_room_for_what_the_runtime_does_not_refuse_nothing_is_trained(tmp_path: Path) -> None:
     """The leanest path has room with "dense"; in its place "added" keeps 30 bytes more."""
     job = write_train_job(tmp_path)
-    room = program().manifest.chain.room(chain().links)  # type: ignore[union-attr]
+    room = program().manifest.chain.plan_memory(chain().links)  # type: ignore[union-attr]
     limit_bytes = room.held_bytes + PEAKS["added"] + 20 + KEPT["dense"]
     with pytest.raises(MemoryLimitError) as caught:
         draw_within(job, limit_bytes, Pieces(refused=frozenset({"dense"})))

@@ -110,7 +110,7 @@ def _load(job: Job[Evaluate], loaded: Loaded, links: Sequence[Link], paths: Sequ
         Link(name=link.name, operators=tuple(one for one in link.operators if (link.name, one.name) in used))
         for link in links
     )
-    held_bytes = loaded.layout.chain.room(links).held_bytes
+    held_bytes = loaded.layout.chain.plan_memory(links).held_bytes
     for path in paths:
         needed_bytes = held_bytes + max(stage.operator.kept_bytes + stage.operator.peak_bytes for stage in path)
         if needed_bytes > job.memory_limit_bytes:

@@ -55,8 +55,8 @@ class Loaded:
             FileError: the packed program cannot be read.
             ProtocolError: it is not what its manifest says.
         """
-        room = self.layout.chain.room(links)
-        drawable, left_bytes = room.within(job.memory_limit_bytes)
+        room = self.layout.chain.plan_memory(links)
+        drawable, left_bytes = room.select_operators(job.memory_limit_bytes)
         if not drawable:
             # Nothing is allocated on the word of a received manifest alone.
             raise MemoryLimitError(needed_bytes=room.least_peak_bytes, limit_bytes=job.memory_limit_bytes)

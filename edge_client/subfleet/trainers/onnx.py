@@ -23,7 +23,7 @@ from subfleet.arrays import numpy_dtype
 from subfleet.protocol.errors import ConfigError, MissingExtraError, TrainingError
 from subfleet.protocol.loading import explain_load_error
 from subfleet.protocol.programs import Program
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 from subfleet.trainers.library_pages import map_library
 from subfleet.trainers.onnx_sessions import GIVE_BACK, PROVIDERS, call_guarded, check_values, open_session
 from subfleet.trainers.prediction import FREE_BATCH_SIZE, Model, read_form
@@ -195,7 +195,7 @@ def load_onnx(provider: str) -> OnnxRuntime:
         ConfigError: it has no such provider, or the provider does not work.
     """
     try:
-        module: ModuleType = imported("onnxruntime")
+        module: ModuleType = import_silently("onnxruntime")
     except ModuleNotFoundError as error:
         raise MissingExtraError("onnxruntime", "edge") from error
     except Exception as error:  # a build for another NumPy raises whatever it comes upon

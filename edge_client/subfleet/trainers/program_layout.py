@@ -130,7 +130,7 @@ class ProgramLayout:
 
     def links(self, choices: Mapping[str, Collection[str]]) -> tuple[Link, ...]:
         """The links of a subspace; see `Chain.kept`. A plain program has no choices: they were made before."""
-        return self.chain.links if self.plain else self.chain.kept(choices)
+        return self.chain.links if self.plain else self.chain.restrict(choices)
 
     def weights(self, links: Sequence[Link]) -> tuple[ValueInfo, ...]:
         """List parameters, buffers and frozen weights of a subspace, as inputs of the whole package."""

@@ -47,7 +47,7 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
 def _open_processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
     from subfleet.export.pool import ExportPool
 
-    with ExportPool(cache) as exports:  # it loads PyTorch while this process does
+    with ExportPool(cache) as exports:  # its worker loads PyTorch while this process does
         from subfleet.emulation.processes import run_processes
 
         yield partial(run_processes, exports=exports, broker=broker)
@@ -55,10 +55,10 @@ def _open_processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterato
 
 @contextmanager
 def _open_batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
-    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.batch.host import run_in_batch
+    from subfleet.export.pool import ExportPool
 
-    with LazyExports(cache) as exports:
+    with ExportPool(cache, workers=1) as exports:
         yield partial(run_in_batch, exports=exports)
 
 

@@ -25,9 +25,9 @@ from subfleet.elastic.model_state import unpack_state
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.robust_rules import StackMember, find_held_elements
 from subfleet.elastic.running_statistics import recalibrate
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
+from subfleet.export.pool import ExportPool
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.aggregator import keep_aggregate, share_everything
 from subfleet.methods.fedfa import FedFA
@@ -40,7 +40,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.reporting.run_figures import violates
 from subfleet.rounds.context import RunContext
-from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
@@ -85,7 +85,7 @@ _COMMUNICATION_S = 1.0
 
 
 def check_methods(
-    exports: LazyExports, methods: Mapping[str, type[AnyMethod]] = METHODS
+    exports: ExportPool, methods: Mapping[str, type[AnyMethod]] = METHODS
 ) -> Iterator[tuple[str, NormPolicy, str]]:
     """Check every method; yields its name, the norm policy, and "ok" or the first problem."""
     for name, kind in methods.items():
@@ -99,7 +99,7 @@ def find_accepted_norms(method: AnyMethod) -> tuple[NormPolicy, ...]:
     return tuple(norms for norms in get_args(NormPolicy) if _find_config(method, norms) is not None)
 
 
-def check_method(method: AnyMethod, exports: LazyExports, norms: NormPolicy = "averaged") -> str:
+def check_method(method: AnyMethod, exports: ExportPool, norms: NormPolicy = "averaged") -> str:
     """Run three rounds of a method; returns "ok" or the first problem."""
     config = _find_config(method, norms)
     if config is None:
@@ -119,7 +119,7 @@ def _gather(context: RunContext) -> GatheredRun:
     Clients have different runtimes of the method. If each size has norms of its own, the third client's link fits the
     largest one, because the norms of the whole model would never be trained otherwise.
     """
-    space = context.candidates
+    space = context.first.candidates
     banked = context.roles.aggregator.sharing_groups is not share_everything and not context.roles.aggregator.personal
     indices = (0, len(space) // 2, max(0, len(space) - (1 if banked else 2)))
     whole, runtimes = load_digits(), context.config.targets

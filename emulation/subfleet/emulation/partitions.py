@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.errors import ConfigError, MissingExtraError
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 from subfleet.settings.samples import Partition, PartitionSettings
 from subfleet.tasks import Dataset
 from subfleet.tasks.dataset import NO_OWNER
@@ -154,7 +154,7 @@ _PARTITIONS: Mapping[Partition, Callable[[Dataset, _Split], list[Indices]]] = Ma
 
 def _import() -> Any:
     try:
-        return imported("flwr_datasets.partitioner")
+        return import_silently("flwr_datasets.partitioner")
     except ImportError as error:
         raise MissingExtraError("flwr-datasets", "emulation") from error
 
@@ -165,7 +165,7 @@ def _shuffle(count: int, split: _Split) -> Indices:
 
 def _load_parts(partitioner: Any, indices: Indices, keys: Indices, split: _Split, *, count: int = 0) -> list[Indices]:
     """The parts that a partitioner of flwr-datasets makes of samples with keys: classes or owners."""
-    partitioner.dataset = imported("datasets").Dataset.from_dict({_KEY: keys, _INDEX: indices})
+    partitioner.dataset = import_silently("datasets").Dataset.from_dict({_KEY: keys, _INDEX: indices})
     try:
         with warnings.catch_warnings():
             # It warns whenever it draws again to reach min_samples, and about packages that it uses.

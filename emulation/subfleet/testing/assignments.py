@@ -21,7 +21,7 @@ def draw_budget(context: RunContext, generator: random.Random) -> Budget:
     """A budget close to what submodels need."""
 
     def draw_near(needs: Callable[[Candidate], int]) -> int:
-        return needs(generator.choice(context.candidates)) + generator.randint(-1, 1)
+        return needs(generator.choice(context.first.candidates)) + generator.randint(-1, 1)
 
     return Budget(
         memory_bytes=draw_near(lambda candidate: candidate.training_memory_bytes["onnx"]),
@@ -39,12 +39,12 @@ def draw_question(context: RunContext, generator: random.Random, budget: Budget)
             size=size.architecture,
             facts=ProgramFacts(planned_peak_bytes=size.training_memory_bytes["onnx"] + generator.choice([0, 1, 10**6])),
         )
-        for size in generator.sample(context.candidates, min(3, len(context.candidates)))
+        for size in generator.sample(context.first.candidates, min(3, len(context.first.candidates)))
     }
     return replace(
         make_assignee(context, generator.choice("abc"), round_number=generator.randint(1, 5)),
         budget=budget,
-        below=generator.choice([None, None, generator.choice(context.candidates)]),
+        below=generator.choice([None, None, generator.choice(context.first.candidates)]),
         written=written,
         previous=generator.choice([None, generator.choice(context.space)]),
     )
@@ -53,7 +53,7 @@ def draw_question(context: RunContext, generator: random.Random, budget: Budget)
 def assert_fits(context: RunContext, waiting: AssignmentContext, candidate: Candidate) -> None:
     """Assert that the estimate, the written program and the update of an assigned submodel fit the budget."""
     budget, architecture = waiting.budget, candidate.architecture
-    assert_estimate_fits(context.estimate(architecture), budget)
+    assert_estimate_fits(context.first.estimate(architecture), budget)
     known = waiting.written.get(architecture.architecture_id)
     assert known is None or (known.facts.planned_peak_bytes or 0) <= budget.memory_bytes, (
         f"the program of {architecture.name!r} needs more memory than its budget"

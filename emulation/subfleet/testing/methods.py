@@ -231,7 +231,7 @@ class MethodContract:
         """Memory, disk, compute, downlink and uplink; the largest budget always gets a submodel."""
         context = make_context(self.method, self.model)
         generator = random.Random(SEED)  # noqa: S311 - tries choices, keeps no secret
-        needs = sorted({candidate.training_memory_bytes["onnx"] for candidate in context.candidates})
+        needs = sorted({candidate.training_memory_bytes["onnx"] for candidate in context.first.candidates})
         least = draw_question(context, generator, Budget(memory_bytes=min(needs) - 1, downlink_bytes=0, uplink_bytes=0))
         assert context.roles.assigner.assign(replace(least, written={})).candidate is None, (
             "a submodel was assigned to an insufficient budget"
@@ -240,7 +240,7 @@ class MethodContract:
         assert context.roles.assigner.assign(plenty).candidate is not None, (
             "no submodel was assigned to the largest budget"
         )
-        smallest = min(context.candidates, key=lambda candidate: candidate.order)
+        smallest = min(context.first.candidates, key=lambda candidate: candidate.order)
         assert context.roles.assigner.assign(replace(plenty, below=smallest)).candidate is None, (
             "a submodel was assigned below the smallest"
         )
@@ -251,7 +251,7 @@ class MethodContract:
             if candidate is not None:
                 assert_fits(context, waiting, candidate)
             if assigned.requested is not None:
-                assert_estimate_fits(context.estimate(assigned.requested.program.size), waiting.budget)
+                assert_estimate_fits(context.first.estimate(assigned.requested.program.size), waiting.budget)
 
     def _answers(self) -> list[Any]:
         context = make_context(self.method, self.model)

@@ -105,13 +105,13 @@ def make_assignee(
     search = context.roles.assigner.search
     return AssignmentContext(
         networks={"": context.network},
-        candidates=context.candidates,
-        estimate=context.estimate,
+        candidates=context.first.candidates,
+        estimate=context.first.estimate,
         draw=Draw(seed=SEED, round=round_number, client_id=name, memory=context.roles.memory.initial),
         target="onnx",
         budget=Budget(memory_bytes=memory_bytes),
         previous=previous,
-        search=None if search is None else search.start(context.network, context.estimate, "onnx"),
+        search=None if search is None else search.start(context.network, context.first.estimate, "onnx"),
     )
 
 

@@ -80,6 +80,10 @@ class ExportCache:
             return None
         return path
 
+    def is_empty(self) -> bool:
+        """Return whether the folder holds no result."""
+        return not any(path.suffix in _SUFFIXES for path in self._folder.iterdir())
+
     def trim(self) -> None:
         """Remove the least recently used results until the rest is within the limit."""
         files = []

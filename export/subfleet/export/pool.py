@@ -192,14 +192,14 @@ class _Worker:
 class ExportPool:
     """Worker processes that export, and the cache of their results.
 
-    The first worker starts at once and imports its tools. Others start when jobs wait for longer than a start takes,
-    because there are many or because a worker is slow or hangs. Results are cached by content id, so a request is
-    exported only once; simultaneous identical requests share one future. Close the pool, or use it as a context
-    manager.
+    If the cache is empty, the first worker starts at once and imports its tools; otherwise it starts with the first
+    request that the cache cannot answer. Others start when jobs wait for longer than a start takes, because there are
+    many or because a worker is slow or hangs. Results are cached by content id, so a request is exported only once;
+    simultaneous identical requests share one future. Close the pool, or use it as a context manager.
     """
 
     def __init__(self, cache: CacheFolder, *, workers: int = 2, timeout_s: float = 120.0) -> None:
-        """Start the first worker.
+        """Open the cache; start the first worker if the cache is empty.
 
         Args:
             cache: the cache folder; if it exceeds its limit, the least recently used results are removed.
@@ -287,7 +287,7 @@ class ExportPool:
             thread.join()
 
     def _serve(self, worker: _Worker, number: int) -> None:
-        if number == 0:
+        if number == 0 and self._cache.is_empty():
             with contextlib.suppress(ExportError, OSError):  # the first job will report the same error
                 worker.start()
         while (item := self._jobs.take(after_s=0.0 if worker.process_id else number * START_S)) is not None:

@@ -14,10 +14,10 @@ from subfleet.protocol.errors import DataError
 
 
 def zico(gradients: Sequence[Arrays]) -> float:
-    """The sum, over layers, of log(sum over weights of mean|g| / std g), both over batches.
+    """Compute the sum over layers of log(sum over weights of mean|g| / std g), with mean and deviation over batches.
 
-    The larger, the better a network is expected to learn. Weights whose gradient is the same in all batches are left
-    out; a layer of such weights alone adds 0. The score does not change with the scale of the loss.
+    The larger the score, the better a network is expected to learn. Weights with the same gradient in all batches are
+    skipped; a layer with only such weights adds 0. The scale of the loss does not matter.
 
     Args:
         gradients: of each batch, two or more: the gradient of the loss with respect to the weights of each
@@ -28,14 +28,14 @@ def zico(gradients: Sequence[Arrays]) -> float:
     """
     if len(gradients) < 2:
         raise DataError(f"there are gradients of {len(gradients)} batches, but a score needs those of two or more")
-    shapes = [{name: array.shape for name, array in one.items()} for one in gradients]
-    if any(found != shapes[0] for found in shapes):
+    shapes = [{name: array.shape for name, array in batch.items()} for batch in gradients]
+    if any(batch_shapes != shapes[0] for batch_shapes in shapes):
         raise DataError("the gradients of the batches differ in names or shapes, but must be those of one network")
     return math.fsum(_layer_score(name, gradients) for name in shapes[0])
 
 
 def _layer_score(name: str, gradients: Sequence[Arrays]) -> float:
-    values = np.stack([one[name].reshape(-1) for one in gradients]).astype(np.float64)
+    values = np.stack([batch[name].reshape(-1) for batch in gradients]).astype(np.float64)
     if not np.isfinite(values).all():
         raise DataError(f"the gradient of {name!r} is not finite, so that the network cannot be scored")
     # Stated without the deviation, which rounding may leave above 0 where all are equal.

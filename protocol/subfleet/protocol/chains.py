@@ -1,9 +1,10 @@
 """Chains: training programs of supernets in pieces, which a device runs one after another along a drawn path.
 
-A supernet is a row of links. Each link reads what the one before it gives; a link with several operators is a choice,
-and a batch goes through one of them (FedorAS, section 3.1). Places of equal shape share the pieces that compute them.
-On the way there a link's input alone is kept; on the way back its piece computes the link again and gives gradients;
-the optimiser's step is a piece of its own, as clipping looks at the gradients of the whole path.
+A supernet is a sequence of links, each of which reads the output of the previous one. A link with several operators is
+a choice, and a batch goes through one of them (FedorAS, section 3.1). Links of equal shape share their pieces. The
+forward pass keeps only the input of each link; in the backward pass its piece computes the link again and returns
+gradients. The optimiser's step is a separate piece, as clipping needs the gradients of the whole
+path.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.limits import Count
 
 Step = str
-"""What one program of a piece does: "forward", "backward" or "update"; the last link has "evaluate" for "forward"."""
+"""The purpose of a program: "forward", "backward" or "update"; the last link has "evaluate" instead of "forward"."""
 
 
 def name_program(piece: str, step: Step) -> str:
@@ -31,14 +32,14 @@ class LinkOperator:
 
     Attributes:
         name: of the operator; empty in a link without a choice.
-        piece: that computes it; empty where it passes on what it reads.
-        prefix: what the names of its tensors begin with in the supernet; the piece's own names follow.
-        weight_bytes: of its parameters and buffers.
-        state_bytes: of its optimiser states.
-        kept_bytes: of its input, which is kept for the way back, and of its gradients, both of one batch.
-        peak_bytes: the most that one of its programs takes at once, what it gives included.
+        piece: the piece that computes it; empty if it returns its input.
+        prefix: prefix of its tensors' names in the supernet; the piece's names follow.
+        weight_bytes: size of its parameters and buffers.
+        state_bytes: size of its optimiser states.
+        kept_bytes: size of its input, which is kept for the backward pass, and of its gradients, for one batch.
+        peak_bytes: peak memory of its largest program, including outputs.
         forward_macs: multiplications of one sample's forward pass.
-        needs: operators that the device's runtime must have for it, sorted; empty where it is not told.
+        needs: operators that the device's runtime must have, sorted; empty if unknown.
     """
 
     name: str
@@ -58,8 +59,8 @@ class Link:
     """One part of a chain.
 
     Attributes:
-        name: of its choice; of another link any name that no other has.
-        operators: one, or those of the choice that the program's target can run.
+        name: of its choice; for other links any unique name.
+        operators: a single one, or those of the choice that the program's target can run.
     """
 
     name: str
@@ -76,112 +77,113 @@ def _check_pieces(links: tuple[Link, ...], runtime_bytes: tuple[tuple[str, int],
     for link in links:
         if not link.operators:
             yield f"link {link.name!r:.80} has no operators, but must have one or more"
-        if unknown := sorted({one.piece for one in link.operators} - pieces - {""}):
+        if unknown := sorted({operator.piece for operator in link.operators} - pieces - {""}):
             yield f"link {link.name!r:.80} names the piece {unknown[0]!r:.80}, but must name one of runtime_bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked(_check_pieces)
 class Chain:
-    """The links of a chain and their memory; its programs are separate.
+    """The links of a chain and their memory, without the programs.
 
     Attributes:
         links: from the input to the loss.
-        fixed_bytes: of the runtime and of one batch, whatever is drawn.
-        runtime_bytes: what the runtime takes for the programs of each piece, by the piece's name.
+        fixed_bytes: memory of the runtime and of one batch, for any path.
+        runtime_bytes: memory of the runtime for the programs of each piece, by the piece's name.
     """
 
     links: Annotated[tuple[Link, ...], Length(least=1), Each(key=attrgetter("name"))]
     fixed_bytes: Count
     runtime_bytes: tuple[tuple[str, Count], ...]
 
-    def kept(self, choices: Mapping[str, Collection[str]]) -> "tuple[Link, ...]":
+    def restrict(self, choices: Mapping[str, Collection[str]]) -> "tuple[Link, ...]":
         """Restrict the links to a subspace's operators; a choice that is not named keeps all.
 
         Raises:
-            ProtocolError: it names an operator that the chain lacks, or leaves a choice without any.
+            ProtocolError: the subspace has an operator that the chain lacks, or a choice without operators.
         """
-        found = tuple(_restrict(link, choices) for link in self.links)
-        lacking = sorted(choices.keys() - {link.name for link in self.links if link.open})
-        empty = [link.name for link in found if not link.operators]
-        if lacking or empty:
-            raise ProtocolError(f"a subspace keeps operators of {(lacking or empty)[0]!r:.80} that the chain lacks")
-        return found
+        links = tuple(_restrict(link, choices) for link in self.links)
+        unknown = sorted(choices.keys() - {link.name for link in self.links if link.open})
+        empty = [link.name for link in links if not link.operators]
+        if unknown or empty:
+            raise ProtocolError(f"a subspace keeps operators of {(unknown or empty)[0]!r:.80} that the chain lacks")
+        return links
 
-    def room(self, links: Sequence[Link]) -> "ChainRoom":
-        """Compute the memory that a subspace takes on every path, and that of the paths."""
-        pieces = {one.piece for link in links for one in link.operators}
+    def plan_memory(self, links: Sequence[Link]) -> "ChainMemory":
+        """Plan the memory of a subspace's paths."""
+        operators = [operator for link in links for operator in link.operators]
+        pieces = {operator.piece for operator in operators}
         held_bytes = self.fixed_bytes + sum(size_bytes for name, size_bytes in self.runtime_bytes if name in pieces)
-        held_bytes += sum(one.weight_bytes + one.state_bytes for link in links for one in link.operators)
-        return ChainRoom(links=tuple(links), held_bytes=held_bytes)
+        held_bytes += sum(operator.weight_bytes + operator.state_bytes for operator in operators)
+        return ChainMemory(links=tuple(links), held_bytes=held_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainRoom:
-    """The memory of a subspace's paths: shared memory, what each link keeps, and the largest program.
+class ChainMemory:
+    """The memory of a subspace's paths: what all paths share, what each link keeps, and the largest program.
 
     Attributes:
         links: of the subspace.
-        held_bytes: whatever is drawn: runtime, batch, and the weights and optimiser states of all operators.
+        held_bytes: for any path: runtime, batch, and the weights and optimiser states of all operators.
     """
 
     links: tuple[Link, ...]
     held_bytes: int
 
-    def within(self, memory_bytes: int) -> "tuple[tuple[Link, ...], int]":
-        """Select the operators that fit a memory limit, and compute the bytes that those of a path may keep together.
+    def select_operators(self, memory_bytes: int) -> "tuple[tuple[Link, ...], int]":
+        """Select the operators that fit a memory limit, and compute how much a path's operators may keep together.
 
-        Operators with the largest programs are left out first, until the leanest path of the others has room; so the
-        most that any program of them takes is set aside once.
+        Operators with the largest programs are left out until the leanest path of the others fits; the largest program
+        of these is then reserved once.
 
         Returns:
-            The links, and what is left; no links where not even the leanest path has room.
+            The links, and the remaining bytes; no links if not even the leanest path fits.
         """
-        for peak_bytes in sorted({one.peak_bytes for link in self.links for one in link.operators}, reverse=True):
-            links = tuple(_find_leanest(link, peak_bytes) for link in self.links)
+        for links, peak_bytes in reversed(list(self._restrict_programs())):
             left_bytes = memory_bytes - self.held_bytes - peak_bytes
-            if all(link.operators for link in links) and _sum_least_bytes(links) <= left_bytes:
+            if _sum_least_bytes(links) <= left_bytes:
                 return links, left_bytes
         return (), 0
 
     @property
     def least_peak_bytes(self) -> int:
-        """Planned peak of the leanest path: with less, nothing can be trained."""
-        peaks = sorted({one.peak_bytes for link in self.links for one in link.operators})
-        found = []
-        for peak_bytes in peaks:
-            links = tuple(_find_leanest(link, peak_bytes) for link in self.links)
-            if all(link.operators for link in links):
-                found.append(self.held_bytes + peak_bytes + _sum_least_bytes(links))
-        return min(found)
+        """Planned peak of the leanest path: with less memory nothing can be trained."""
+        return min(self.held_bytes + peak + _sum_least_bytes(links) for links, peak in self._restrict_programs())
 
     @property
     def evaluation_peak_bytes(self) -> int:
         """Planned peak of evaluating any path: each link is released before the next one."""
-        return self.held_bytes + max(one.kept_bytes + one.peak_bytes for link in self.links for one in link.operators)
+        operators = (operator for link in self.links for operator in link.operators)
+        return self.held_bytes + max(operator.kept_bytes + operator.peak_bytes for operator in operators)
 
     @property
     def largest_peak_bytes(self) -> int:
         """Planned peak if every link draws the operator that keeps most, and one has the largest program."""
-        kept_bytes = sum(max(one.kept_bytes for one in link.operators) for link in self.links)
-        return self.held_bytes + kept_bytes + max(one.peak_bytes for link in self.links for one in link.operators)
+        kept_bytes = sum(max(operator.kept_bytes for operator in link.operators) for link in self.links)
+        peaks = (operator.peak_bytes for link in self.links for operator in link.operators)
+        return self.held_bytes + kept_bytes + max(peaks)
+
+    def _restrict_programs(self) -> Iterator[tuple[tuple[Link, ...], int]]:
+        """List limits on programs from the smallest, each with the links whose operators keep within it."""
+        for peak_bytes in sorted({operator.peak_bytes for link in self.links for operator in link.operators}):
+            links = tuple(_limit_programs(link, peak_bytes) for link in self.links)
+            if all(link.operators for link in links):
+                yield links, peak_bytes
 
 
 def _restrict(link: Link, choices: Mapping[str, Collection[str]]) -> Link:
     if not link.open or link.name not in choices:
         return link
     selected = choices[link.name]
-    own = {one.name for one in link.operators}
-    if not own.issuperset(selected):
-        raise ProtocolError(
-            f"a subspace keeps {sorted(set(selected) - own)[0]!r:.80}, which link {link.name!r:.80} lacks"
-        )
-    return Link(name=link.name, operators=tuple(one for one in link.operators if one.name in selected))
+    if unknown := sorted(set(selected) - {operator.name for operator in link.operators}):
+        raise ProtocolError(f"a subspace keeps {unknown[0]!r:.80}, which link {link.name!r:.80} lacks")
+    return Link(name=link.name, operators=tuple(operator for operator in link.operators if operator.name in selected))
 
 
-def _find_leanest(link: Link, peak_bytes: int) -> Link:
-    return Link(name=link.name, operators=tuple(one for one in link.operators if one.peak_bytes <= peak_bytes))
+def _limit_programs(link: Link, peak_bytes: int) -> Link:
+    operators = (operator for operator in link.operators if operator.peak_bytes <= peak_bytes)
+    return Link(name=link.name, operators=tuple(operators))
 
 
 def _sum_least_bytes(links: Sequence[Link]) -> int:
-    return sum(min(one.kept_bytes for one in link.operators) for link in links)
+    return sum(min(operator.kept_bytes for operator in link.operators) for link in links)

@@ -1,4 +1,4 @@
-"""Disk space that a task takes on a device: the device checks it, and the server plans with it."""
+"""Disk space of a task on a device, as the device checks it and the server plans it."""
 
 from collections.abc import Set
 
@@ -6,9 +6,9 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, Train
 
 TRAINED_COPIES = 3
-"""Files of the size of the weights during training: weights, update, and the copy of the update that is sent."""
+"""Files as large as the weights during training: weights, update, and the copy of the update that is sent."""
 PLACED_COPIES = 2
-"""Copies of a model while it is placed: the fetched one and the final one."""
+"""Copies of a model during deployment: the fetched one and the final one."""
 
 
 def needed_bytes(task: Task, lacking: Set[str] | None = None) -> int:

@@ -1,6 +1,6 @@
-"""Files that survive a crash, and features that file systems may lack: locks, and entries that survive a power cut.
+"""Crash-safe files, and features that file systems may lack: locks, and directory entries that survive a power cut.
 
-Network file systems and shared folders often have neither. Devices and servers continue there without them.
+Network file systems and shared folders often lack both. Devices and servers continue without them.
 """
 
 import errno
@@ -22,10 +22,10 @@ def lock(file: IO[Any] | int, *, wait: bool) -> bool:
 
     Args:
         file: open for writing, or the descriptor of an open folder.
-        wait: for whoever holds it.
+        wait: whether to wait until the lock is free.
 
     Raises:
-        BlockingIOError: somebody else holds it, and we do not wait.
+        BlockingIOError: another process holds the lock, and `wait` is False.
         OSError: the file system fails.
         UnsupportedSystemError: the operating system has no such locks.
     """

@@ -1,6 +1,6 @@
 """Finds the folders of a user's own files, even without a home, as in a container with a numeric user.
 
-Such a user has a folder below the temporary one. It is nobody else's: what lies in it is trusted like a home's files.
+Such a user gets a folder below the temporary one, which nobody else can write: its files are trusted like a home's.
 """
 
 import os
@@ -32,19 +32,19 @@ def find_state_root() -> Path:
 
 
 def find_home() -> Path:
-    """The home, or the folder that takes its place where there is none.
+    """Find the home, or make a substitute.
 
     Raises:
-        FileError: there is no home, and nothing can take its place.
+        FileError: there is no home, and no substitute can be made.
     """
     home = _find_home()
     return _make_substitute() if home is None else home
 
 
 def set_home(environment: MutableMapping[str, str]) -> None:
-    """Name a home and a user to libraries, which look for both in their own ways, where the system names none.
+    """Set $HOME and a user name for libraries, if the system has none.
 
-    Where no folder can take the home's place it is left to whoever needs one: many commands need none.
+    If no substitute for the home can be made, nothing is set: many commands need no home.
     """
     if _find_home() is None:
         with suppress(FileError):
@@ -62,7 +62,7 @@ def _find_folder(variable: str, usual: str) -> Path:
     if named:
         return Path(named)
     folder = find_home() / usual
-    # A home that can be read only, such as that of a system's own user, may have a writable cache, or none.
+    # A read-only home, as system users have, may still have a writable cache.
     return folder if _can_be_made(folder) else _make_substitute() / usual
 
 
@@ -71,9 +71,9 @@ def _find_home() -> Path | None:
         home = Path.home()
     except RuntimeError:  # no $HOME, and a number without a name
         return None
-    # Containers name the root folder as the home of a number without a name, and of system users one that is not there.
-    is_one = _can_be_made(home) or (home.is_dir() and home != Path(home.anchor))
-    return home if is_one else None
+    # In containers the home of a numeric user is the root folder, and that of system users may not exist.
+    usable = _can_be_made(home) or (home.is_dir() and home != Path(home.anchor))
+    return home if usable else None
 
 
 def _can_be_made(folder: Path) -> bool:
@@ -92,15 +92,15 @@ def _is_known(uid: int) -> bool:
 
 
 def _make_substitute() -> Path:
-    ask = "set HOME to a folder that you can write"
+    remedy = "set HOME to a folder that you can write"
     try:
         folder = Path(tempfile.gettempdir()) / f"subfleet-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise FileError(
-            f"you have no home folder, and no temporary one can be made ({error.strerror}); {ask}"
+            f"you have no home folder, and no temporary one can be made ({error.strerror}); {remedy}"
         ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise FileError(f"you have no home folder, and {str(folder)!r} is somebody else's, or open to others; {ask}")
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise FileError(f"you have no home folder, and {str(folder)!r} is somebody else's, or open to others; {remedy}")
     return folder

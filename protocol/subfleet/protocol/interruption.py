@@ -1,4 +1,4 @@
-"""Ctrl-C in a process of ours: whatever a library makes of it, the process ends as one that was stopped."""
+"""Detects Ctrl-C, so that an interrupted process ends as such even if a library raised another error."""
 
 import signal
 import threading
@@ -9,10 +9,9 @@ from types import FrameType
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """A context whose value says whether Ctrl-C has come; it raises `KeyboardInterrupt` as ever.
+    """Yield a function that returns whether Ctrl-C was pressed; `KeyboardInterrupt` is raised as usual.
 
-    To catch that is not enough: packages that are interrupted while they are loaded raise errors of their own in its
-    place, which say nothing of it.
+    Catching that is not enough: packages that are interrupted during import may raise other errors instead.
     """
     interrupted = False
 
@@ -21,7 +20,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         interrupted = True
         signal.default_int_handler(number, frame)
 
-    # Only the main thread may set handlers. Whoever ignores Ctrl-C, or has a handler of their own, keeps to that.
+    # Only the main thread may set handlers. A handler that somebody else has set stays.
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,4 +1,4 @@
-"""A package that is installed and cannot be loaded, in one sentence: why, and what to do."""
+"""Explains in one sentence why an installed package cannot be loaded, and what to do."""
 
 import re
 from importlib.metadata import PackageNotFoundError, version
@@ -11,14 +11,14 @@ _MOST_CHARACTERS = 200
 
 
 def explain_load_error(package: str, error: BaseException) -> BrokenError:
-    """The error for a package that raised something while it was loaded or tried; "" where none is to be named."""
+    """Make the error for a package that raised something while it was loaded or tried; "" names no package."""
     cause = find_cause(error)
     what = f"the package {package!r} is there, but cannot be loaded" if package else "it raised an error"
     return BrokenError(f"{what} ({cause}); {_find_remedy(package, cause)}")
 
 
 def find_cause(error: BaseException) -> str:
-    """The first words of what an error was raised from, in one line."""
+    """Describe the innermost cause of an error in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split())
@@ -28,12 +28,14 @@ def find_cause(error: BaseException) -> str:
 def _find_remedy(package: str, cause: str) -> str:
     if cause.startswith(MemoryError.__name__):
         return "free some memory, add swap, or raise the limit of the container"
-    # Never "pip install" of the package itself: on a board that would write over a build for the board's own GPU.
+    # Never suggest to reinstall the package itself: that would overwrite a board's own build for its GPU.
     if package != "numpy" and _NUMPY.search(cause):
-        found = _read_version("numpy")
-        if _NUMPY_TOO_OLD.search(cause) or not found.startswith("2"):
-            return f"this build was made for a newer NumPy than {found or 'is here'}; run: pip install --upgrade numpy"
-        return f"this build was made for NumPy 1, but NumPy {found} is here; run: pip install 'numpy>=1.26,<2'"
+        installed = _read_version("numpy")
+        if _NUMPY_TOO_OLD.search(cause) or not installed.startswith("2"):
+            return (
+                f"this build was made for a newer NumPy than {installed or 'is here'}; run: pip install --upgrade numpy"
+            )
+        return f"this build was made for NumPy 1, but NumPy {installed} is here; run: pip install 'numpy>=1.26,<2'"
     return "install the libraries that this build of it needs, or another build"
 
 

@@ -1,6 +1,6 @@
 """Notes in an inference model, as texts by name: its classes, its objective, and its transform.
 
-ONNX models carry them as metadata, ExecuTorch's as methods that give their texts in bytes.
+ONNX models carry them as metadata, ExecuTorch models as methods that return the texts as bytes.
 """
 
 from subfleet.protocol.class_names import CLASS_NAMES, format_class_names
@@ -9,18 +9,18 @@ from subfleet.protocol.task_kinds import TASK_KINDS, Objective
 from subfleet.protocol.transform import DATA_TRANSFORM, DataTransform, format_transform
 
 OBJECTIVE = "objective"
-"""Under which a model file carries the objective's name."""
+"""The key of the objective's name in a model file."""
 
 
 def list_notes(
     classes: tuple[str, ...], objective: Objective, transform: DataTransform | None = None
 ) -> dict[str, str]:
-    """The notes of a model; none of classes without names, of the usual objective (a class of each sample), of nothing.
+    """List the notes of a model, without unnamed classes, the default objective, and no transform.
 
     Args:
-        classes: names of its classes, in its order.
-        objective: that it was trained by.
-        transform: what was done to the samples that it was trained on.
+        classes: class names, in the model's order.
+        objective: of its training.
+        transform: of its training samples.
     """
     named = {CLASS_NAMES: format_class_names(classes)} if classes else {}
     meant = {} if objective == "cross_entropy" else {OBJECTIVE: objective}
@@ -35,8 +35,8 @@ def parse_objective(text: str) -> Objective:
     """
     for name in TASK_KINDS:
         if name == text:
-            found: Objective = name  # type: ignore[assignment]  # the table has all of them, and no other
-            return found
+            objective: Objective = name  # type: ignore[assignment]  # the table has exactly the objectives
+            return objective
     raise ProtocolError(
         f"a model's objective is {text!r:.80}, but must be one of {sorted(TASK_KINDS)}; deploy it again"
     )

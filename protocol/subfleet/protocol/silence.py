@@ -12,10 +12,10 @@ class Switch:
     """An environment variable that turns off a library's reports to its vendor.
 
     Attributes:
-        modules: names by which the library, and what reports through it, is imported.
+        modules: import names of the library, and of libraries that report through it.
         variable: its name.
-        value: what turns reports off.
-        reports: what the library would do by default.
+        value: its value that turns reports off.
+        reports: what the library does by default.
     """
 
     modules: tuple[str, ...]
@@ -56,23 +56,23 @@ SWITCHES = (
         reports="uploads crashes of its own",
     ),
 )
-"""Every library of ours that reports by itself."""
+"""All used libraries that report to their vendors."""
 
 
 def silence(environment: MutableMapping[str, str]) -> None:
     """Turn off all reports in an environment, such as `os.environ`; the user's own values stay.
 
-    Most libraries read their variable when they are imported, so that this comes first in every process.
+    Most libraries read their variable on import, so this is called first in every process.
     """
     for switch in SWITCHES:
         environment.setdefault(switch.variable, switch.value)
 
 
-def imported(module: str) -> Any:
-    """Import a module of a library that would report, with its reports turned off.
+def import_silently(module: str) -> Any:
+    """Import a module with reports turned off.
 
     Raises:
-        ImportError: it is not there, or cannot be loaded.
+        ImportError: the module is missing or cannot be loaded.
     """
     silence(os.environ)
     return importlib.import_module(module)

@@ -11,17 +11,17 @@ from subfleet.protocol.exit_codes import ExitCode
 def settle(program: str) -> ExitCode:
     """Prepare this process for a command; OK if it may continue.
 
-    Whatever is written to a console is written with replacements for what that cannot show, libraries find a home, and
-    scratch files of processes that were killed are removed.
+    The console shows replacements for characters that it cannot encode, libraries find a home, and scratch files of
+    killed processes are removed.
 
     Args:
-        program: whose name stands before what is said.
+        program: name of the command, for messages.
     """
     if sys.platform == "win32":
         refused = UnsupportedSystemError()
         sys.stderr.write(f"{program}: {refused}\n")
         return refused.exit_code
-    from subfleet.protocol.homes import set_home  # it reads what Windows has not
+    from subfleet.protocol.homes import set_home  # uses a module that Windows lacks
     from subfleet.protocol.scratch import list_scratch_folders, sweep
 
     _soften(sys.stdout)
@@ -31,6 +31,6 @@ def settle(program: str) -> ExitCode:
 
 
 def _soften(stream: object) -> None:
-    # Standard error replaces by itself. Whoever chose a way of their own with PYTHONIOENCODING keeps that.
+    # Standard error replaces by default. An explicit PYTHONIOENCODING stays.
     if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors="replace")

@@ -1,7 +1,7 @@
-"""Kinds of task: what labels are, by which metrics a model is judged, and how metrics follow from sums over labels.
+"""Kinds of task: the type of labels, the metrics of a model, and the computation of metrics from sums over labels.
 
-Devices and server compute the same sums (`subfleet.tasks.metrics`). The sums of several data sets add up to those of
-all of them, so that a metric of a fleet is that of its samples together, and a claim is held to what its labels allow.
+Devices and server compute the same sums (`subfleet.tasks.metrics`). Sums of several data sets add up, so that a fleet's
+metric is that of all its samples together, and a device's claim can be checked for contradictions.
 """
 
 import math
@@ -14,9 +14,9 @@ from subfleet.protocol.metric_sums import SCORE_BINS, Totals
 
 Objective = Literal["cross_entropy", "next_token", "dense_cross_entropy", "binary_cross_entropy", "mean_squared_error"]
 _MOST_LOSS = 700.0
-"""Beyond which a perplexity is no number."""
+"""Losses above this would overflow a perplexity."""
 _ROUNDING = 1e-6
-"""By which sums of floating point numbers may differ from what they add up to, as a fraction of it."""
+"""Relative rounding error of sums of floating-point numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class Metric:
     """A metric of a model.
 
     Attributes:
-        title: what people call it.
-        larger_is_better: else smaller is.
+        title: its name for people.
+        larger_is_better: whether larger values are better.
     """
 
     title: str
@@ -45,7 +45,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "loss": Metric(title="loss", larger_is_better=False),
     }
 )
-"""Each by its name in files: shares from 0 to 1, but perplexity, errors in the unit of the targets, R2 and loss."""
+"""By name in files. Most are fractions from 0 to 1; RMSE and MAE are in the unit of the targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ class TaskKind:
         name: of the kind.
         labels: "classes" are indices of classes; "probabilities" numbers from 0 to 1, one for each output; "numbers"
             any numbers, one for each output.
-        places: what has a label: a "sample", each "token" of a sequence, each "pixel" of an image; or "any" of these,
-            as the network predicts.
+        places: what has a label: a "sample", each "token" of a sequence, each "pixel" of an image, or "any" of these,
+            depending on the network.
         metrics: names in `METRICS`, the headline first.
-        by_class: whether the headline needs what is counted by class.
+        by_class: whether the headline needs counts by class.
     """
 
     name: Literal["classification", "sequence", "segmentation", "multi_label", "regression"]
@@ -70,7 +70,7 @@ class TaskKind:
 
     @property
     def headline(self) -> str:
-        """The metric that a model is judged by."""
+        """The main metric."""
         return self.metrics[0]
 
     @property
@@ -130,7 +130,7 @@ TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
         ),
     }
 )
-"""By the name of the objective that is minimised."""
+"""By the name of the objective."""
 
 
 def better(metric: str) -> float:
@@ -149,10 +149,10 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 def compute_metrics(kind: TaskKind, totals: Totals) -> dict[str, float]:
     """Compute the metrics of a kind that the sums allow, in the kind's order.
 
-    What is counted by class is so only where that was asked; areas need labels of both sorts, R2 targets that differ.
+    Some need counts by class, which an evaluation must request; AUROC needs labels of both kinds, R2 varying targets.
     """
-    found = ((name, _METRICS[name](totals)) for name in kind.metrics)
-    return {name: value for name, value in found if value is not None}
+    values = ((name, _METRICS[name](totals)) for name in kind.metrics)
+    return {name: value for name, value in values if value is not None}
 
 
 def find_contradiction(kind: TaskKind, totals: Totals, outputs: int) -> str:
@@ -164,7 +164,7 @@ def find_contradiction(kind: TaskKind, totals: Totals, outputs: int) -> str:
         outputs: of the network.
     """
     sums = totals.sums
-    told = {
+    series = {
         "class_counts": totals.class_counts,
         "class_predicted": sums.class_predicted,
         "absolute_errors": sums.absolute_errors,
@@ -174,7 +174,7 @@ def find_contradiction(kind: TaskKind, totals: Totals, outputs: int) -> str:
         "positives": sums.positives[::SCORE_BINS],
         "negatives": sums.negatives[::SCORE_BINS],
     }
-    for name, numbers in told.items():
+    for name, numbers in series.items():
         if len(numbers) not in (0, outputs):
             return f"{name} are told of {len(numbers)} outputs, but the model has {outputs}"
     if kind.labels == "numbers":
@@ -218,9 +218,8 @@ def _contradict_scores(totals: Totals, rows: int, counts: Sequence[int]) -> str:
     positives, negatives = totals.sums.positives, totals.sums.negatives
     if not positives and not negatives:
         return ""
-    told = zip(map(sum, _split_bins(positives)), map(sum, _split_bins(negatives)), strict=False)
-    expected = [(count, rows - count) for count in counts]
-    if [*told] != expected:
+    scored = zip(map(sum, _split_bins(positives)), map(sum, _split_bins(negatives)), strict=False)
+    if [*scored] != [(count, rows - count) for count in counts]:
         return "scores are not told of each label once"
     return ""
 
@@ -247,7 +246,7 @@ def _contradict_errors(totals: Totals) -> str:
 
 
 def _is_any_below(numbers: Sequence[int], least: Sequence[int]) -> bool:
-    return any(number < one for number, one in zip(numbers, least, strict=False))
+    return any(number < bound for number, bound in zip(numbers, least, strict=False))
 
 
 def _split_bins(counts: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -288,9 +287,9 @@ def _auroc(totals: Totals) -> float | None:
         if not any(ones) or not any(zeros):
             continue
         below, twice = 0, 0
-        for one, zero in zip(ones, zeros, strict=True):
-            twice += one * (2 * below + zero)
-            below += zero
+        for positive, negative in zip(ones, zeros, strict=True):
+            twice += positive * (2 * below + negative)
+            below += negative
         areas.append(twice / (2 * sum(ones) * sum(zeros)))
     return math.fsum(areas) / len(areas) if areas else None
 

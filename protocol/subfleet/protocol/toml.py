@@ -13,10 +13,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Read TOML.
 
     Raises:
-        ValueError: it is none, nests tables too deeply, or has an integer of thousands of digits.
+        ValueError: the text is not TOML, is nested too deeply, or has an integer with thousands of digits.
     """
     try:
-        found: dict[str, Any] = tomllib.loads(text)
+        table: dict[str, Any] = tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("its lists or tables are nested too deeply") from error
-    return found
+    return table

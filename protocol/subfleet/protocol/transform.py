@@ -1,6 +1,6 @@
 """The transform of samples to a model's input, the same on devices, on the server and in predictions.
 
-It travels in tasks and stands in exported models, so that pictures are never prepared in two ways.
+Tasks and exported models contain it, so that pictures are always prepared in the same way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ from subfleet.protocol.bounds import Condition, Length, Range, checked
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 
 DATA_TRANSFORM = "data_transform"
-"""Under which a model file carries it: as metadata, or as a method that gives its text in bytes."""
+"""Name of the metadata entry, or of the method, by which a model file carries the transform."""
 MAX_TEXT_BYTES = 4096
 MAX_SIDE = 4096
 MAX_SCALED_PIXELS = 2**24
-"""Of a picture after it is scaled: one that is long and narrow would grow beyond any memory."""
+"""Pixels of a picture after scaling: a long and narrow one could grow beyond any memory."""
 MAX_CHANNELS = 64
 MAX_VALUE = 1e6
-"""Of means and deviations; what is divided by less than a millionth is refused, too."""
+"""Limit on means and deviations, and on 1 / deviation."""
 
 Side = Annotated[int, Range(least=1, most=MAX_SIDE)]
 Sides = Annotated[tuple[Side, ...], Length(most=2)]

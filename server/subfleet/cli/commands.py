@@ -246,12 +246,12 @@ def methods(
 
 def _check_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import show_progress
-    from subfleet.emulation.batch.exports import LazyExports
     from subfleet.emulation.method_checks import check_methods
+    from subfleet.export.pool import ExportPool
     from subfleet.programs.place import open_default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
-    with show_progress("Checking") as show, LazyExports(open_default_cache()) as exports:
+    with show_progress("Checking") as show, ExportPool(open_default_cache(), workers=1) as exports:
         for name, norms, verdict in check_methods(exports):
             verdicts.setdefault(name, {})[norms] = verdict
             show(f"{sum(map(len, verdicts.values()))} done, last {name} with norms {norms!r}: {verdict}")

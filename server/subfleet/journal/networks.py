@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.protocol.task_kinds import better, format_metrics
-from subfleet.search.path_evolution import kendall_tau
+from subfleet.search.supernets import kendall_tau
 
 _FLOAT_BYTES = 4
 

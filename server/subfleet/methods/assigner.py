@@ -15,10 +15,9 @@ from subfleet.methods.aggregator import Participant
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import Limit, Obstacle, find_obstacles, find_program_obstacles
+from subfleet.search.candidates import Candidate, Limit, Obstacle, find_obstacles
 from subfleet.search.query import CostEstimates, FoundSize, Search
-from subfleet.search.queue import ProgramFacts, RequestedProgram
+from subfleet.search.queue import ProgramFacts, RequestedProgram, find_program_obstacles
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
     from torch import Tensor
@@ -114,10 +113,6 @@ class AssignmentContext:
         own = tuple(candidate for candidate in self.candidates if candidate.architecture.network == network_id)
         return replace(self, candidates=own, networks=MappingProxyType({network_id: self.networks[network_id]}))
 
-    def lasts(self, candidate: Candidate) -> bool:
-        """Whether a candidate may be assigned most of the time, according to the device's log."""
-        return self.lasting is None or replace(self, budget=self.lasting).allows(candidate)
-
     def allows(self, candidate: Candidate) -> bool:
         """Whether a candidate may be assigned, as far as is known."""
         return next(self.find_obstacles(candidate), None) is None
@@ -210,12 +205,10 @@ class SizeSearch:
             yet. The run adds what was found before and passes it on as `AssignmentContext.search`.
         explore: what the search finds for a client, to be remembered. It runs for all clients of a round before any is
             assigned a submodel, so that all choose from the same. It may take seconds.
-        planned_estimates: memory is estimated by a model of the memory planner, not by shapes.
     """
 
     start: Callable[[Network, CostEstimates, str], Search]
     explore: Callable[[AssignmentContext], tuple[FoundSize, ...]]
-    planned_estimates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +219,7 @@ class Assigner:
         space: from a network and width rates, the submodels that may be assigned.
         assign: chooses one of them for a client.
         search: finds submodels beyond `space`; None searches nothing.
+        planned_estimates: memory is estimated by a model of the memory planner, not by shapes.
         propose: candidates, from smallest to largest, that a client scores on its own data. It then gets the one with
             the highest score, or what `assign` chooses if it returns no scores. Fewer than two propose nothing.
         declarations: clients have the submodels or the networks of their own that they declare. A client without a
@@ -242,14 +236,10 @@ class Assigner:
     space: Callable[[Network, Sequence[float]], tuple[Architecture, ...]] = uniform_space
     assign: Callable[[AssignmentContext], Assignment] = assign_largest
     search: SizeSearch | None = None
+    planned_estimates: bool = False
     propose: Callable[[AssignmentContext], tuple[Candidate, ...]] | None = None
     declarations: bool = False
     lasting: bool = False
     awaits_programs: bool = True
     place: Callable[[Network, Architecture, Draw], Architecture] = lambda network, size, draw: size
     exchange: Callable[[Network, Participant, Mapping[str, Tensor]], Exchange] | None = None
-
-    @property
-    def planned_estimates(self) -> bool:
-        """Whether memory is estimated by a model of the memory planner."""
-        return self.search is not None and self.search.planned_estimates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from types import MappingProxyType
@@ -169,23 +169,17 @@ def describe_status(method: Method, setting: Setting, altered: Sequence[str] = (
     return join_departures((*list_departures(method, setting), *_list_replacements(method, setting), *altered))
 
 
-def _list_replacements(method: Method, setting: Setting) -> tuple[str, ...]:
+def _list_replacements(method: Method, setting: Setting) -> Iterator[str]:
     """The techniques that the run replaces, except those that the method itself covers."""
     own, run, judged = method.roles().techniques, setting.techniques, method.INFO.judges
-    robust, optimiser, codec = run.robust_aggregation, run.server_optimiser, run.update_codec
-    replacements = {
-        f"updates are aggregated by {robust.TYPE if robust else ''} in place of the mean (robust_aggregation)": (
-            robust is not None
-        ),
-        f"the server's optimiser is {optimiser.TYPE if optimiser else ''} (server_optimiser)": (
-            optimiser is not None and type(optimiser) is not type(own.server_optimiser)
-        ),
-        f"updates are compressed by {codec.TYPE if codec else ''} (update_codec)": (
-            setting.compressed and "update_codec" not in judged
-        ),
-        "norms are separate for each submodel (norms)": (
-            run.norms == "bank" and setting.norm != "none" and "norms" not in judged
-        ),
-        "the whole model teaches its submodels (distillation)": run.teaches and "distillation" not in judged,
-    }
-    return tuple(sentence for sentence, holds in replacements.items() if holds)
+    optimiser = run.server_optimiser
+    if run.robust_aggregation is not None:
+        yield f"updates are aggregated by {run.robust_aggregation.TYPE} in place of the mean (robust_aggregation)"
+    if optimiser is not None and type(optimiser) is not type(own.server_optimiser):
+        yield f"the server's optimiser is {optimiser.TYPE} (server_optimiser)"
+    if setting.compressed and "update_codec" not in judged:
+        yield f"updates are compressed by {run.codec.TYPE} (update_codec)"
+    if run.norms == "bank" and setting.norm != "none" and "norms" not in judged:
+        yield "norms are separate for each submodel (norms)"
+    if run.teaches and "distillation" not in judged:
+        yield "the whole model teaches its submodels (distillation)"

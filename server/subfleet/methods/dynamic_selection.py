@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
@@ -23,7 +24,7 @@ from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, SizeSearch, WrittenSize
-from subfleet.methods.describing import Condition, MethodInfo, Setting, always, parameter
+from subfleet.methods.describing import MethodInfo, Setting, always, parameter
 from subfleet.methods.roles import Roles
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
@@ -43,20 +44,16 @@ _INITIAL_CORRECTION, _QUANTILE = 1.03, 0.9
 _PUBLISHED = DistillationSettings()
 
 
-def _distils_otherwise(key: str) -> Condition:
+def _find_distillation(method: DynamicSelection, setting: Setting) -> DistillationSettings | None:
+    """The settings of the run's distillation; None if nothing is distilled."""
+    techniques = setting.techniques.over(Techniques(distillation=method.distillation))
+    return techniques.distillation if techniques.teaches else None
+
+
+def _differs(key: str, method: DynamicSelection, setting: Setting) -> bool:
     """Whether a setting of the distillation, if there is any, differs from the paper's."""
-
-    def applies(method: DynamicSelection, setting: Setting) -> bool:
-        settings = setting.techniques.distillation or method.distillation
-        taught = settings is not None and settings.iterations > 0
-        return taught and getattr(settings, key) != getattr(_PUBLISHED, key)
-
-    return applies
-
-
-def _distils_nothing(method: DynamicSelection, setting: Setting) -> bool:
-    settings = setting.techniques.distillation or method.distillation
-    return settings is None or settings.iterations == 0
+    settings = _find_distillation(method, setting)
+    return settings is not None and getattr(settings, key) != getattr(_PUBLISHED, key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +82,11 @@ class DynamicSelection:
         departures={
             "while a submodel has no training program, the device gets the largest one that has": always,
             "activations are the network's own, without the paper's ReLU6": always,
-            "nothing is distilled": _distils_nothing,
-            "the teacher is constant during distillation": _distils_otherwise("mode"),
-            "the number of distillation steps is not 100": _distils_otherwise("iterations"),
-            "the learning rate of distillation is not 1e-3": _distils_otherwise("learning_rate"),
-            "the temperature of distillation is not 1": _distils_otherwise("temperature"),
+            "nothing is distilled": lambda method, setting: _find_distillation(method, setting) is None,
+            "the teacher is constant during distillation": partial(_differs, "mode"),
+            "the number of distillation steps is not 100": partial(_differs, "iterations"),
+            "the learning rate of distillation is not 1e-3": partial(_differs, "learning_rate"),
+            "the temperature of distillation is not 1": partial(_differs, "temperature"),
         },
     )
     search: Literal["pareto", "paper"] = parameter("pareto", paper="paper", otherwise="the search algorithm is ours")
@@ -104,9 +101,10 @@ class DynamicSelection:
 
     def roles(self) -> Roles:
         """A search for each client, and in-place distillation."""
-        search = SizeSearch(start=self.start, explore=self._explore, planned_estimates=self.estimates == "planned")
+        search = SizeSearch(start=self.start, explore=self._explore)
+        planned = self.estimates == "planned"
         return Roles(
-            assigner=Assigner(search=search, assign=self._assign),
+            assigner=Assigner(search=search, planned_estimates=planned, assign=self._assign),
             aggregator=Aggregator(
                 weigh=weigh_by(self.weighting), taught=lambda network, sizes: search_space(network, self.rates)
             ),
@@ -179,8 +177,8 @@ def _allows(context: AssignmentContext, query: Query, candidate: Candidate) -> b
 def _replace_by_plan(context: AssignmentContext, written: WrittenSize) -> Candidate:
     """A written size with its program's plan in place of the estimated memory."""
     peak_bytes = written.facts.planned_peak_bytes
-    memory = MappingProxyType({} if peak_bytes is None else {context.target: peak_bytes})
-    return replace(_estimate(context, written), training_memory_bytes=memory)
+    memory = {} if peak_bytes is None else {context.target: peak_bytes}
+    return replace(_estimate(context, written), training_memory_bytes=MappingProxyType(memory))
 
 
 def _estimate(context: AssignmentContext, written: WrittenSize) -> Candidate:

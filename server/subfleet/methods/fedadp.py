@@ -174,15 +174,15 @@ def _build_replication(
     They are made once for each client; otherwise the union's neurons would change their meaning in every round.
     """
     drawn = _copy(copies, network, client.size, open_stream(f"{client.client_id}/{network.id}/copies"))
-    names = {
-        kind: {axis: _name(kind, client.client_id, axis) for axis in drawn.sources} for kind in ("copies", "shares")
-    }
-    known = {
-        kind: {axis: tuple(kept[name].tolist()) for axis, name in axes.items() if name in kept}
-        for kind, axes in names.items()
-    }
-    sources = MappingProxyType({**drawn.sources, **known["copies"]})
-    return replace(drawn, sources=sources, shares=MappingProxyType(known["shares"]))
+    copied, shares = (
+        {
+            axis: tuple(kept[name].tolist())
+            for axis in drawn.sources
+            if (name := _name(kind, client.client_id, axis)) in kept
+        }
+        for kind in ("copies", "shares")
+    )
+    return replace(drawn, sources=MappingProxyType({**drawn.sources, **copied}), shares=MappingProxyType(shares))
 
 
 def _name(kind: str, client_id: str, axis: str) -> str:
@@ -193,13 +193,12 @@ def _keep_copies(copies: Copies, context: AggregationContext) -> ModelState:
     """Remember the copies of the clients that sent updates."""
     import torch
 
-    kept, place = dict(context.after.kept), next(iter(context.after.shared.values())).device
+    kept = dict(context.after.kept)
+    tensor = partial(torch.tensor, dtype=torch.int32, device=next(iter(context.after.shared.values())).device)
     for client in context.clients:
-        kept[f"{_CLIENTS}{client.client_id}"] = torch.ones(
-            1, dtype=torch.int32, device=place
-        )  # even if it copies nothing
+        kept[f"{_CLIENTS}{client.client_id}"] = tensor([1])  # even if it copies nothing
         for axis, source in _build_replication(copies, context.network, client, context.before.kept).sources.items():
-            kept[_name("copies", client.client_id, axis)] = torch.tensor(source, dtype=torch.int32, device=place)
+            kept[_name("copies", client.client_id, axis)] = tensor(source)
     return replace(context.after, kept=MappingProxyType(kept))
 
 
@@ -207,13 +206,11 @@ def succeed_union(copies: Copies, succession: Succession) -> tuple[Inheritance, 
     """A successor with the same copy of every client's network: it copies the union's copies."""
     import torch
 
-    from subfleet.elastic.building import init_state
     from subfleet.elastic.model_state import ModelState
     from subfleet.elastic.replication import size_in
 
     parent, network, state = succession.parent, succession.network, succession.state
     like = next(iter(state.shared.values()))
-    first = {name: tensor.to(like) for name, tensor in init_state(network, succession.seed).items()}
     larger = _copy(copies, network, size_in(network, parent), succession.stream)
     kept = {name: mark for name, mark in state.kept.items() if name.startswith(_CLIENTS)}
     known = {name.removeprefix(_CLIENTS) for name in kept}
@@ -237,7 +234,7 @@ def succeed_union(copies: Copies, succession: Succession) -> tuple[Inheritance, 
             kept[_name("copies", client_id, axis)] = before[source].to(torch.int32)
             kept[_name("shares", client_id, axis)] = shares[source] * share
     how = Replicated(sources=tuple(sorted(larger.sources.items())))
-    grown = ModelState(shared=larger.grow(state.shared, first), kept=MappingProxyType(kept))
+    grown = ModelState(shared=larger.grow(state.shared, succession.first), kept=MappingProxyType(kept))
     return (Copied() if network.config == parent.config else how), grown
 
 

@@ -118,7 +118,8 @@ class FedFA:
 
         Their weights, and those for training afterwards, together stay within the link's budget.
         """
-        fitting = [candidate for candidate in context.fitting if context.lasts(candidate)]
+        lasting = context if context.lasting is None else replace(context, budget=context.lasting)
+        fitting = [candidate for candidate in context.fitting if lasting.allows(candidate)]
         if context.previous is not None or not fitting:
             return ()
         *smaller, largest = fitting

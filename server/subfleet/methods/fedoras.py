@@ -275,7 +275,7 @@ def _fits_memory(context: AssignmentContext, architecture: Architecture, chain: 
     if chain is None:
         peak_bytes = context.estimate(architecture).training_memory_bytes.get(context.target, 0)
     else:
-        peak_bytes = chain.room(chain.kept(dict(architecture.choices))).least_peak_bytes
+        peak_bytes = chain.plan_memory(chain.restrict(dict(architecture.choices))).least_peak_bytes
     return peak_bytes <= context.budget.memory_bytes
 
 
@@ -283,21 +283,15 @@ def _list_runnable(
     network: Network, parts: _Parts, macs: int | None, chain: Chain | None, operators: tuple[str, ...]
 ) -> dict[str, dict[str, int]]:
     """The bytes of the operators of each choice that the device can run."""
-    links = (
-        None
-        if chain is None
-        else {link.name: {operator.name: operator for operator in link.operators} for link in chain.links}
-    )
+    needs = {(link.name, own.name): own.needs for link in chain.links for own in link.operators} if chain else {}
     cheapest = {name: min(parts[part][1] for part in choice.parts) for name, choice in network.choices.items()}
     least = parts[""][1] + sum(cheapest.values())
     runnable: dict[str, dict[str, int]] = {name: {} for name in network.choices}
     for name, choice in network.choices.items():
         for operator, part in zip(choice.operators, choice.parts, strict=True):
-            if links is not None:
-                link = links[name].get(operator)
-                if link is None or list_lacking_operators(link.needs, operators):
-                    continue
-            if macs is None or least - cheapest[name] + parts[part][1] <= macs:
+            needed = () if chain is None else needs.get((name, operator))
+            able = needed is not None and not list_lacking_operators(needed, operators)
+            if able and (macs is None or least - cheapest[name] + parts[part][1] <= macs):
                 runnable[name][operator] = _FLOAT_BYTES * parts[part][0]
     return runnable
 

@@ -7,7 +7,7 @@ Server half: each client draws one of the networks that it can carry, by utiliti
 network is the mean of its own clients' weights, and takes in what smaller ones have learned. When the newest one stops
 learning, another grows from it: the cells that move most become wider or deeper, and the new network computes the same
 at first. No round waits for it: clients draw it once its training programs are written.
-Reported losses are clipped (`soft_sharing.clip_losses`).
+Reported losses are clipped (`growth.clip_losses`).
 """
 
 from __future__ import annotations
@@ -20,31 +20,15 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.lineage import Drawn, Inheritance, Lineage
+from subfleet.methods import growth
 from subfleet.methods.aggregator import COUNTED_EQUALLY, Aggregator, Weighting, weigh_by
 from subfleet.methods.assigner import Assignment, AssignmentContext
+from subfleet.methods.claims import trimmed_mean
 from subfleet.methods.describing import MethodInfo, always, parameter
+from subfleet.methods.growth import Share, Shares, Utilities
 from subfleet.methods.roles import ClosedRound, LocalTraining, Memory, Roles, train_near_received
 from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
-from subfleet.methods.selector import trimmed_mean
 from subfleet.methods.sizes import assign_homogeneous, list_widths
-from subfleet.methods.soft_sharing import (
-    DecayBy,
-    Share,
-    SoftSharing,
-    Utilities,
-    clip_losses,
-    inherit_utilities,
-    odds,
-    update_utilities,
-)
-from subfleet.methods.transforming import (
-    Shares,
-    activeness,
-    convergence,
-    draw_copies,
-    extend_average,
-    transform_cells,
-)
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.limits import Amount, Count, Fraction, Positive, PositiveFraction
@@ -126,8 +110,9 @@ class FedTrans:
         warm_up: a network begins with its parent's weights; else with fresh ones, for comparison.
         share: see `Share`; "crop" is published.
         decay: factor on what is shared, for each round, 0 to 1; left open.
-        decay_by: see `DecayBy`; with the published "run", late networks take in almost nothing.
-        normalised: False is as printed; see `SoftSharing`.
+        decay_by: the decay begins when the "network" appeared, or when the "run" began, as published, with which late
+            networks take in almost nothing.
+        normalised: False is as printed; see `share_weights`.
         large_to_small: larger networks give to smaller ones too, which the paper shows to be harmful.
         compatible: what a client can carry: "measured" by memory, link and compute, or "macs" by compute alone, as
             published, if the programs' plans allow it.
@@ -181,7 +166,7 @@ class FedTrans:
         },
     )
     decay: Fraction = 0.98
-    decay_by: DecayBy = parameter(
+    decay_by: Literal["network", "run"] = parameter(
         "network", paper="run", otherwise="sharing decays with a model's own age", matters=_shares
     )
     normalised: bool = parameter(
@@ -220,15 +205,13 @@ class FedTrans:
         if not able:
             return Assignment(candidate=None)
         written = [candidate for candidate in able if candidate.architecture.architecture_id in context.written]
-        unwritten = [candidate for candidate in able if candidate.architecture.architecture_id not in context.written]
         requested = None
-        if unwritten:
-            program = SizedProgram(size=unwritten[-1].architecture, target=context.target)
-            requested = RequestedProgram(program=program, lost=1.0)
+        if unwritten := [candidate.architecture for candidate in able if candidate not in written]:
+            requested = RequestedProgram(program=SizedProgram(size=unwritten[-1], target=context.target), lost=1.0)
         if not written:  # as at the beginning of a run
             return Assignment(candidate=able[0], requested=requested if len(able) > 1 else None)
         own = memory.utilities.get(context.draw.client_id, {})
-        chances = odds([own.get(candidate.architecture.network, 0.0) for candidate in written])
+        chances = growth.odds([own.get(candidate.architecture.network, 0.0) for candidate in written])
         (drawn,) = context.draw.stream("network").choices(written, chances)
         return Assignment(candidate=drawn, requested=requested)
 
@@ -243,46 +226,39 @@ class FedTrans:
         from subfleet.elastic.growing import count_cell_parameters
 
         parameters = {name: sum(count_cell_parameters(network).values()) for name, network in context.networks.items()}
-        sharing = SoftSharing(
-            share=self.share,
-            decay=self.decay,
-            decay_by=self.decay_by,
-            normalised=self.normalised,
-            both_ways=self.large_to_small,
-        )
         states = {name: context.after.of(name).shared for name in context.networks}
         living = [lineage for lineage in context.lineages if lineage.living]
-        shared = sharing.mix(living, context.networks, states, parameters, context.round)
+        shared = growth.share_weights(self, living, context.networks, states, parameters, context.round)
         after = context.after
         for name, weights in shared.items():
             after = after.with_network(name, replace(after.of(name), shared=weights))
         born, wide = self._grow(context, living)
-        growth = Growth(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
-        return Evolution(after=after, born=(born,) if born else (), observation=growth)
+        outcome = Growth(parameters=parameters, newest=living[-1].id, born=born.id if born else "", wide=wide)
+        return Evolution(after=after, born=(born,) if born else (), observation=outcome)
 
     def _grow(self, context: EvolutionContext, living: Sequence[Lineage]) -> tuple[Lineage | None, tuple[str, ...]]:
         """The network that grows from the newest one, and its cells that became wider last; None if none grows."""
         memory, network = context.memory, context.networks[living[-1].id]
-        clipped = clip_losses(context.losses)
+        clipped = growth.clip_losses(context.losses)
         losses = [clipped[client.client_id] for client in context.clients if client.size.network == network.id]
         if not losses:
             return None, ()
         averages = self._average(memory, losses)
         if self.slopes == "first":
             averages = averages[: self.gamma + self.delta]
-        fallen = convergence(averages, gamma=self.gamma, delta=self.delta)
+        fallen = growth.convergence(averages, gamma=self.gamma, delta=self.delta)
         if math.isinf(fallen) or fallen > self.beta:
             return None, ()
-        moved = activeness(network, context.before.of(network.id).shared, context.after.of(network.id).shared)
+        moved = growth.activeness(network, context.before.of(network.id).shared, context.after.of(network.id).shared)
         cells = [name for name, amount in moved.items() if amount >= self.alpha * max(moved.values())]
         if self.cells == "random":
             cells = context.stream("cells").sample(sorted(moved), len(cells))
-        change = transform_cells(network, cells, memory.wide, factor=self.factor, inserted=self.inserted)
+        change = growth.transform_cells(network, cells, memory.wide, factor=self.factor, inserted=self.inserted)
         if change is None:
             return None, ()
         how: Inheritance = Drawn()
         if self.warm_up:
-            growth_map = draw_copies(network, change.config, context.stream("copies"), shares=self.shares)
+            growth_map = growth.draw_copies(network, change.config, context.stream("copies"), shares=self.shares)
             how = replace(growth_map, noise=self.noise, divided=self.divided)
         lineage = Lineage(
             id=f"m{len(living)}",
@@ -297,15 +273,15 @@ class FedTrans:
     def _average(self, memory: FedTransMemory, losses: list[float]) -> tuple[float, ...]:
         weights = [1.0] * len(losses)
         loss = trimmed_mean(losses, weights) if self.averaged == "trimmed" else math.fsum(losses) / len(losses)
-        return extend_average(memory.losses, loss, self.smoothing)
+        return growth.extend_average(memory.losses, loss, self.smoothing)
 
     def _remember(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
-        growth: Growth | None = closed.observation
-        if growth is None:  # a round that measures norms
+        outcome: Growth | None = closed.observation
+        if outcome is None:  # a round that measures norms
             return memory
-        clipped = clip_losses({name: past.loss for name, past in closed.clients.items()})
-        losses = [clipped[name] for name, past in closed.clients.items() if past.size.network == growth.newest]
-        utilities = update_utilities(memory.utilities, closed.clients, growth.parameters)
+        clipped = growth.clip_losses({name: past.loss for name, past in closed.clients.items()})
+        losses = [clipped[name] for name, past in closed.clients.items() if past.size.network == outcome.newest]
+        utilities = growth.update_utilities(memory.utilities, closed.clients, outcome.parameters)
         seen = (*memory.accuracies, closed.accuracy)
         left = len(seen) - self.stop_rounds
         after = replace(
@@ -315,10 +291,10 @@ class FedTrans:
             best=max((memory.best, *seen[: max(left, 0)])),
             accuracies=seen[max(left, 0) :],
         )
-        if not growth.born:
+        if not outcome.born:
             return after
-        utilities = inherit_utilities(utilities, growth.born, growth.newest)
-        return replace(after, utilities=utilities, losses=(), wide=growth.wide)
+        utilities = growth.inherit_utilities(utilities, outcome.born, outcome.newest)
+        return replace(after, utilities=utilities, losses=(), wide=outcome.wide)
 
     def _stop(self, memory: FedTransMemory) -> str:
         if not self.stop_rounds or len(memory.accuracies) < self.stop_rounds or not memory.best:

@@ -73,7 +73,8 @@ class FlexiFed:
             clustered = self.sharing == "clustered"
             apart = hash_architecture(network, client.size) if clustered else client.client_id
             keys = [""] * common + [apart] * (len(layers) - common)
-        own = {name for name, decl in network.tensors.items() if _is_classifier(network, decl.axes)}
+        classes = {name for name, axis in network.axes.items() if axis.kind == "class"}
+        own = {name for name, decl in network.tensors.items() if classes.intersection(decl.axes)}
         return {
             name: client.client_id if name in own else key
             for layer, key in zip(layers, keys, strict=True)
@@ -87,10 +88,6 @@ def _list_layers(network: Network, size: Architecture) -> list[Layer]:
     for name, shape in network.shapes(size).items():
         layers.setdefault(name.rpartition(".")[0], []).append((name, shape))
     return [tuple(layer) for layer in layers.values()]
-
-
-def _is_classifier(network: Network, axes: Sequence[object]) -> bool:
-    return any(isinstance(axis, str) and network.axes[axis].kind == "class" for axis in axes)
 
 
 def _count_common(network: Network, layers: Sequence[Layer], sizes: Sequence[Architecture]) -> int:

@@ -15,12 +15,12 @@ invariant. A mean by samples over the clients that hold an element.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from subfleet.elastic.axes import Axis, factors_of
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.methods.aggregator import ClientUpdate
-from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw
+from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw, assign_largest
 from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.oort import EXPECTED, Durations, duration_s
 from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
@@ -106,9 +106,9 @@ class FLuID:
             (name for name in selected if whole_s.get(name, 0.0) > 0), key=lambda name: (-whole_s[name], name)
         )
         slow, others = known[: self.stragglers], known[self.stragglers :]
-        paces = {name: whole_s[others[0]] / whole_s[name] for name in slow} if others else {}
         shares = {
-            name: next(fraction for least, fraction in _FRACTIONS if pace >= least) for name, pace in paces.items()
+            name: next(fraction for least, fraction in _FRACTIONS if whole_s[others[0]] / whole_s[name] >= least)
+            for name in (slow if others else ())
         }
         return Selection(clients=selected, memory=replace(memory, whole_s=whole_s, shares=shares))
 
@@ -121,20 +121,16 @@ class FLuID:
             return {}
         enough = math.ceil(self.agreeing * len(whole))
         by_client = [_find_largest_changes(updates.networks[update.client.size.network], update) for update in whole]
-        thresholds = {}
-        for name in by_client[0]:
-            stacked = torch.stack([changes[name] for changes in by_client])
-            thresholds[name] = tuple(float(change) for change in stacked.kthvalue(enough, dim=0).values)
-        return thresholds
+        stacks = {name: torch.stack([changes[name] for changes in by_client]) for name in by_client[0]}
+        return {name: tuple(stack.kthvalue(enough, dim=0).values.tolist()) for name, stack in stacks.items()}
 
-    def _remember(self, memory: Any, closed: ClosedRound) -> FluidMemory:
-        known: FluidMemory = memory
-        changes: Changes = closed.observation or known.changes
-        slow = [update.architecture for name, update in sorted(closed.clients.items()) if name in known.shares]
+    def _remember(self, memory: FluidMemory, closed: ClosedRound) -> FluidMemory:
+        changes: Changes = closed.observation or memory.changes
+        slow = [update.architecture for name, update in sorted(closed.clients.items()) if name in memory.shares]
         return FluidMemory(
-            whole_s=known.whole_s,
+            whole_s=memory.whole_s,
             changes=changes,
-            thresholds={name: self._adapt(known, name, neurons, closed.round) for name, neurons in changes.items()},
+            thresholds={name: self._adapt(memory, name, neurons, closed.round) for name, neurons in changes.items()},
             shared_indices=_intersect(slow),
         )
 
@@ -163,12 +159,8 @@ def _assign(context: AssignmentContext) -> Assignment:
     fraction = context.draw.memory.shares.get(context.draw.client_id, 1.0)
     most = context.estimate(list_widths(context.networks[""], (fraction,))[-1]).order
     # Two rates that are rounded to the same size give it different names, so equal sizes compare by "not larger".
-    fits = (
-        candidate
-        for candidate in reversed(context.candidates)
-        if not most < candidate.order and context.allows(candidate)
-    )
-    return Assignment(candidate=next(fits, None))
+    candidates = tuple(candidate for candidate in context.candidates if not most < candidate.order)
+    return assign_largest(replace(context, candidates=candidates))
 
 
 def _place(network: Network, size: Architecture, draw: Draw) -> Architecture:
@@ -181,7 +173,7 @@ def _place(network: Network, size: Architecture, draw: Draw) -> Architecture:
         draw.stream(f"axis {axis.name}").shuffle(neurons)
         changes = memory.changes.get(axis.name, ())
         threshold, before = memory.thresholds.get(axis.name, -1.0), memory.shared_indices.get(axis.name)
-        invariant = {place for place, change in enumerate(changes) if change <= threshold}
+        invariant = {neuron for neuron, change in enumerate(changes) if change <= threshold}
         neurons.sort(key=lambda neuron: (neuron not in invariant, before is None or neuron * step in before))
         return keep_groups(axis, neurons[len(neurons) - prefix.size // step :])
 
@@ -214,8 +206,8 @@ def _find_largest_changes(network: Network, update: ClientUpdate) -> "dict[str, 
         factors = [factor for dim, size in dims for factor in factors_of(dim, size)]
         shape = [factor if isinstance(factor, int) else network.axes[factor].size for factor in factors]
         relative = relative.clamp(max=_LARGEST_CHANGE).reshape(shape)
-        for place, factor in enumerate(factors):
+        for dim, factor in enumerate(factors):
             if isinstance(factor, str) and factor in largest:
-                here = relative.movedim(place, 0).reshape(shape[place], -1).amax(dim=1)
+                here = relative.movedim(dim, 0).reshape(shape[dim], -1).amax(dim=1)
                 largest[factor] = torch.maximum(largest[factor], here)
     return {name: changes.reshape(-1, axes[name].granularity).amax(dim=1) for name, changes in largest.items()}

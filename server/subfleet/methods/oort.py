@@ -19,19 +19,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from subfleet.methods.claims import PastSelection, add_selection, bound_claims, find_overselected
 from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import ClosedRound, LocalTraining, Memory, Roles, change_objective
 from subfleet.methods.selector import (
     AvailableClient,
     LastUpdate,
-    PastSelection,
     Selection,
     SelectionContext,
     Selector,
-    add_selection,
-    bound_claims,
     draw_without_replacement,
 )
 from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
@@ -150,7 +148,7 @@ class Oort:
         fraction = max(self.least_exploration, self.exploration * self.exploration_decay ** (context.round - 1))
         exploring = max(min(round(fraction * count), len(new.keys() - waiting)), count - len(known))
         scores = self.score(known, context.round, memory)
-        resting = context.find_overselected(memory.choices, count, self.most_often)
+        resting = find_overselected(context, memory.choices, count, self.most_often)
         scores = {name: score * (_RESTING if name in resting else 1.0) for name, score in scores.items()}
         exploiting = self._exploit(scores, count - exploring, context)
         # A client that does not report its speed counts as one of the usual speed.
@@ -171,7 +169,8 @@ class Oort:
         """The scores of clients with an update: 0 or more."""
         if not known:
             return {}
-        utilities = {client.client_id: _find_utility(_require_past(client)) for client in known}
+        pasts = {client.client_id: client.past for client in known if client.past is not None}
+        utilities = {name: _find_utility(past) for name, past in pasts.items()}
         ordered = sorted(utilities.values())
         least, quantile = ordered[0], ordered[min(int(self.clip * len(ordered)), len(ordered) - 1)]
         most = min(quantile, bound_claims(ordered))
@@ -180,7 +179,7 @@ class Oort:
         for client in known:
             # If all have the same utility, all have the best.
             scaled = (min(utilities[client.client_id], most) - least) / (most - least) if most > least else 1.0
-            rounds = max(_require_past(client).round, 1)
+            rounds = max(pasts[client.client_id].round, 1)
             score = scaled + math.sqrt(_STALENESS * math.log(max(round_number, 1)) / rounds)
             seconds = duration_s(client, self.durations)
             if seconds > preferred_s:
@@ -203,13 +202,12 @@ class Oort:
         close = {name: score for name, score in scores.items() if score >= self.cutoff * best[count - 1]}
         return draw_without_replacement(close, count, context.stream("exploitation"))
 
-    def remember(self, memory: Any, closed: ClosedRound) -> OortMemory:
+    def remember(self, memory: OortMemory, closed: ClosedRound) -> OortMemory:
         """The pacer: adapt the preferred duration to whether longer rounds bring more utility."""
-        known: OortMemory = memory
-        utility = math.fsum(_find_utility(closed.clients[name]) for name in known.exploiting if name in closed.clients)
+        utility = math.fsum(_find_utility(closed.clients[name]) for name in memory.exploiting if name in closed.clients)
         window = self.pacer_rounds
-        utilities = (*known.utilities, utility)[-2 * window :]
-        percentile = known.percentile
+        utilities = (*memory.utilities, utility)[-2 * window :]
+        percentile = memory.percentile
         if closed.round % window == 0 and len(utilities) == 2 * window:
             before, now = math.fsum(utilities[:window]), math.fsum(utilities[window:])
             change = abs(now - before)
@@ -217,8 +215,8 @@ class Oort:
                 percentile = min(100.0, percentile + self.pacer_step)
             elif change >= self.steep * before:
                 percentile = max(self.pacer_step, percentile - self.pacer_step)
-        silent = {name: last for name, last in known.explorations.items() if name not in closed.clients}
-        return OortMemory(percentile=percentile, utilities=utilities, choices=known.choices, explorations=silent)
+        silent = {name: last for name, last in memory.explorations.items() if name not in closed.clients}
+        return OortMemory(percentile=percentile, utilities=utilities, choices=memory.choices, explorations=silent)
 
 
 def duration_s(client: AvailableClient, durations: Durations) -> float:
@@ -226,12 +224,6 @@ def duration_s(client: AvailableClient, durations: Durations) -> float:
     if durations == "expected" or client.past is None or client.past.took_s <= 0:
         return client.expected_s
     return client.past.took_s
-
-
-def _require_past(client: AvailableClient) -> LastUpdate:
-    if client.past is None:
-        raise ValueError(f"client {client.client_id} has no score, because none of its updates was aggregated")
-    return client.past
 
 
 def _find_utility(past: LastUpdate) -> float:

@@ -16,18 +16,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Weighting, weigh_by
+from subfleet.methods.claims import PastSelection, add_selection, bound_claims, find_overselected
 from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import Memory, Roles
-from subfleet.methods.selector import (
-    AvailableClient,
-    PastSelection,
-    Selection,
-    SelectionContext,
-    Selector,
-    add_selection,
-    bound_claims,
-    draw_without_replacement,
-)
+from subfleet.methods.selector import AvailableClient, Selection, SelectionContext, Selector, draw_without_replacement
 from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Amount
@@ -92,7 +84,7 @@ class PowerOfChoice:
         most_samples = bound_claims(client.sample_count for client in clients.values())
         weights = {name: min(float(client.sample_count), most_samples) for name, client in clients.items()}
         candidates = draw_without_replacement(weights, math.ceil(self.candidates * count), context.stream("candidates"))
-        resting = context.find_overselected(memory.choices, count, self.most_often)
+        resting = find_overselected(context, memory.choices, count, self.most_often)
         # Between equal losses, the order of the draw decides.
         ranked = sorted(candidates, key=lambda name: (name in resting, -self._find_loss(clients[name])))
         selected = tuple(ranked[:count])

@@ -12,7 +12,7 @@ passes over their data. A tensor that is not sent is held by nobody.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from subfleet.methods.describing import MethodInfo, always, parameters
 from subfleet.methods.oort import Oort, OortMemory, duration_s
@@ -101,9 +101,11 @@ class PyramidFL:
 
     def _leave_out(self, clients: Sequence[AvailableClient]) -> dict[str, float]:
         """The fraction of its tensors that each client does not send; the smallest for clients without an update."""
-        ranked = sorted((client for client in clients if client.past is not None), key=_rank)
+        pasts = {client.client_id: client.past for client in clients if client.past is not None}
+        # The most useful updates first.
+        ranked = sorted(pasts, key=lambda name: (-pasts[name].change_norm * pasts[name].sample_count, name))
         step = (self.most_left_out - self.least_left_out) / max(len(clients), 1)
-        fractions = {client.client_id: self.least_left_out + place * step for place, client in enumerate(ranked)}
+        fractions = {name: self.least_left_out + rank * step for rank, name in enumerate(ranked)}
         return {client.client_id: fractions.get(client.client_id, self.least_left_out) for client in clients}
 
     def _count_passes(self, client: AvailableClient, idle_s: float) -> float:
@@ -114,15 +116,8 @@ class PyramidFL:
             return 1.0
         return 1.0 + min(_MOST_PASSES, self.idle * idle_s / usual_s)
 
-    def _remember(self, memory: Any, closed: ClosedRound) -> PyramidMemory:
+    def _remember(self, memory: PyramidMemory, closed: ClosedRound) -> PyramidMemory:
         return PyramidMemory(oort=self.oort.remember(memory.oort, closed))
-
-
-def _rank(client: AvailableClient) -> tuple[float, str]:
-    """Sorts clients by how useful their last updates were, the most useful first."""
-    past = client.past
-    use = 0.0 if past is None else past.change_norm * past.sample_count
-    return -use, client.client_id
 
 
 def _set_passes(settings: TrainingSettings, trainee: Trainee) -> TrainingSettings:

@@ -114,13 +114,6 @@ def change_objective(
     return replace(settings, objective=replace(settings.objective, **changes), **coefficients)
 
 
-def drop_self_distillation(settings: TrainingSettings) -> TrainingSettings:
-    """The local training of a client without a nested submodel to teach."""
-    if settings.objective.distillation != "self":
-        return settings
-    return change_objective(settings, {"distillation_weight": 0.0}, distillation="none")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
     """How clients train. By default they train as configured and send the change of every tensor.

@@ -189,10 +189,10 @@ def _evolve(context: EvolutionContext) -> Evolution:
     configs = {lineage.id: lineage.config for lineage in context.lineages}
     born, states = list[Lineage](), dict[str, "ModelState"]()
     for split in clustering.splits:
+        parent, config = split.parent, configs[split.parent]
         for network_id, names in split.halves:
-            states[network_id] = replace(context.aggregated_with(split.parent, names), moments={}, kept={})
-            config, born_round = configs[split.parent], context.round
-            born.append(Lineage(id=network_id, config=config, parent=split.parent, map=Copied(), born_round=born_round))
+            states[network_id] = replace(context.aggregated_with(parent, names), moments={}, kept={})
+            born.append(Lineage(id=network_id, config=config, parent=parent, map=Copied(), born_round=context.round))
     retired = tuple(split.parent for split in clustering.splits)
     return Evolution(after=context.after, born=tuple(born), states=states, retired=retired)
 

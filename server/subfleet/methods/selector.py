@@ -1,18 +1,12 @@
-"""The selector of a method: which clients take part in a round. By default they are drawn at random.
-
-What a client reports about itself is a claim, so this module also bounds how far one client's values count, and how
-often a client is selected because of them.
-"""
+"""The selector of a method: which clients take part in a round. By default they are drawn at random."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median_low
 from types import MappingProxyType
 from typing import Any
 
@@ -31,12 +25,6 @@ __all__ = [
     "draw_without_replacement",
     "select_at_random",
 ]
-
-_ROUNDS = 40
-"""Remembered selections: a client that joins late, or from before the fleet grew, is compared over these alone."""
-_SPREADS = 3.0
-_OF_NORMAL = 1.4826
-"""The standard deviation of a normal distribution over its median absolute deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +89,6 @@ class AvailableClient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastSelection:
-    """The clients that a round selected because of what they reported."""
-
-    round: int
-    clients: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionContext:
     """A round that selects its clients.
 
@@ -133,21 +113,6 @@ class SelectionContext:
     def stream(self, purpose: str) -> random.Random:
         """Random numbers for one purpose in one attempt of the round."""
         return open_stream(f"{self.seed}/{self.round}.{self.attempt}/{purpose}")
-
-    def find_overselected(self, selections: Sequence[PastSelection], count: int, most_often: float) -> frozenset[str]:
-        """The clients that earlier rounds selected too often to be selected now while there are others.
-
-        Args:
-            selections: of earlier rounds.
-            count: how many clients are selected now.
-            most_often: the limit, as a multiple of what a client would get if all took turns; 0 is no limit.
-        """
-        if not most_often:
-            return frozenset()
-        before = [selection for selection in selections if selection.round < self.round]
-        fraction = min(1.0, most_often * count / max(len(self.clients), 1))
-        times = Counter(name for selection in before for name in selection.clients)
-        return frozenset(name for name, number in times.items() if number >= max(1.0, fraction * (len(before) + 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,38 +164,6 @@ def draw_without_replacement(weights: Mapping[str, float], count: int, stream: r
         variate = stream.expovariate(1.0)
         keys[name] = variate / weight if weight > 0 else math.inf
     return tuple(sorted(keys, key=lambda name: (keys[name], name))[:count])
-
-
-def bound_claims(values: Iterable[float]) -> float:
-    """The largest value that is believed of one client: three standard deviations above the median of all.
-
-    Median and deviation are those of the lower middle, so that neither of two clients sets them. Up to half of the
-    clients, whatever they claim, move the bound by no more than the others differ.
-    """
-    ordered = sorted(values)
-    middle = median_low(ordered)
-    spread = median_low(sorted(abs(value - middle) for value in ordered))
-    return middle + _SPREADS * _OF_NORMAL * spread
-
-
-def trimmed_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The weighted mean without the largest and the smallest quarter of the values; of three, the middle one.
-
-    Args:
-        values: one or more; from three on, at least one is left out at each end.
-        weights: of each, above 0.
-    """
-    trimmed = max(1, len(values) // 4) if len(values) > 2 else 0
-    kept = sorted(zip(values, weights, strict=True))[trimmed : len(values) - trimmed]
-    return math.fsum(value * weight for value, weight in kept) / math.fsum(weight for _, weight in kept)
-
-
-def add_selection(
-    selections: Sequence[PastSelection], round_number: int, clients: Iterable[str]
-) -> tuple[PastSelection, ...]:
-    """The selections of the last rounds with this round's, in place of that of an earlier attempt."""
-    before = (selection for selection in selections if selection.round < round_number)
-    return (*before, PastSelection(round=round_number, clients=tuple(sorted(clients))))[1 - _ROUNDS :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

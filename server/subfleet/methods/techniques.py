@@ -3,13 +3,9 @@
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from subfleet.elastic.network import Network
-from subfleet.elastic.norm_layers import norm_layers
 from subfleet.elastic.robust_aggregation import AnyRobustAggregation
 from subfleet.elastic.server_optimisers import AnyServerOptimiser
 from subfleet.elastic.technique_settings import DistillationSettings
-from subfleet.protocol.calibration import Calibration
-from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Uncompressed
 
 __all__ = ["Techniques"]
@@ -54,12 +50,3 @@ class Techniques:
         """A run's choice, completed by its method's."""
         chosen = {choice.name: value for choice in fields(self) if (value := getattr(self, choice.name)) is not None}
         return replace(own, **chosen)
-
-
-def build_calibration(network: Network, size: Architecture) -> Calibration:
-    """What a device measures of a size.
-
-    Raises:
-        ValueError: the network has no norm with running statistics; a configuration that asks for this is refused.
-    """
-    return Calibration(norms=norm_layers(network, size))

@@ -14,8 +14,7 @@ from subfleet.methods.run_networks import FederatedScoring, Generation, PathSear
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Positive
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.path_evolution import EvolutionSettings, find_best, propose_paths
-from subfleet.search.supernets import Tier, list_tiers
+from subfleet.search.supernets import EvolutionSettings, Tier, find_best, list_tiers, propose_paths
 
 Scores = tuple[tuple[str, float], ...]
 _SEPARATOR = " "

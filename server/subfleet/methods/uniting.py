@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Copied, Inheritance, Lineage, Placed
 from subfleet.elastic.network import Network
-from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks, StandingContext
+from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
@@ -47,7 +47,7 @@ class Succession:
         network: the declaration of its successor.
         state: the model of the union before.
         stream: for random choices.
-        seed: of the run, for first weights.
+        first: the first weights of the successor, on the device of `state`.
         sizes: by id of each member as a size of the parent, the member as a size of the successor.
     """
 
@@ -55,7 +55,7 @@ class Succession:
     network: Network
     state: ModelState
     stream: random.Random
-    seed: int
+    first: Mapping[str, Tensor]
     sizes: Mapping[str, Architecture]
 
 
@@ -76,7 +76,11 @@ class Unions:
 
     def networks(self) -> Networks:
         """The role of a method with clients that declare networks of their own."""
-        return Networks(begin=self._begin, evolve=self._evolve, standing=_find_standing)
+        return Networks(
+            begin=self._begin,
+            evolve=self._evolve,
+            standing=lambda context: context.declared or context.client.architecture,  # as a size of its union
+        )
 
     def filter_usual(self, brought: Iterable[AnyFamily], others: Sequence[AnyFamily]) -> Iterator[AnyFamily]:
         """The networks that are not far larger than the median of others of their family."""
@@ -120,7 +124,7 @@ class Unions:
     def _begin(self, context: BeginContext) -> tuple[Lineage, ...]:
         brought = tuple(context.brought.values())
         groups = self.add_to((), self.filter_usual(brought, brought))
-        return tuple(_build_lineage(group, place, 0) for place, group in enumerate(groups, start=1))
+        return tuple(_build_lineage(group, number, 0) for number, group in enumerate(groups, start=1))
 
     def _evolve(self, context: EvolutionContext) -> Evolution:
         if not context.brought:
@@ -134,8 +138,8 @@ class Unions:
         after = self.add_to(before, self.filter_usual(context.brought, members))
         groups = [group for group in after if group not in before]
         born, states = list[Lineage](), dict[str, "ModelState"]()
-        for place, group in enumerate(groups, start=len(context.lineages)):
-            lineage = _build_lineage(group, place, context.round)
+        for number, group in enumerate(groups, start=len(context.lineages)):
+            lineage = _build_lineage(group, number, context.round)
             if group.before is not None:
                 how, states[lineage.id] = self.succeed(_build_succession(context, group.before, lineage))
                 lineage = replace(lineage, parent=group.before.id, map=how)
@@ -145,14 +149,14 @@ class Unions:
 
     def _add(self, groups: list[MemberGroup], families: tuple[AnyFamily, ...]) -> bool:
         """Add networks of one family to the first group that they can be joined with, or to a new one."""
-        left = _MOST_PARAMETERS - sum(group.parameters for group in groups)
+        left = _MOST_PARAMETERS - sum(_count_parameters(group.config) for group in groups)
         left -= left // 2 ** len(families)  # each takes at most half of the room, which leaves some for later ones
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             if group.config.TYPE != families[0].TYPE:
                 continue
-            config = self.join((*group.members, *families), left + group.parameters)
+            config = self.join((*group.members, *families), left + _count_parameters(group.config))
             if config is not None:
-                groups[place] = replace(group, config=config, members=(*group.members, *families))
+                groups[index] = replace(group, config=config, members=(*group.members, *families))
                 return True
         config = self.join(families, left) if len(groups) < _MOST_UNIONS else None
         if config is not None:
@@ -168,23 +172,16 @@ class MemberGroup:
     members: tuple[AnyFamily, ...]
     before: Lineage | None = None
 
-    @property
-    def parameters(self) -> int:
-        """Of the union."""
-        return _count_parameters(self.config)
-
 
 def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
     """Make a successor that keeps every client's slice: the parent's tensors and copies lie in front of every axis.
 
     Moments of a server optimiser start again, as there are none for new elements.
     """
-    from subfleet.elastic.building import init_state
     from subfleet.elastic.inheriting import embed_weights
 
     state, network, parent = succession.state, succession.network, succession.parent
-    like = next(iter(state.shared.values()))
-    first = {name: tensor.to(like) for name, tensor in init_state(network, succession.seed).items()}
+    first = succession.first
     copies = {
         key: embed_weights(network, parent, own, {name: first[name] for name in own})
         for key, own in state.copies.items()
@@ -237,11 +234,11 @@ def _count_parameters(config: AnyFamily) -> int:
     return network.parameter_count(network.full_architecture())
 
 
-def _build_lineage(group: MemberGroup, place: int, born_round: int) -> Lineage:
+def _build_lineage(group: MemberGroup, number: int, born_round: int) -> Lineage:
     more = len(group.members) - (0 if group.before is None else len(group.before.members))
     added = "networks" if group.before is None else "more networks"
     return Lineage(
-        id=f"union{place}",
+        id=f"union{number}",
         config=group.config,
         born_round=born_round,
         reason=f"clients bring {more} {added if more > 1 else added[:-1]} of family {group.config.TYPE}",
@@ -250,21 +247,17 @@ def _build_lineage(group: MemberGroup, place: int, born_round: int) -> Lineage:
 
 
 def _build_succession(context: EvolutionContext, before: Lineage, lineage: Lineage) -> Succession:
-    from subfleet.elastic.building import network_of
+    from subfleet.elastic.building import init_state, network_of
     from subfleet.elastic.replication import size_in
 
     parent, network = context.networks[before.id], replace(network_of(lineage.config), id=lineage.id)
-    own = [network_of(member) for member in before.members]
+    own, state = [network_of(member) for member in before.members], context.after.of(before.id)
+    like = next(iter(state.shared.values()))
     return Succession(
         parent=parent,
         network=network,
-        state=context.after.of(before.id),
+        state=state,
         stream=context.stream(f"succession/{lineage.id}"),
-        seed=context.seed,
+        first={name: tensor.to(like) for name, tensor in init_state(network, context.seed).items()},
         sizes={size_in(parent, member).architecture_id: size_in(network, member) for member in own},
     )
-
-
-def _find_standing(context: StandingContext) -> Architecture:
-    """A client's own network, as a size of its union."""
-    return context.declared or context.client.architecture

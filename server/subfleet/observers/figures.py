@@ -6,7 +6,7 @@ from typing import Any
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.records import RoundRecord, select_fields
 from subfleet.protocol.errors import MissingExtraError
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 from subfleet.settings.fingerprint import select_outcome_settings
 from subfleet.settings.run import Run
 
@@ -43,7 +43,7 @@ def import_tracker(name: str, module: str = "") -> Any:
         MissingExtraError: it is not installed.
     """
     try:
-        return imported(module or name)
+        return import_silently(module or name)
     except ImportError as error:
         raise MissingExtraError(name, name) from error
 

@@ -240,7 +240,7 @@ class Supply:
         programs, models = [], []
         for target, file in files.items():
             exported = await wait_for(file)
-            copy = self._models_folder / request.client_id / f"model{exported.suffix}"
+            copy = self._models_folder / client.client_id / f"model{exported.suffix}"
             copy.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(copy, [exported.read_bytes()])
             blob = self._blobs.add_file(copy)

@@ -66,7 +66,8 @@ def _continue_client(
     context: RunContext, state: RunState, request: work.ClientRequest, made: Any, problem: str, now_s: float
 ) -> Outcome:
     """Send a client the task that was prepared, or skip the client if the task cannot be made."""
-    client, actions = state.clients.get(request.client_id), tuple[Action, ...]()
+    name = request.client_id if isinstance(request, work.ScoringRequest) else request.participant.client_id
+    client, actions = state.clients.get(name), tuple[Action, ...]()
     if client is None or request != request_task(state, client):
         return state, ()
     match request:

@@ -15,8 +15,7 @@ from subfleet.rounds.signals import ClientOutcome, SendTask
 from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
 from subfleet.rounds.tasks import build_draw, build_train_task, request_tasks
 from subfleet.rounds.work import PreparedTask
-from subfleet.search.candidates import Candidate, list_lacking_operators
-from subfleet.search.fitting import LIMITS, Limit
+from subfleet.search.candidates import LIMITS, Candidate, Limit, list_lacking_operators
 from subfleet.search.query import Search
 from subfleet.search.queue import ProgramFacts
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import DUTIES, EXTRA_FROM, PUNCTUAL, Duty, FleetMember, Punctuality
+from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
 from subfleet.rounds.members import explain_away, has_left, list_expected
 from subfleet.rounds.signals import Outcome, Withdraw
 from subfleet.rounds.state import ClientState, RunState
@@ -136,9 +136,17 @@ def explain_missing(context: RunContext, state: RunState, client_id: str, duty: 
         now_s: monotonic time.
         late: whether the deadline of the phase is over.
     """
-    reason = _explain_closed(context, state, client_id, duty)
+    known = get_punctuality(state, client_id, duty)
+    missed = f"it has not answered {name_last(known.missed, duty)}"
     if late:
         reason = "no telemetry came in time" if duty == "telemetry" else "no answer came in time"
+    elif not known.missed:
+        reason = DUTY_TERMS[duty].at_quorum
+    elif not known.awaited:
+        reason = f"{missed}, and the round does not wait for it"
+    else:
+        waited_s = known.patience_s(get_limit_s(context, duty))
+        reason = f"no answer came in {waited_s:.3g} s; {missed}, and the round waits no longer"
     return add_absence(context, state, client_id, reason, now_s)
 
 
@@ -302,38 +310,7 @@ def _replace_punctuality(state: RunState, known: Mapping[str, Punctuality], duty
     return replace(state, live=live) if members else state
 
 
-def _explain_closed(context: RunContext, state: RunState, client_id: str, duty: Duty) -> str:
-    """Why a phase closes before its deadline without a client's answer."""
-    known = get_punctuality(state, client_id, duty)
-    if not known.missed:
-        return DUTY_TERMS[duty].at_quorum
-    missed = f"it has not answered {_name_last(known.missed, duty)}"
-    if not known.awaited:
-        return f"{missed}, and the round does not wait for it"
-    waited_s = known.patience_s(get_limit_s(context, duty))
-    return f"no answer came in {waited_s:.3g} s; {missed}, and the round waits no longer"
-
-
-def _name_last(count: int, duty: Duty) -> str:
+def name_last(count: int, duty: Duty) -> str:
+    """Name the last tasks of a kind, such as "its last 2 tasks"."""
     article, name = "the" if duty == "telemetry" else "its", DUTY_TERMS[duty].name
     return f"{article} last {name}" if count == 1 else f"{article} last {count} {name}s"
-
-
-def is_unawaited(state: RunState, client_id: str) -> bool:
-    """Whether the open phase does not wait for this client once another one has answered."""
-    duties: Mapping[str, Duty] = {"train": "training", "evaluate": "evaluation", "search": "paths"}
-    duty = duties.get(state.phase)
-    return duty is not None and not get_punctuality(state, client_id, duty).awaited
-
-
-def describe_waits(before: FleetMember, after: FleetMember) -> Iterator[str]:
-    """Sentences about a client that the run stops waiting for, or waits for again."""
-    if before.punctuality is after.punctuality:
-        return
-    for duty in DUTIES:
-        was, now = (one.punctuality.get(duty, PUNCTUAL) for one in (before, after))
-        if was.missed < EXTRA_FROM <= now.missed:
-            missed = _name_last(now.missed, duty)
-            yield f"has not answered {missed}; the run does not wait for it until it answers again"
-        elif was.missed >= EXTRA_FROM and not now.missed:
-            yield f"has answered {_name_last(1, duty)}, and the run waits for it again"

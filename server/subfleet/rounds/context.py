@@ -10,7 +10,7 @@ from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Family, Network
 from subfleet.elastic.update_form import update_bytes
 from subfleet.methods.aggregator import count_samples
-from subfleet.methods.roles import Roles, Trainee, drop_self_distillation
+from subfleet.methods.roles import Roles, Trainee, change_objective
 from subfleet.protocol.input_statistics import InputStatistics
 from subfleet.protocol.messages import Update
 from subfleet.protocol.readings import Budget
@@ -73,18 +73,8 @@ class RunContext:
         return self.first.network
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Its sizes with their costs, from smallest to largest."""
-        return self.first.candidates
-
-    @property
-    def estimate(self) -> Estimates:
-        """Estimates the costs of its submodels."""
-        return self.first.estimate
-
-    @property
     def space(self) -> tuple[Architecture, ...]:
-        """Its sizes, from smallest to largest."""
+        """The sizes of the first network, from smallest to largest."""
         return self.first.space
 
     def declared(self, lineage: Lineage | None) -> Declared:
@@ -113,7 +103,8 @@ class RunContext:
             student: the nested submodel of self-distillation; None trains without.
         """
         settings = self.roles.training.for_round(self.config.compute_training(round_number), round_number)
-        settings = drop_self_distillation(settings) if student is None else settings
+        if student is None and settings.objective.distillation == "self":
+            settings = change_objective(settings, {"distillation_weight": 0.0}, distillation="none")
         if self.config.calibrates(round_number):  # one pass that moves nothing measures the norms
             return replace(settings, epochs=1, local_steps=0, learning_rate=0.0)
         return settings

@@ -13,7 +13,7 @@ from subfleet.protocol.exhaustive import never
 from subfleet.protocol.messages import Presence, Profile, RoundInfo, Telemetry
 from subfleet.rounds import signals
 from subfleet.rounds.arrivals import apply_result
-from subfleet.rounds.assigning import answer_refusal, describe_refusal, lower_budget, remember_disk
+from subfleet.rounds.assigning import answer_refusal, assign_client, describe_refusal, lower_budget, remember_disk
 from subfleet.rounds.awaiting import record_answer
 from subfleet.rounds.closing import apply_exclusion, request_aggregation
 from subfleet.rounds.context import RunContext
@@ -24,7 +24,7 @@ from subfleet.rounds.networks import request_estimates
 from subfleet.rounds.obstacles import forget_refusals, record_unfit
 from subfleet.rounds.offers import build_client, remember_network, reply_to_declaration
 from subfleet.rounds.phases import advance
-from subfleet.rounds.sizing import assign_best, assign_unscored, list_lacking, request_new
+from subfleet.rounds.sizing import assign_best, list_lacking, request_new
 from subfleet.rounds.state import ClientState, RunState
 from subfleet.rounds.tasks import request_tasks
 from subfleet.rounds.work import CheckRequest, ProgramRequest
@@ -221,5 +221,5 @@ def _receive_refusal(
     if state.phase == "train":  # of the programs that train and score
         state = record_unfit(state, client, refusal, why)
     if client.stage == "scoring":
-        return state, *assign_unscored(context, state, lower_budget(client, refusal))
+        return state, *assign_client(context, state, replace(lower_budget(client, refusal), task=None))
     return state, *answer_refusal(context, state, client, refusal)

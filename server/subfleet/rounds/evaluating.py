@@ -40,8 +40,18 @@ def advance_evaluation(context: RunContext, state: RunState, now_s: float) -> Ou
     if not collection.closes:
         return state, parted
     state, withdrawn = close_phase(context, state, "evaluation", collection, now_s)
-    state, close = _close_evaluation(state, now_s)
-    return state, (*parted, close, *withdrawn)
+    clients = tuple(client for _, client in sorted(state.clients.items()))
+    answers = {client.client_id: client.evaluated for client in clients if client.stage == "done" and client.evaluated}
+    close = CloseEvaluation(
+        round=state.round, seconds=now_s - state.live.entered_s, clients=clients, lineages=state.lineages
+    )
+    state = replace(
+        state,
+        clients=MappingProxyType({}),
+        evaluated=MappingProxyType({**state.evaluated, **answers}),
+        settled=state.settled.union(answer.task_id for answer in answers.values()),
+    )
+    return state.enter(Waiting(), now_s), (*parted, close, *withdrawn)
 
 
 def send_evaluation(
@@ -61,22 +71,6 @@ def send_evaluation(
         if not reason:
             return replace(client, stage="out", task=task), (SendTask(task=task),)
     return replace(client, stage="skipped", reason=reason), ()
-
-
-def _close_evaluation(state: RunState, now_s: float) -> tuple[RunState, CloseEvaluation]:
-    """Close the evaluation."""
-    clients = tuple(client for _, client in sorted(state.clients.items()))
-    answers = {client.client_id: client.evaluated for client in clients if client.stage == "done" and client.evaluated}
-    close = CloseEvaluation(
-        round=state.round, seconds=now_s - state.live.entered_s, clients=clients, lineages=state.lineages
-    )
-    state = replace(
-        state,
-        clients=MappingProxyType({}),
-        evaluated=MappingProxyType({**state.evaluated, **answers}),
-        settled=state.settled.union(answer.task_id for answer in answers.values()),
-    )
-    return state.enter(Waiting(), now_s), close
 
 
 def list_evaluators(context: RunContext, state: RunState, now_s: float) -> Iterator[ClientState]:

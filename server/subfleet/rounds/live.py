@@ -29,8 +29,6 @@ Duty = Literal["telemetry", "training", "scores", "evaluation", "paths"]
 """What a client is asked for: telemetry, an update, scores of candidates, an evaluation of the model, scores of paths.
 Punctuality is tracked for each: a client that trains may have no data to evaluate on."""
 
-DUTIES: tuple[Duty, ...] = ("telemetry", "training", "scores", "evaluation", "paths")
-
 EXTRA_FROM = 2
 """Misses in a row after which the run does not wait for a client."""
 _AGAIN_FROM = 8

@@ -5,7 +5,7 @@ A client is away for a reason, which also decides whether a round waits for it.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from subfleet.protocol.messages import Presence, Profile
@@ -58,48 +58,6 @@ def explain_away(context: RunContext, member: FleetMember, now_s: float) -> str:
     if holds_lease(context, member, now_s):
         return ""
     return f"no heartbeat for {now_s - member.heard_s:.0f} s"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Absence:
-    """A client that is away, or has refused its task.
-
-    Attributes:
-        kind: of the reason.
-        reason: in words.
-        seen_s: monotonic time of its last sign of life; None if this server has not heard it.
-    """
-
-    client_id: str
-    device: str
-    kind: Literal["goodbye", "will", "unheard", "silent", "refused"]
-    reason: str
-    seen_s: float | None
-
-    def describe(self, now_s: float) -> str:
-        """The reason, and how long ago the client was heard last unless the reason says so."""
-        if self.kind not in ("goodbye", "will") or self.seen_s is None:
-            return self.reason
-        return f"{self.reason}, last seen {now_s - self.seen_s:.0f} s ago"
-
-
-def list_absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Absence]:
-    """The clients of the run that are away, or have refused their task in the open round, sorted."""
-    for name, member in sorted(state.live.members.items()):
-        profile = state.profiles.get(name)
-        if profile is None or not (member.session_id or name in state.last):
-            continue
-        client, reason = state.clients.get(name), explain_away(context, member, now_s)
-        kind: Literal["goodbye", "will", "unheard", "silent", "refused"] = "silent"
-        seen_s = member.heard_s
-        if member.gone:
-            kind, seen_s = member.gone, member.noted_s
-        elif member.heard_s is None:
-            kind = "unheard"
-        elif not reason and client is not None and client.stage == "refused":
-            kind, reason = "refused", f"refused: {client.reason}"
-        if reason:
-            yield Absence(client_id=name, device=profile.device, kind=kind, reason=reason, seen_s=seen_s)
 
 
 def list_expected(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:

@@ -23,9 +23,8 @@ from subfleet.rounds.context import Declared, RunContext
 from subfleet.rounds.live import TargetEstimates
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import CostRequest, NetworksRequest
-from subfleet.search.candidates import Candidate, order_candidates
+from subfleet.search.candidates import Candidate, fits, order_candidates
 from subfleet.search.estimates import Estimates, estimate_by_plans
-from subfleet.search.fitting import fits
 from subfleet.search.query import CostEstimates
 from subfleet.search.queue import SizedProgram, WrittenProgram
 
@@ -86,9 +85,9 @@ def find_own_size(context: RunContext, lineages: tuple[Lineage, ...], client: Cl
 
 def list_new_networks(context: RunContext, state: RunState) -> tuple[AnyFamily, ...]:
     """The networks that clients of the round bring and that no union contains yet, by the clients' ids."""
-    clients = [client for _, client in sorted(state.clients.items()) if client.offer.brought is not None]
+    clients = (client for _, client in sorted(state.clients.items()))
     new = (client.offer.brought for client in clients if find_own_size(context, state.lineages, client) is None)
-    return tuple(dict.fromkeys(one for one in new if one is not None))
+    return tuple(dict.fromkeys(network for network in new if network is not None))
 
 
 def find_standing(context: RunContext, state: RunState, client: ClientState) -> Participant | None:
@@ -142,13 +141,11 @@ def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Linea
         return state
     state = replace(state, lineages=lineages)
     living = {one.id for one in list_living_lineages(context, state)}
-    gone = [one for one in lineages if not one.living]
-    keys = {CostRequest(target=target, lineage=one).key for one in gone for target in context.config.targets}
     written = {key: one for key, one in state.written.items() if one.program.size.network in living}
     lost = state.written.keys() - written.keys()
     sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}
     of_written = {key: one for key, one in state.live.written_estimates.items() if key not in lost}
-    estimates = {key: one for key, one in state.live.estimates.items() if key not in keys}
+    estimates = {key: one for key, one in state.live.estimates.items() if key.rpartition("/")[0] in living}
     live = replace(state.live, written_estimates=MappingProxyType(of_written), estimates=MappingProxyType(estimates))
     return replace(
         state,
@@ -160,35 +157,6 @@ def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Linea
     )
 
 
-def describe_networks(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[str, ...]:
-    """A sentence for each network that has appeared or retired."""
-    known = {one.id: one.living for one in before}
-    told = list[str]()
-    for one in after:
-        if one.id and one.id not in known:
-            why = f": {one.reason}" if one.reason else ""
-            told.append(f"network {one.id} has appeared, {_describe_growth(one)}{why}")
-        if not one.living and known.get(one.id, True):
-            told.append(f"{_name_network(one.id)} has retired")
-    return tuple(told)
-
-
-def describe_readiness(context: RunContext, before: RunState, after: RunState) -> tuple[str, ...]:
-    """A sentence for each network that can be trained from the next attempt on, as its first program is written."""
-    if (after.written is before.written and after.run_attempt == before.run_attempt) or not after.lineages:
-        return ()
-    known = _list_trainable(context, before)
-    born = [one.id for one in after.lineages if one.born_round and one.living]
-    ready = _list_trainable(context, after) - known
-    return tuple(f"network {name} may be trained from the next round on" for name in born if name in ready)
-
-
-def _list_trainable(context: RunContext, state: RunState) -> set[str]:
-    """The networks with a program that can be given in the next attempt."""
-    attempts = find_trainable_attempts(context, state)
-    return {name for name, attempt in attempts.items() if attempt <= state.run_attempt + 1}
-
-
 def find_trainable_attempts(context: RunContext, state: RunState) -> dict[str, int]:
     """By network, the first attempt with a program that trains a size of it."""
     attempts: dict[str, int] = {}
@@ -197,14 +165,6 @@ def find_trainable_attempts(context: RunContext, state: RunState) -> dict[str, i
         if one.facts.planned_peak_bytes is not None and attempt != NEVER:
             attempts[name] = min(attempt, attempts.get(name, attempt))
     return attempts
-
-
-def _describe_growth(lineage: Lineage) -> str:
-    return "drawn anew" if lineage.parent is None else f"{lineage.map.TYPE} from {_name_network(lineage.parent)}"
-
-
-def _name_network(network_id: str) -> str:
-    return f"network {network_id}" if network_id else "the first network"
 
 
 def _parse_program_key(refusal: str) -> str:

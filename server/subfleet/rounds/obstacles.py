@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from subfleet.methods.assigner import AssignmentContext
-from subfleet.protocol.chains import ChainRoom
+from subfleet.protocol.chains import ChainMemory
 from subfleet.protocol.disk import PLACED_COPIES, needed_bytes
 from subfleet.protocol.errors import ProtocolError
 from subfleet.protocol.messages import Refusal, RefusalReason
@@ -14,8 +14,7 @@ from subfleet.protocol.readings import LEAST_LINK_BPS
 from subfleet.protocol.task import Score, Task
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import ClientState, Lasts, RunState
-from subfleet.search.candidates import Candidate, list_lacking_operators
-from subfleet.search.fitting import Limit, Obstacle
+from subfleet.search.candidates import Candidate, Limit, Obstacle, list_lacking_operators
 from subfleet.search.queue import ProgramFacts
 
 
@@ -26,7 +25,7 @@ def get_operators(state: RunState, client_id: str) -> tuple[str, ...]:
 
 
 def plan_bytes(
-    client: ClientState, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainRoom], int]
+    client: ClientState, facts: ProgramFacts, operators: Sequence[str], peak_bytes: Callable[[ChainMemory], int]
 ) -> int | None:
     """The planned peak of a client's submodel in bytes; None if the runtime cannot run an operator of it.
 
@@ -34,17 +33,17 @@ def plan_bytes(
         client: with its submodel.
         facts: of the program.
         operators: that the device's runtime lists.
-        peak_bytes: of a subspace, the peak that counts: `ChainRoom.least_peak_bytes` if it chooses the path itself.
+        peak_bytes: of a subspace, the peak that counts: `ChainMemory.least_peak_bytes` if it chooses the path itself.
     """
     if facts.chain is None or client.architecture is None:
         return facts.planned_for(client.offer.packing_width).planned_peak_bytes
     try:
-        links = facts.chain.kept(dict(client.architecture.choices))
+        links = facts.chain.restrict(dict(client.architecture.choices))
     except ProtocolError:  # the target lacks an operator of it
         return None
     if any(list_lacking_operators(one.needs, operators) for link in links for one in link.operators):
         return None
-    return peak_bytes(facts.chain.room(links))
+    return peak_bytes(facts.chain.plan_memory(links))
 
 
 def find_objection(context: RunContext, state: RunState, client: ClientState, task: Task) -> Limit | None:

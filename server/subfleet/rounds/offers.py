@@ -1,7 +1,7 @@
 """The offers and declarations of clients, from their profiles and telemetry. Pure."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -249,8 +249,7 @@ def count_classes(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
     return tuple(ordered), ""
 
 
-_REMEDY = "scale them alike, or set check in [data] of the run's file"
-_SHOWN = 5
+REMEDY = "scale them alike, or set check in [data] of the run's file"
 
 
 def find_samples_problem(config: Run, profile: Profile) -> str:
@@ -295,40 +294,5 @@ def find_scale_warning(context: RunContext, profile: Profile) -> str:
     if not problem:
         return ""
     return (
-        f"its inputs go from {profile.inputs}, but those of the evaluation data from {evaluation}: {problem}; {_REMEDY}"
+        f"its inputs go from {profile.inputs}, but those of the evaluation data from {evaluation}: {problem}; {REMEDY}"
     )
-
-
-def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator[str]:
-    """Sentences about clients with another scale than most, or about evaluation data with another scale.
-
-    Args:
-        context: of the run.
-        profiles: of the clients of a round, by client id.
-    """
-    told = {name: one.inputs for name, one in sorted(profiles.items()) if one.inputs is not None}
-    usual = _find_usual(told.values())
-    if context.config.data.check == "off" or usual is None:
-        return
-    evaluation = context.evaluation_inputs
-    if evaluation is not None and find_scale_problem(usual, evaluation):
-        yield (
-            f"the evaluation data go from {evaluation}, but the inputs of most of the {len(told)} clients do not, as "
-            f"those from {usual}; {_REMEDY}"
-        )
-    unlike = [name for name, one in told.items() if find_scale_problem(one, usual)]
-    odd = [name for name in unlike if evaluation is None or not find_scale_problem(told[name], evaluation)]
-    if odd:
-        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-        yield (
-            f"the inputs of {', '.join(odd[:_SHOWN])}{more} are not on the scale of most of the {len(told)} clients, "
-            f"from {usual}; {_REMEDY}"
-        )
-
-
-def _find_usual(statistics: Iterable[InputStatistics]) -> InputStatistics | None:
-    """The client in the middle, which shares its scale with more than half of the others if any client does."""
-    ordered = sorted(
-        (one for one in statistics if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum)
-    )
-    return ordered[len(ordered) // 2] if len(ordered) > 2 else None

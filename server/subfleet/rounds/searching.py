@@ -24,8 +24,8 @@ from types import MappingProxyType
 
 from subfleet.elastic.network import Network
 from subfleet.methods.assigner import open_stream
+from subfleet.methods.claims import trimmed_mean
 from subfleet.methods.run_networks import FederatedScoring, Generation, PathSearch
-from subfleet.methods.selector import trimmed_mean
 from subfleet.protocol.answers import Evaluated
 from subfleet.protocol.metric_sums import Totals
 from subfleet.protocol.submodel import Architecture
@@ -42,7 +42,7 @@ from subfleet.rounds.state import RunState, get_memory
 from subfleet.rounds.tasks import request_tasks
 from subfleet.rounds.weights import find_fraction_limit, limit_client_fraction
 from subfleet.rounds.work import GenerationRequest, ProposedGeneration
-from subfleet.search.path_evolution import kendall_tau
+from subfleet.search.supernets import kendall_tau
 
 _NOBODY = "no device that can compute its paths has scored them; let some devices hold out samples"
 

@@ -178,7 +178,7 @@ def send_scoring(
         taken = accumulate(one.program.blob.size_bytes + one.weights.size_bytes for one in fitting)
         fitting = fitting[: sum(taken_bytes <= budget.disk_bytes for taken_bytes in taken)]
     if len(fitting) < _LEAST:
-        return assign_unscored(context, state, client)
+        return assign_client(context, state, client)
     task = build_score_task(context, state, client, {one: planned[one] for one in fitting}, now_s)
     return replace(client, task=task), (SendTask(task=task),)
 
@@ -187,7 +187,7 @@ def assign_best(context: RunContext, state: RunState, client: ClientState, score
     """Give the client its candidate with the best score, the largest of equals; without any score, what fits."""
     best = _find_best(client, scores)
     if best is None:
-        return assign_unscored(context, state, client)
+        return assign_client(context, state, replace(client, task=None))
     ask = build_question(context, state, client)
     return give_size(context, state, client, ask, Assignment(candidate=ask.estimate(best)))
 
@@ -198,11 +198,6 @@ def _find_best(client: ClientState, scores: Scores) -> Architecture | None:
     # Candidates are ordered from smallest to largest.
     known = [(one.score, place) for place, one in enumerate(scores.scores) if one.score is not None]
     return client.task.submodels[max(known)[1]].architecture if known else None
-
-
-def assign_unscored(context: RunContext, state: RunState, client: ClientState) -> ClientOutcome:
-    """Give the client the size that the method chooses without scores."""
-    return assign_client(context, state, replace(client, task=None))
 
 
 def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
@@ -219,6 +214,6 @@ def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outc
     state = record_missing(state, asked, "scores", most=None if has_scores(state) else 1)
     clients, actions = dict(state.clients), list[Action]()
     for client in late:
-        clients[client.client_id], more = assign_unscored(context, state, replace(client, proposals=()))
+        clients[client.client_id], more = assign_client(context, state, replace(client, proposals=(), task=None))
         actions += more if client.task is None else (Withdraw(task_id=client.task.task_id), *more)
     return replace(state, clients=MappingProxyType(clients)), tuple(actions)

@@ -47,7 +47,7 @@ from subfleet.rounds.outliers import ChangeSize
 from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.progress import Failed, FailedAttempts, Phase, PhaseName, Searching, Waiting
 from subfleet.rounds.work import ModelFile
-from subfleet.search.fitting import Obstacle
+from subfleet.search.candidates import Obstacle
 from subfleet.search.query import FoundSize
 from subfleet.search.queue import RequestedProgram, SizedProgram, WrittenProgram
 

@@ -6,9 +6,10 @@ A task has the same id after a crash.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from subfleet.elastic.norm_layers import norm_layers
 from subfleet.methods.assigner import Draw
 from subfleet.methods.roles import Trainee
-from subfleet.methods.techniques import build_calibration
+from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.evaluating import EvaluationSettings
 from subfleet.protocol.exhaustive import never
 from subfleet.protocol.programs import ProgramRef
@@ -62,7 +63,7 @@ def build_train_task(
     settings = context.local_training(state.round, trainee, student=client.given.student)
     content: Work
     if context.config.calibrates(state.round):
-        calibration = build_calibration(network, architecture)
+        calibration = Calibration(norms=norm_layers(network, architecture))
         content = Calibrate(settings=settings, calibration=calibration)
     else:
         content = Train(

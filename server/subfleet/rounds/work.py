@@ -35,11 +35,6 @@ class TaskRequest:
     target: str
     student: Architecture | None = None
 
-    @property
-    def client_id(self) -> str:
-        """The client that the task is for."""
-        return self.participant.client_id
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringRequest:
@@ -62,11 +57,6 @@ class EvaluationRequest:
     round: int
     target: str
 
-    @property
-    def client_id(self) -> str:
-        """The client that the task is for."""
-        return self.participant.client_id
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsRequest:
@@ -74,11 +64,6 @@ class ModelsRequest:
 
     participant: Participant
     round: int
-
-    @property
-    def client_id(self) -> str:
-        """The client that the models are for."""
-        return self.participant.client_id
 
 
 ClientRequest = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest

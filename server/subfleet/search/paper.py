@@ -9,29 +9,24 @@ there are more than T_max draws. The printed binary search cannot serve two budg
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Annotated
 
 from subfleet.elastic.spaces import SearchSpace
-from subfleet.protocol.bounds import Range, checked
-from subfleet.protocol.limits import Count, Fraction
-from subfleet.search.index import EstimateIndex
-from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query
+from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@checked()
 class PaperSettings:
     """Settings of the paper's search, with its defaults (section 5.1.1).
 
     Attributes:
         epsilon: probability to take the best of the pool, 0 to 1; 1 never explores.
-        t_max: a search ends after more draws than this, as in algorithm 2, line 17.
-        pool_limit: the most submodels in the pool; further draws are discarded.
+        t_max: a search ends after more draws than this, 0 or more, as in algorithm 2, line 17.
+        pool_limit: the most submodels in the pool, 2 or more; further draws are discarded.
     """
 
-    epsilon: Fraction = 0.8
-    t_max: Count = 5
-    pool_limit: Annotated[int, Range(least=2)] = 4096
+    epsilon: float = 0.8
+    t_max: int = 5
+    pool_limit: int = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

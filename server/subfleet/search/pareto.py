@@ -19,14 +19,11 @@ from itertools import islice
 from random import Random
 
 from subfleet.elastic.spaces import Genes, SearchSpace
-from subfleet.protocol.bounds import checked
 from subfleet.protocol.errors import ConfigError
-from subfleet.protocol.limits import Count, Fraction
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate
-from subfleet.search.index import EstimateIndex
+from subfleet.search.candidates import Candidate, list_limits
 from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.query import CostEstimates, Explored, Fit, FoundSize, Query, measure_fit
+from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query, measure_fit
 
 _STARTS = 8
 """Known submodels of each kind that a climb may start from."""
@@ -43,7 +40,6 @@ _FROM_ABOVE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@checked()
 class ParetoSettings:
     """Settings of our search.
 
@@ -58,12 +54,12 @@ class ParetoSettings:
     """
 
     paper: PaperSettings = field(default_factory=PaperSettings)
-    slack: Fraction = 0.01
-    trials: Count = 64
-    samples: Count = 2
-    climbs: Count = 8
-    small_pool: Count = 768
-    built_limit: Count = 2048
+    slack: float = 0.01
+    trials: int = 64
+    samples: int = 2
+    climbs: int = 8
+    small_pool: int = 768
+    built_limit: int = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,11 +176,9 @@ class ParetoSearch:
 
     def _may_grow(self, best: Fit, query: Query) -> bool:
         """Whether a submodel may fit that is larger by the slack: parameters travel, so links bound their number."""
-        candidate, limits = best.candidate, query.limits
-        moved = ((candidate.weight_bytes, limits.downlink_bytes), (candidate.update_bytes, limits.uplink_bytes))
-        near = 1 - self.settings.slack
-        return candidate.parameters < self.most_parameters and not any(
-            link_bytes is not None and moved_bytes >= near * link_bytes for moved_bytes, link_bytes in moved
+        return best.candidate.parameters < self.most_parameters and not any(
+            limit == "link" and getattr(best.candidate, cost) >= (1 - self.settings.slack) * most
+            for limit, cost, most in list_limits(query.limits)
         )
 
     def _built_fraction(self) -> float:

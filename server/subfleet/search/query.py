@@ -1,18 +1,29 @@
-"""What a search is asked, what it answers, and the interface of every search."""
+"""What a search is asked, what it answers, the interface of every search, and an index of the submodels that it knows.
 
-from collections.abc import Callable, Sequence
+The index holds cost estimates as columns of numbers, so that all submodels are compared with a budget at once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from subfleet.protocol.disk import TRAINED_COPIES
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate
-from subfleet.search.fitting import fits
+from subfleet.search.candidates import Candidate, fits, list_limits
 
+Integers = NDArray[np.int64]
+Identity = tuple[object, ...]
 CostEstimates = Callable[[Architecture], Candidate]
 """The cost model: from a submodel its costs, by plain arithmetic in microseconds; a target that cannot train it is
 missing in its memory. It raises `ConfigError` if the architecture is no submodel of the network."""
+
+_UNTRAINABLE_BYTES = 2**62
+"""The memory of a submodel that the target cannot train, which no budget fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +121,154 @@ def measure_fit(candidate: Candidate, query: Query) -> Fit | None:
         return None
     if not fits(candidate, query.target, query.limits) or query.refused(candidate):
         return None
-    taken = (
-        (candidate.training_memory_bytes[query.target], query.limits.memory_bytes),
-        (candidate.weight_bytes, query.limits.downlink_bytes),
-        (candidate.update_bytes, query.limits.uplink_bytes),
-    )
-    fractions = [amount / max(limit, 1) for amount, limit in taken if limit is not None]
-    return Fit(candidate=candidate, utilisation=max(fractions))
+    largest = candidate.training_memory_bytes[query.target] / max(query.limits.memory_bytes, 1)
+    for limit, cost, most in list_limits(query.limits):
+        if limit == "link":
+            largest = max(largest, getattr(candidate, cost) / max(most, 1))
+    return Fit(candidate=candidate, utilisation=largest)
+
+
+class Columns(NamedTuple):
+    """Cost estimates of many submodels on one target, one row each; the memory of an untrainable one is 2^62."""
+
+    parameters: Integers
+    weight_bytes: Integers
+    update_bytes: Integers
+    forward_macs: Integers
+    memory_bytes: Integers
+
+    @property
+    def disk_bytes(self) -> Integers:
+        """As in `Candidate`."""
+        return TRAINED_COPIES * self.weight_bytes
+
+    def within(self, limits: Budget) -> NDArray[np.bool_]:
+        """Which rows stay within every limit."""
+        fits: NDArray[np.bool_] = self.memory_bytes < _UNTRAINABLE_BYTES
+        for _, cost, most in list_limits(limits):
+            fits &= getattr(self, cost) <= most
+        return fits
+
+    def utilisation(self, limits: Budget) -> NDArray[np.float64]:
+        """The larger fraction of memory and of the links that each row takes; at most 1 for rows that fit."""
+        largest = self.memory_bytes / max(limits.memory_bytes, 1)
+        for limit, cost, most in list_limits(limits):
+            if limit == "link":
+                np.maximum(largest, getattr(self, cost) / max(most, 1), out=largest)
+        return largest
+
+
+class EstimateIndex:
+    """Every known submodel once, in the order in which it became known.
+
+    A query reads a few columns of 8 bytes a submodel from end to end. For some thousands of submodels that is faster
+    than walking a tree of many dimensions, and nothing has to be kept in balance.
+
+    Args:
+        target: the program target of all devices that ask.
+        candidates: known from the start.
+    """
+
+    def __init__(self, target: str, candidates: Iterable[Candidate] = ()) -> None:
+        self.target = target
+        self._candidates: list[Candidate] = []
+        self._known: set[Identity] = set()
+        self._table = np.zeros((len(Columns._fields), 64), dtype=np.int64)
+        for candidate in candidates:
+            self.add(candidate)
+
+    def copy(self) -> "EstimateIndex":
+        """The same submodels, in an index to which others may be added."""
+        copy = EstimateIndex(self.target)
+        copy._candidates, copy._known, copy._table = [*self._candidates], {*self._known}, self._table.copy()
+        return copy
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._candidates)
+
+    def __contains__(self, architecture: Architecture) -> bool:
+        return _identify(architecture) in self._known
+
+    def add(self, candidate: Candidate) -> bool:
+        """Remember a submodel; False if it is known already."""
+        if candidate.architecture in self:
+            return False
+        row = len(self._candidates)
+        if row == self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        memory_bytes = candidate.training_memory_bytes.get(self.target, _UNTRAINABLE_BYTES)
+        moved = (candidate.weight_bytes, candidate.update_bytes)
+        self._table[:, row] = [candidate.parameters, *moved, candidate.forward_macs, memory_bytes]
+        self._candidates.append(candidate)
+        self._known.add(_identify(candidate.architecture))
+        return True
+
+    def best(self, query: Query) -> Fit | None:
+        """The known submodel that fits and has the most parameters; None if none fits.
+
+        Among equally many parameters the higher utilisation wins, then identity, so the answer does not depend on the
+        order in which submodels became known.
+        """
+        columns = self._columns()
+        rows = np.flatnonzero(_find_fitting(columns, query))
+        utilisation = columns.utilisation(query.limits)
+        while len(rows):
+            top = rows
+            for column in (columns.parameters, utilisation):
+                top = top[column[top] == column[top].max()]
+            row = int(max(top, key=lambda place: self._candidates[place].architecture))
+            if not query.refused(self._candidates[row]):
+                return Fit(candidate=self._candidates[row], utilisation=float(utilisation[row]))
+            rows = rows[rows != row]
+        return None
+
+    def around(self, query: Query, most: int) -> tuple[list[Candidate], list[Candidate]]:
+        """Known submodels from which to look for larger ones.
+
+        Returns:
+            At most `most` that fit, those with the most parameters first; and as many that do not fit and have more
+            parameters than these, those that exceed the budget least first.
+        """
+        columns = self._columns()
+        fits = _find_fitting(columns, query)
+        within = np.flatnonzero(fits)
+        within = within[np.argsort(-columns.parameters[within], kind="stable")][:most]
+        least = columns.parameters[within[0]] if len(within) else 0
+        beyond = np.flatnonzero(~fits & (columns.parameters > least))
+        excess = columns.utilisation(query.limits)
+        if query.limits.forward_macs is not None:
+            excess = np.maximum(excess, columns.forward_macs / max(query.limits.forward_macs, 1))
+        beyond = beyond[np.argsort(excess[beyond], kind="stable")][:most]
+        return [self._candidates[row] for row in within], [self._candidates[row] for row in beyond]
+
+    def stands_in(self, candidate: Candidate, query: Query, slack: float) -> bool:
+        """Whether a known submodel takes no more of anything that the query limits, and has nearly as many parameters.
+
+        Args:
+            candidate: the submodel to be replaced.
+            query: whether multiply-accumulates are limited.
+            slack: fraction of its parameters that may be missing.
+        """
+        columns = self._columns()
+        near = columns.parameters >= (1 - slack) * candidate.parameters
+        near &= columns.memory_bytes <= candidate.training_memory_bytes.get(self.target, _UNTRAINABLE_BYTES)
+        near &= (columns.weight_bytes <= candidate.weight_bytes) & (columns.update_bytes <= candidate.update_bytes)
+        if query.limits.forward_macs is not None:
+            near &= columns.forward_macs <= candidate.forward_macs
+        return bool(near.any())
+
+    def _columns(self) -> Columns:
+        return Columns(*self._table[:, : len(self._candidates)])
+
+
+def _find_fitting(columns: Columns, query: Query) -> NDArray[np.bool_]:
+    fits = columns.within(query.limits)
+    return fits if query.below_parameters is None else fits & (columns.parameters < query.below_parameters)
+
+
+def _identify(architecture: Architecture) -> Identity:
+    """Equal for equal submodels whatever their names, as their ids are, but without computing a digest."""
+    return architecture.axes, architecture.blocks, architecture.choices

@@ -6,14 +6,15 @@ fraction of the parameters that a device would have had. Until then, a device ge
 """
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from subfleet.protocol.chains import Chain
 from subfleet.protocol.memory_plan import Packing, PackingWidth, planned_for
 from subfleet.protocol.programs import ProgramManifest
+from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.candidates import Candidate
+from subfleet.search.candidates import Candidate, Obstacle, list_lacking_operators
 
 LEAST_GAIN = 0.01
 """The fraction of its parameters that a device must lose for a program to be requested."""
@@ -76,6 +77,31 @@ class ProgramFacts:
         if self.planned_peak_bytes is None or not self.packings:
             return self
         return replace(self, planned_peak_bytes=planned_for(self.planned_peak_bytes, self.packings, width), packings=())
+
+
+def find_program_obstacles(
+    facts: ProgramFacts, candidate: Candidate, target: str, budget: Budget, operators: Sequence[str]
+) -> Iterator[Obstacle]:
+    """What keeps a submodel from a device, by the program that trains it.
+
+    Args:
+        facts: of the program, with its memory as planned for the device.
+        candidate: the submodel.
+        target: of the program.
+        budget: of the device.
+        operators: that the device's runtime has; empty if it lists none.
+    """
+    if lacking := list_lacking_operators(facts.operators, operators):
+        yield Obstacle(limit="runtime", why=f"calls {', '.join(lacking)}, which the device's runtime {target!r} lacks")
+    if facts.planned_peak_bytes is None:
+        why = f"cannot be trained on {target!r}" + (f": {facts.problem}" if facts.problem else "")
+        yield Obstacle(limit="runtime", why=why)
+    elif facts.planned_peak_bytes > budget.memory_bytes:
+        why = f"needs {facts.planned_peak_bytes} bytes of memory and the budget is {budget.memory_bytes}"
+        yield Obstacle(limit="memory", why=why)
+    disk_bytes = candidate.disk_bytes + facts.program_bytes
+    if budget.disk_bytes is not None and disk_bytes > budget.disk_bytes:
+        yield Obstacle(limit="disk", why=f"takes {disk_bytes} bytes of disk and the budget is {budget.disk_bytes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

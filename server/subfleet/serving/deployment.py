@@ -119,13 +119,15 @@ def adapt_to_broker(
     Raises:
         TransportError: the broker is not there, refuses us, or cannot be trusted.
     """
-
-    def opened(first: Transport) -> Transport:
-        return first if wait_until is None else WaitingTransport(first, wait_until.is_set)
-
     fleet = run.fleet.name
     client_id = mqtt_client_id(fleet, "doctor", f"{run.name}-{os.getpid()}")
-    report = examine_broker(address, Topics(fleet), name=run.name, client_id=client_id, opened=opened)
+    report = examine_broker(
+        address,
+        Topics(fleet),
+        name=run.name,
+        client_id=client_id,
+        opened=lambda first: first if wait_until is None else WaitingTransport(first, wait_until.is_set),
+    )
     if wait_until is not None and wait_until.is_set():
         return
     transport.expect(report.terms)

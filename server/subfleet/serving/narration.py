@@ -1,18 +1,21 @@
-"""Describes a run while it goes on: the changes of a step, its progress, and absent clients."""
+"""Describes a run while it goes on: the changes of a step, and its progress."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from subfleet.journal.journal import AbsenceRecord, Journal
+from subfleet.elastic.lineage import Lineage
 from subfleet.journal.records import Progress
-from subfleet.rounds.awaiting import describe_waits, is_unawaited
+from subfleet.protocol.input_statistics import InputStatistics, find_scale_problem
+from subfleet.protocol.messages import Profile
+from subfleet.rounds.awaiting import DUTY_TERMS, name_last
 from subfleet.rounds.closing import explain_early_end
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import FleetMember
-from subfleet.rounds.members import Absence, list_absences
-from subfleet.rounds.networks import describe_networks, describe_readiness
-from subfleet.rounds.offers import compare_peers, find_scale_warning
+from subfleet.rounds.live import EXTRA_FROM, PUNCTUAL, FleetMember
+from subfleet.rounds.networks import find_trainable_attempts
+from subfleet.rounds.offers import REMEDY, find_scale_warning
 from subfleet.rounds.state import RunState
+
+_SHOWN = 5
+"""Number of clients that a sentence names."""
 
 
 def describe_step(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
@@ -39,7 +42,7 @@ def _describe_data(context: RunContext, before: RunState, after: RunState) -> It
     """Sentences about clients that joined or are no longer waited for, and about inputs on another scale."""
     for name in after.live.members.changed(before.live.members):
         was, now = before.live.members.get(name, FleetMember()), after.live.members[name]
-        yield from (f"client {name} {words}" for words in describe_waits(was, now))
+        yield from (f"client {name} {words}" for words in _describe_waits(was, now))
     for name in after.profiles.changed(before.profiles):
         known, profile = before.profiles.get(name), after.profiles[name]
         if profile == known:
@@ -63,6 +66,91 @@ def _describe_outliers(before: RunState, after: RunState) -> Iterator[str]:
         if client.stage == "done" and client.outlier:
             treated = "counts as it is" if client.scale == 1 else f"is scaled by {client.scale:.3g}"
             yield f"the update of client {name} in round {after.round} {treated}: {client.outlier}"
+
+
+def _describe_waits(before: FleetMember, after: FleetMember) -> Iterator[str]:
+    """Sentences about a client that the run stops waiting for, or waits for again."""
+    if before.punctuality is after.punctuality:
+        return
+    for duty in DUTY_TERMS:
+        was, now = (one.punctuality.get(duty, PUNCTUAL) for one in (before, after))
+        if was.missed < EXTRA_FROM <= now.missed:
+            missed = name_last(now.missed, duty)
+            yield f"has not answered {missed}; the run does not wait for it until it answers again"
+        elif was.missed >= EXTRA_FROM and not now.missed:
+            yield f"has answered {name_last(1, duty)}, and the run waits for it again"
+
+
+def describe_networks(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[str, ...]:
+    """A sentence for each network that has appeared or retired."""
+    known = {one.id: one.living for one in before}
+    told = list[str]()
+    for one in after:
+        if one.id and one.id not in known:
+            why = f": {one.reason}" if one.reason else ""
+            told.append(f"network {one.id} has appeared, {_describe_growth(one)}{why}")
+        if not one.living and known.get(one.id, True):
+            told.append(f"{_name_network(one.id)} has retired")
+    return tuple(told)
+
+
+def describe_readiness(context: RunContext, before: RunState, after: RunState) -> tuple[str, ...]:
+    """A sentence for each network that can be trained from the next attempt on, as its first program is written."""
+    if (after.written is before.written and after.run_attempt == before.run_attempt) or not after.lineages:
+        return ()
+    known = _list_trainable(context, before)
+    born = [one.id for one in after.lineages if one.born_round and one.living]
+    ready = _list_trainable(context, after) - known
+    return tuple(f"network {name} may be trained from the next round on" for name in born if name in ready)
+
+
+def _list_trainable(context: RunContext, state: RunState) -> set[str]:
+    """The networks with a program that can be given in the next attempt."""
+    attempts = find_trainable_attempts(context, state)
+    return {name for name, attempt in attempts.items() if attempt <= state.run_attempt + 1}
+
+
+def _describe_growth(lineage: Lineage) -> str:
+    return "drawn anew" if lineage.parent is None else f"{lineage.map.TYPE} from {_name_network(lineage.parent)}"
+
+
+def _name_network(network_id: str) -> str:
+    return f"network {network_id}" if network_id else "the first network"
+
+
+def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Iterator[str]:
+    """Sentences about clients with another scale than most, or about evaluation data with another scale.
+
+    Args:
+        context: of the run.
+        profiles: of the clients of a round, by client id.
+    """
+    told = {name: one.inputs for name, one in sorted(profiles.items()) if one.inputs is not None}
+    usual = _find_usual(told.values())
+    if context.config.data.check == "off" or usual is None:
+        return
+    evaluation = context.evaluation_inputs
+    if evaluation is not None and find_scale_problem(usual, evaluation):
+        yield (
+            f"the evaluation data go from {evaluation}, but the inputs of most of the {len(told)} clients do not, as "
+            f"those from {usual}; {REMEDY}"
+        )
+    unlike = [name for name, one in told.items() if find_scale_problem(one, usual)]
+    odd = [name for name in unlike if evaluation is None or not find_scale_problem(told[name], evaluation)]
+    if odd:
+        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        yield (
+            f"the inputs of {', '.join(odd[:_SHOWN])}{more} are not on the scale of most of the {len(told)} clients, "
+            f"from {usual}; {REMEDY}"
+        )
+
+
+def _find_usual(statistics: Iterable[InputStatistics]) -> InputStatistics | None:
+    """The client in the middle, which shares its scale with more than half of the others if any client does."""
+    ordered = sorted(
+        (one for one in statistics if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum)
+    )
+    return ordered[len(ordered) // 2] if len(ordered) > 2 else None
 
 
 class Pace:
@@ -112,60 +200,3 @@ class Pace:
             return None
         each_s = (self._begun_s - self._first[1]) / (round_number - self._first[0])
         return max(0.0, each_s * (self._round_count - round_number + 1) - (self._clock() - self._begun_s))
-
-
-_EVERY_S = 1.0
-_REPORTED = ("goodbye", "will", "silent")
-"""Kinds of absence that are reported. A client that has not sent anything yet may be there, and a client that refused
-a task is there."""
-
-
-class Attendance:
-    """Tracks absent clients, and writes changes to the journal."""
-
-    def __init__(self, context: RunContext, journal: Journal) -> None:
-        self._context = context
-        self._journal = journal
-        self._checked_s = -_EVERY_S
-        self._away: Mapping[str, Absence] = {}
-        self._saved: frozenset[tuple[str, str]] | None = None
-
-    def check(self, state: RunState, now_s: float) -> Iterator[str]:
-        """Sentences about changes since the last call; nothing within a second of it.
-
-        Raises:
-            FileError: the journal cannot be written.
-        """
-        if 0 <= now_s - self._checked_s < _EVERY_S:
-            return
-        before, self._checked_s = self._away, now_s
-        self._away = {absence.client_id: absence for absence in list_absences(self._context, state, now_s)}
-        kinds = frozenset((name, absence.kind) for name, absence in self._away.items())
-        if kinds == self._saved:
-            return
-        self._saved = kinds
-        self._journal.save_absences(_build_record(absence, now_s) for absence in self._away.values())
-        if state.phase in ("finished", "failed"):
-            return  # all clients leave
-        for name, absence in self._away.items():
-            if absence.kind in _REPORTED and (name not in before or before[name].kind != absence.kind):
-                yield f"client {name} is away: {absence.reason}"
-        for name, absence in before.items():
-            if absence.kind in _REPORTED and (name not in self._away or self._away[name].kind not in _REPORTED):
-                yield f"client {name} is there again" if name in state.live.members else f"client {name} is forgotten"
-
-    def awaited(self, state: RunState) -> tuple[str, ...]:
-        """The absent clients that the round waits for: name, reason and time of the last message."""
-        return tuple(
-            f"{name}: {absence.describe(self._checked_s)}"
-            for name, absence in self._away.items()
-            if absence.kind != "refused"
-            and name in state.clients
-            and state.clients[name].open
-            and not is_unawaited(state, name)
-        )
-
-
-def _build_record(absence: Absence, now_s: float) -> AbsenceRecord:
-    seen_at = None if absence.seen_s is None else time.time() - (now_s - absence.seen_s)
-    return AbsenceRecord(client_id=absence.client_id, kind=absence.kind, reason=absence.reason, seen_at=seen_at)

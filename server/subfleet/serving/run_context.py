@@ -48,13 +48,8 @@ def _declare_grown(config: Run, roles: Roles, network_id: str, family: Family, m
     sizes = {member: size_in(network, network_of(member)) for member in members}
     own = {size.architecture_id: _name_by_size(network, size) for size in sizes.values()}
     space = tuple(own.values()) or roles.assigner.space(network, config.rates)
-    declared = _declare(config, roles, network, space)
-    named = (
-        replace(candidate, architecture=replace(architecture, name=f"{network_id} {architecture.name}"))
-        for candidate in declared.candidates
-        for architecture in (candidate.architecture,)
-    )
-    declared = replace(declared, candidates=tuple(named))
+    named = [replace(size, name=f"{network_id} {size.name}") for size in space]
+    declared = _declare(config, roles, network, named)
     by_id = {size.architecture_id: size for size in declared.space}
     return replace(
         declared, members=MappingProxyType({family: by_id[size.architecture_id] for family, size in sizes.items()})

@@ -43,8 +43,9 @@ from subfleet.rounds.searching import find_searched_round
 from subfleet.rounds.sizing import explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CheckRequest, GenerationRequest, NetworksRequest, SearchRequest
+from subfleet.serving.attendance import Attendance
 from subfleet.serving.loading import build_result, load_model
-from subfleet.serving.narration import Attendance, Pace, describe_step
+from subfleet.serving.narration import Pace, describe_step
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 from subfleet.tasks import Dataset

@@ -76,11 +76,8 @@ class DeviceSettings:
 
     def each(self) -> "Iterator[DeviceSettings]":
         """The devices, with `count` expanded."""
-        if self.count == 1:
-            yield self
-            return
-        for number in range(1, self.count + 1):
-            yield replace(self, id=f"{self.id}-{number}", count=1)
+        numbers = [""] if self.count == 1 else [f"-{number}" for number in range(1, self.count + 1)]
+        return (replace(self, id=f"{self.id}{number}", count=1) for number in numbers)
 
 
 def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:

@@ -5,18 +5,14 @@ from typing import TYPE_CHECKING
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import get_predicted_places
-from subfleet.elastic.robust_aggregation import AnyRobustAggregation
-from subfleet.elastic.server_optimisers import AnyServerOptimiser
-from subfleet.elastic.technique_settings import DistillationSettings
 from subfleet.methods import AnyMethod
 from subfleet.methods.combining import Combination
-from subfleet.methods.techniques import NormPolicy, Techniques
+from subfleet.methods.techniques import NormPolicy
 from subfleet.protocol.bounds import Rules
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES
 from subfleet.protocol.metric_sums import MAX_MEASURED_OUTPUTS
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.transform import DataTransform
-from subfleet.protocol.update_codecs import AnyUpdateCodec
 from subfleet.settings.fleet import FleetSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Evaluations, FirstWeights, ModelOf
@@ -71,26 +67,14 @@ def _check_transform(data: DataSettings, model: AnyFamily) -> Iterator[str]:
         yield problem
 
 
-def _check_combination(  # noqa: PLR0913, PLR0917 - the fields that the rule is about
-    method: AnyMethod,
-    training: TrainingSettings,
-    model: AnyFamily,
-    data: DataSettings,
-    norms: NormPolicy,
-    robust_aggregation: AnyRobustAggregation | None,
-    server_optimiser: AnyServerOptimiser | None,
-    update_codec: AnyUpdateCodec | None,
-    distillation: DistillationSettings | None,
-) -> Iterator[str]:
-    techniques = Techniques(
-        norms=norms,
-        robust_aggregation=robust_aggregation,
-        server_optimiser=server_optimiser,
-        update_codec=update_codec,
-        distillation=distillation,
+def _check_combination(record: "Run") -> Iterator[str]:
+    combination = Combination(
+        method=record.method,
+        training=record.training,
+        model=record.model,
+        techniques=record.techniques,
+        validated=record.data.validation_samples > 0,
     )
-    validated = data.validation_samples > 0
-    combination = Combination(method=method, training=training, model=model, techniques=techniques, validated=validated)
     if problem := combination.problem():
         yield problem
 

@@ -58,7 +58,11 @@ def resolve_model(run: Run, runs: Path) -> Run:
         return run
     folder = Path(model_of.run) if "/" in model_of.run else runs / model_of.run
     stored = _choose(read_networks(folder), model_of, folder)
-    weights = _describe_weights(folder / MODEL, stored.lineage.id) if model_of.weights else None
+    weights = None
+    if model_of.weights:
+        path = folder / MODEL
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        weights = FirstWeights(file=str(path.resolve()), sha256=sha256, network=stored.lineage.id)
     try:
         return replace(run, model=stored.lineage.config, model_of=None, first_weights=weights)
     except ValueError as error:
@@ -128,8 +132,3 @@ def _choose(networks: Sequence[StoredNetwork], model_of: ModelOf, folder: Path) 
             f"{suggest(model_of.network, names)}"
         )
     return by_name[model_of.network]
-
-
-def _describe_weights(path: Path, network_id: str) -> FirstWeights:
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return FirstWeights(file=str(path.resolve()), sha256=sha256, network=network_id)

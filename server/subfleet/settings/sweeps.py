@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from typing import Annotated, Any
 
@@ -138,16 +139,15 @@ def _model_run(run: Mapping[str, Any]) -> str | None:
 def _sort(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs in order, but each after the run from which it takes its model."""
     names = {run["name"] for run in runs}
-    sources = {run["name"]: source for run in runs if (source := _model_run(run)) in names}
-    depths = dict.fromkeys(names, 0)
-    for name in sources:
-        chain = [name]
-        while (source := sources.get(chain[-1])) is not None:
-            if source in chain:
-                raise ConfigError(f"the run {name!r} of a sweep waits for a model of its own; take that of another run")
-            chain.append(source)
-        depths[name] = len(chain)
-    return sorted(runs, key=lambda run: depths[run["name"]])
+    sources = {run["name"]: {_model_run(run)} & names for run in runs}
+    try:
+        positions = {name: position for position, name in enumerate(TopologicalSorter(sources).static_order())}
+    except CycleError as error:
+        name = error.args[1][0]
+        raise ConfigError(
+            f"the run {name!r} of a sweep waits for a model of its own; take that of another run"
+        ) from error
+    return sorted(runs, key=lambda run: positions[run["name"]])
 
 
 def _label(value: Any, index: int) -> str:

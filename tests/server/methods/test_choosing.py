@@ -19,6 +19,7 @@ from subfleet.arrays import encode_arrays
 from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import Aggregator
 from subfleet.methods.assigner import Draw
+from subfleet.methods.claims import PastSelection, add_selection, bound_claims, find_overselected, trimmed_mean
 from subfleet.methods.oort import Oort, OortMemory
 from subfleet.methods.power_of_choice import PowerOfChoice
 from subfleet.methods.pyramidfl import PyramidFL, PyramidMemory
@@ -26,13 +27,9 @@ from subfleet.methods.roles import ClosedRound, LocalTraining, Roles, Trainee
 from subfleet.methods.selector import (
     AvailableClient,
     LastUpdate,
-    PastSelection,
     Selection,
     SelectionContext,
-    add_selection,
-    bound_claims,
     draw_without_replacement,
-    trimmed_mean,
 )
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
@@ -198,7 +195,7 @@ def overselected(
     selections: Sequence[PastSelection], number: int, count: int, known: int, most_often: float = 1.5
 ) -> frozenset[str]:
     context = selecting(*[client(f"c{place}") for place in range(known)], count=count, round_number=number)
-    return context.find_overselected(selections, count, most_often)
+    return find_overselected(context, selections, count, most_often)
 
 
 def _lies(rounds: range, comes: Callable[[int, bool], bool], *, wanted: int, known: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from subfleet.aggregation.views import Views
-from subfleet.elastic.building import build_module, network_of
+from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.maps import extract
 from subfleet.elastic.model_state import ModelState, pack_state, unpack_state
@@ -154,7 +154,14 @@ def test_a_larger_union_has_every_client_as_the_copy_that_it_was(tmp_path: Path)
     sizes = {one.architecture_id: size_in(larger, network_of(_settings(parent, one))) for one in _whole(context)}
     how, grown = succeed_union(
         "drawn",
-        Succession(parent=parent, network=larger, state=state, stream=random.Random(4), seed=1, sizes=sizes),
+        Succession(
+            parent=parent,
+            network=larger,
+            state=state,
+            stream=random.Random(4),
+            first=init_state(larger, 1),
+            sizes=sizes,
+        ),
     )
     assert how.TYPE == "replicated"
     torch.testing.assert_close(

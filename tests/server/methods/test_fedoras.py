@@ -22,7 +22,7 @@ from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.state import AcceptedUpdate
-from subfleet.search.fitting import Obstacle
+from subfleet.search.candidates import Obstacle
 from subfleet.search.queue import ProgramFacts
 from subfleet.search.supernets import find_tier
 from subfleet.settings.samples import DataSettings

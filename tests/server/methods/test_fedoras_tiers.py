@@ -22,7 +22,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
-from subfleet.search.path_evolution import EvolutionSettings
+from subfleet.search.supernets import EvolutionSettings
 from subfleet.settings.samples import DataSettings
 from subfleet.testing.rounds import make_assignee, make_config
 

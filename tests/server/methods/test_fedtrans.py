@@ -22,10 +22,10 @@ from subfleet.methods import AnyMethod
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.fedtrans import FedTrans, FedTransMemory, Growth
+from subfleet.methods.growth import activeness, convergence, transform_cells
 from subfleet.methods.roles import ClosedRound
 from subfleet.methods.run_networks import Evolution, EvolutionContext
 from subfleet.methods.selector import LastUpdate
-from subfleet.methods.transforming import activeness, convergence, transform_cells
 from subfleet.protocol.errors import ConfigError
 from subfleet.testing.rounds import DrawnClient, draw_state, make_context, play
 from subfleet.testing.submodels import have_same_bits

@@ -128,7 +128,7 @@ def test_a_share_that_is_rounded_to_a_size_of_another_name_is_that_size(share: f
 
 
 def test_whoever_cannot_carry_the_whole_model_trains_what_it_carries() -> None:
-    budget = CONTEXT.candidates[-1].training_memory_bytes["onnx"] - 1
+    budget = CONTEXT.first.candidates[-1].training_memory_bytes["onnx"] - 1
     assert asked_with(FluidMemory(), "ada", budget) == CONTEXT.space[-2]
 
 

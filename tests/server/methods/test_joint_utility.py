@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from server.methods.test_fedtrans import LOSSES, METHOD, closed, past, relaxed
 
 from subfleet.methods.fedtrans import FedTransMemory, Growth
-from subfleet.methods.soft_sharing import clip_losses, inherit_utilities, odds, similarity, update_utilities
-from subfleet.methods.transforming import convergence
+from subfleet.methods.growth import clip_losses, convergence, inherit_utilities, odds, similarity, update_utilities
 from subfleet.protocol.limits import MAX_LOSS
 
 

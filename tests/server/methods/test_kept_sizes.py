@@ -17,11 +17,14 @@ FIXED = pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], i
 @FIXED
 def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(method: AnyMethod) -> None:
     context = make_context(method)
-    assign, needs = context.roles.assigner.assign, [one.training_memory_bytes["onnx"] for one in context.candidates]
+    assign, needs = (
+        context.roles.assigner.assign,
+        [one.training_memory_bytes["onnx"] for one in context.first.candidates],
+    )
     middle = Budget(memory_bytes=sorted(needs)[len(needs) // 2])
     kept = assign(make_assignee(context, "a", memory_bytes=middle.memory_bytes)).candidate
     assert kept is not None
-    assert kept != context.candidates[-1]
+    assert kept != context.first.candidates[-1]
     # A rich moment gives no more than that, and a poor one no less: it is skipped, and has the same size later.
     rich = replace(make_assignee(context, "a"), lasting=middle)
     poor = replace(make_assignee(context, "a", memory_bytes=needs[0]), lasting=middle)
@@ -30,10 +33,13 @@ def test_a_size_for_good_is_what_the_log_has_room_for_and_not_the_first_reading(
     assert "the size that its log has room for" in assign(poor).reason
     # Whose log has room for nothing has the smallest, whenever that fits.
     bare = Budget(memory_bytes=0)
-    assert assign(replace(rich, lasting=bare)).candidate == context.candidates[0]
+    assert assign(replace(rich, lasting=bare)).candidate == context.first.candidates[0]
     # What it has is kept, whatever it says of its log later; without a log it is the first reading's.
-    assert assign(replace(rich, previous=context.candidates[0].architecture)).candidate == context.candidates[0]
-    assert assign(make_assignee(context, "a")).candidate == context.candidates[-1]
+    assert (
+        assign(replace(rich, previous=context.first.candidates[0].architecture)).candidate
+        == context.first.candidates[0]
+    )
+    assert assign(make_assignee(context, "a")).candidate == context.first.candidates[-1]
 
 
 @FIXED
@@ -64,9 +70,9 @@ def test_fedfa_has_only_sizes_scored_that_a_log_has_room_for() -> None:
     context = make_context(FedFA(choice="score", proposals=16))
     propose = context.roles.assigner.propose
     assert propose is not None
-    middle = context.candidates[len(context.candidates) // 2]
+    middle = context.first.candidates[len(context.first.candidates) // 2]
     lasting = Budget(memory_bytes=middle.training_memory_bytes["onnx"])
     proposed = propose(replace(make_assignee(context, "a"), lasting=lasting))
     assert len(proposed) > 1
     assert all(one.training_memory_bytes["onnx"] <= lasting.memory_bytes for one in proposed)
-    assert context.candidates[-1] in propose(make_assignee(context, "a"))
+    assert context.first.candidates[-1] in propose(make_assignee(context, "a"))

@@ -109,7 +109,7 @@ def test_fjord_draws_a_nested_student_of_every_width_that_fits() -> None:
     # Each of 3 widths as often as the others: a binomial of 300 draws lies within 5 deviations of 100.
     assert all(abs(count - 100) < 5 * (300 * 2 / 9) ** 0.5 for count in found.values())
     plain = make_context(FjORD(self_distillation=False))
-    memory_bytes = plain.candidates[2].training_memory_bytes["onnx"]
+    memory_bytes = plain.first.candidates[2].training_memory_bytes["onnx"]
     chosen = {
         one.architecture.architecture_id
         for number in range(60)
@@ -297,7 +297,7 @@ def test_nefl_keeps_a_bank_of_norms_and_steps_for_each_size(tmp_path: Path) -> N
 @pytest.mark.parametrize("method", [FedFA(), FlexiFed(), Standalone()], ids=lambda method: method.TYPE)
 def test_a_fixed_architecture_is_kept_or_the_client_sits_out(method: AnyMethod) -> None:
     context = make_context(method)
-    needs = [candidate.training_memory_bytes["onnx"] for candidate in context.candidates]
+    needs = [candidate.training_memory_bytes["onnx"] for candidate in context.first.candidates]
     assign = context.roles.assigner.assign
     first = assign(make_assignee(context, "a", memory_bytes=needs[3])).candidate
     assert first is not None

@@ -73,7 +73,7 @@ def small_context(method: str) -> RunContext:
 
 def total_bytes(context: RunContext) -> tuple[int, int]:
     """Memory and weights of the largest size."""
-    largest = context.estimate(context.network.full_architecture())
+    largest = context.first.estimate(context.network.full_architecture())
     return largest.training_memory_bytes["onnx"], largest.weight_bytes
 
 
@@ -81,12 +81,12 @@ def total_bytes(context: RunContext) -> tuple[int, int]:
 def test_a_budget_down_to_the_smallest_size_is_used_in_full(method: AnyMethod) -> None:
     """Plato's AnycostFL and FedRolex look for a width between a half and the whole alone."""
     context = make_context(method)
-    needs = [candidate.training_memory_bytes["onnx"] for candidate in context.candidates]
-    halves = [4 * size.parameters < total_bytes(context)[1] / 4 for size in context.candidates]
+    needs = [candidate.training_memory_bytes["onnx"] for candidate in context.first.candidates]
+    halves = [4 * size.parameters < total_bytes(context)[1] / 4 for size in context.first.candidates]
     assert any(halves), "the space goes below half the width"
     for place, need in enumerate(needs):
         chosen = context.roles.assigner.assign(make_assignee(context, "a", memory_bytes=need)).candidate
-        assert chosen == context.candidates[max(at for at, other in enumerate(needs) if other <= need)]
+        assert chosen == context.first.candidates[max(at for at, other in enumerate(needs) if other <= need)]
         assert chosen.training_memory_bytes["onnx"] == need or place not in (0, len(needs) - 1)
     assert context.roles.assigner.assign(make_assignee(context, "a", memory_bytes=min(needs) - 1)).candidate is None
 

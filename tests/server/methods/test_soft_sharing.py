@@ -21,7 +21,7 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.elastic.replication import Replication
 from subfleet.elastic.server_optimisers import ServerYogi
 from subfleet.methods.fedtrans import FedTrans
-from subfleet.methods.soft_sharing import Share, SoftSharing, similarity
+from subfleet.methods.growth import Share, share_weights, similarity
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.context import RunContext
@@ -100,8 +100,8 @@ class Line:
         return {key: own - found[name][key] for key, own in states[name].items()}
 
     def shared(self, states: States, **settings: Any) -> States:
-        sharing = SoftSharing(**{"share": "transform", "decay": 0.9, **settings})
-        return sharing.mix(self.lineages, self.networks, states, self.parameters, ROUND)
+        method = replace(METHOD, **{"decay": 0.9, **settings})
+        return share_weights(method, self.lineages, self.networks, states, self.parameters, ROUND)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subfleet.protocol.errors import ConfigError
-from subfleet.search.path_evolution import EvolutionSettings, Path, find_best, kendall_tau, propose_paths
-from subfleet.search.supernets import Tier, draw_subspace, find_tier, list_tiers
+from subfleet.search.supernets import (
+    EvolutionSettings,
+    Path,
+    Tier,
+    draw_subspace,
+    find_best,
+    find_tier,
+    kendall_tau,
+    list_tiers,
+    propose_paths,
+)
 
 CHOICES = [("a", "b", "c")] * 6
 COSTS = {"a": 0, "b": 3, "c": 7}

@@ -33,11 +33,10 @@ from server.search.search_cases import (
 
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import from_plain, to_plain
-from subfleet.search.fitting import fits
-from subfleet.search.index import Columns, EstimateIndex
+from subfleet.search.candidates import fits
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSettings
-from subfleet.search.query import FoundSize, Query, measure_fit
+from subfleet.search.query import Columns, EstimateIndex, FoundSize, Query, measure_fit
 
 SEARCHES: Mapping[str, Callable[[], Serving]] = {
     "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.figures import compute_attack_figures
 from subfleet.emulation.batch.run import run_batch
 from subfleet.emulation.batch.trainers import TRAINERS, create_trainers
 from subfleet.emulation.gathering import gather_run
+from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
 from subfleet.protocol.errors import RunError, SubfleetError
@@ -21,7 +21,7 @@ from subfleet.settings.run import Run
 
 
 def run_in_batch(
-    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: LazyExports
+    run: Run, folder: Path, observer: RunObserver, stop: threading.Event, *, exports: ExportPool
 ) -> Outcome:
     """Run an emulated fleet to the end.
 

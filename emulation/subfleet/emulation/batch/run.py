@@ -19,9 +19,9 @@ from subfleet.device_profiles import ReplayedLog
 from subfleet.edge_client.session import Device, EdgeSession
 from subfleet.edge_client.store import AgentStore
 from subfleet.edge_client.thread_worker import TrainingWorker
-from subfleet.emulation.batch.exports import LazyExports
 from subfleet.emulation.batch.trainers import AttackingTrainer, create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun, build_profile
+from subfleet.export.pool import ExportPool
 from subfleet.journal.evaluations import EvaluationRecord
 from subfleet.journal.guarding import GuardedObserver, Unobserved
 from subfleet.journal.records import Progress, RoundRecord, RunObserver, RunResult
@@ -96,7 +96,7 @@ class BatchResult:
 
 def run_batch(  # noqa: PLR0913 - replaceable parts of a run
     gathered: GatheredRun,
-    exports: LazyExports,
+    exports: ExportPool,
     *,
     observer: RunObserver | None = None,
     stop: threading.Event | None = None,

@@ -59,13 +59,13 @@ def _add_gaps(size_bytes: int) -> int:
 
 
 def _memory_of(chain: Chain, batch: Sequence[ValueInfo], packings: Sequence[Packing]) -> MemoryPlan:
-    """Return the plan of the largest path with all operators held; its peak is `ChainRoom.largest_peak_bytes`."""
+    """Return the plan of the largest path with all operators held; its peak is `ChainMemory.largest_peak_bytes`."""
     operators = [operator for link in chain.links for operator in link.operators]
     weights, states = (
         sum(operator.weight_bytes for operator in operators),
         sum(operator.state_bytes for operator in operators),
     )
-    room = chain.room(chain.links)
+    room = chain.plan_memory(chain.links)
     fed_bytes, peak = value_bytes(batch), max(operator.peak_bytes for operator in operators)
     kept_bytes = room.largest_peak_bytes - room.held_bytes - peak
     return MemoryPlan(

@@ -20,7 +20,7 @@ from onnx import helper, shape_inference
 from subfleet.export.memory.heap import heap_bytes
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 
 _ERRORS_ONLY = 3
 _KERNEL = "_kernel_time"
@@ -59,7 +59,7 @@ class ExecutedGraph:
 
 def session_options() -> Any:
     """Return the options that affect memory, as a device's trainer sets them (`subfleet.trainers.onnx_sessions`)."""
-    onnxruntime = imported("onnxruntime")
+    onnxruntime = import_silently("onnxruntime")
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -79,7 +79,7 @@ def run_onnx(body: bytes, inputs: Sequence[ValueInfo]) -> ExecutedGraph:
     Raises:
         ExportError: the runtime reports another graph than the one that it saved.
     """
-    onnxruntime = imported("onnxruntime")
+    onnxruntime = import_silently("onnxruntime")
 
     with TemporaryDirectory() as folder:
         options = session_options()
@@ -105,7 +105,7 @@ def read_onnx(body: bytes) -> ExecutedGraph:
 
     A value without an inferred shape is assumed to be like its node's first input.
     """
-    onnxruntime = imported("onnxruntime")
+    onnxruntime = import_silently("onnxruntime")
 
     with TemporaryDirectory() as folder:
         options = session_options()

@@ -14,7 +14,7 @@ from torch import nn
 from subfleet.export.targets.executorch_program import constant_methods
 from subfleet.export.targets.onnx import add_notes
 from subfleet.export.tools import quiet
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 
 _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 """Operators that are quantised. Norms and activations between them stay float32: that costs little and keeps
@@ -36,7 +36,7 @@ def _quantise_onnx(
     Returns:
         The model with 8-bit weights, in the same operator set.
     """
-    quantization = imported("onnxruntime.quantization")
+    quantization = import_silently("onnxruntime.quantization")
     signed = quantization.QuantType.QInt8
 
     with tempfile.TemporaryDirectory() as folder, quiet():
@@ -60,7 +60,7 @@ def _quantise_onnx(
 
 def _fold_constants(body: bytes, path: Path) -> None:
     """Write the model with everything folded that only depends on weights: the quantiser looks for constants."""
-    onnxruntime = imported("onnxruntime")
+    onnxruntime = import_silently("onnxruntime")
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -77,7 +77,7 @@ def _input_name(path: Path) -> str:
 
 def _reader(samples: npt.NDArray[np.generic], name: str) -> Any:
     """Wrap the samples as the quantiser needs them."""
-    base: Any = imported("onnxruntime.quantization").CalibrationDataReader  # an untyped library's seam, to be inherited
+    base: Any = import_silently("onnxruntime.quantization").CalibrationDataReader  # untyped
 
     class Reader(base):  # type: ignore[misc]
         """Hands out batch after batch."""

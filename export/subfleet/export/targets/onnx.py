@@ -26,7 +26,7 @@ from subfleet.export.targets.onnx_operators.emitting import NUMPY_TYPES, dtype_o
 from subfleet.export.tracing import inputs_of
 from subfleet.protocol.errors import ExportError
 from subfleet.protocol.programs import ValueInfo
-from subfleet.protocol.silence import imported
+from subfleet.protocol.silence import import_silently
 
 aten = torch.ops.aten
 _LEAST_POSITIONS = 8
@@ -242,7 +242,7 @@ class OnnxTarget:
 
     def run(self, body: bytes, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program once; see `Target`."""
-        onnxruntime = imported("onnxruntime")
+        onnxruntime = import_silently("onnxruntime")
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1

@@ -166,7 +166,7 @@ class TopKCoder:
 
     Args:
         fraction: fraction of the values that is kept, above 0 and at most 1; one at least.
-        values: writes those that are kept.
+        values: encodes the kept values.
     """
 
     def __init__(self, fraction: float, values: Coder) -> None:
@@ -180,16 +180,16 @@ class TopKCoder:
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
         """See `Coder.encode`."""
-        kept = self._select_largest(values)
-        return np.concatenate([pack_marks(kept), self._values.encode(values[kept], uniform)])
+        marks = self._select_largest(values)
+        return np.concatenate([pack_marks(marks), self._values.encode(values[marks], uniform)])
 
     def decode(self, encoded: Bytes, size: int) -> Floats:
         """See `Coder.decode`."""
         count = self._count(size)
         split = count_marks_bytes(count, size)
-        kept = unpack_marks(encoded[:split], count, size)
+        marks = unpack_marks(encoded[:split], count, size)
         values = np.zeros(size, np.float32)
-        values[kept] = self._values.decode(encoded[split:], count)
+        values[marks] = self._values.decode(encoded[split:], count)
         return values
 
     def _select_largest(self, values: Floats) -> Marks:
@@ -198,9 +198,9 @@ class TopKCoder:
         magnitudes.partition(len(values) - count)
         least = magnitudes[len(values) - count]
         np.abs(values, out=magnitudes)
-        kept: Marks = magnitudes > least
-        kept[np.flatnonzero(magnitudes == least)[: count - np.count_nonzero(kept)]] = True
-        return kept
+        marks: Marks = magnitudes > least
+        marks[np.flatnonzero(magnitudes == least)[: count - np.count_nonzero(marks)]] = True
+        return marks
 
     def _count(self, size: int) -> int:
         return min(size, max(1, math.ceil(self._fraction * size)))

@@ -24,8 +24,8 @@ def pack(numbers: Bytes | Integers, bits: int) -> Bytes:
     shifts = np.arange(bits - 1, -1, -1)
     for start in range(0, len(numbers), _BLOCK_VALUES):
         block = numbers[start : start + _BLOCK_VALUES, None] >> shifts & 1
-        place = start * bits // 8
-        packed[place : place + count_packed_bytes(len(block), bits)] = np.packbits(block.astype(np.bool_))
+        first = start * bits // 8
+        packed[first : first + count_packed_bytes(len(block), bits)] = np.packbits(block.astype(np.bool_))
     return packed
 
 
@@ -34,8 +34,8 @@ def unpack(packed: Bytes, bits: int, count: int) -> Bytes | Integers:
     numbers = np.empty(count, np.uint8 if bits <= 8 else np.int64)
     shifts = np.arange(bits - 1, -1, -1)
     for start in range(0, count, _BLOCK_VALUES):
-        size, place = min(_BLOCK_VALUES, count - start), start * bits // 8
-        block = np.unpackbits(packed[place : place + count_packed_bytes(size, bits)], count=size * bits)
+        size, first = min(_BLOCK_VALUES, count - start), start * bits // 8
+        block = np.unpackbits(packed[first : first + count_packed_bytes(size, bits)], count=size * bits)
         numbers[start : start + size] = (block.reshape(size, bits).astype(np.int64) << shifts).sum(axis=1)
     return numbers
 
@@ -51,49 +51,49 @@ def pack_marks(marks: Marks) -> Bytes:
     """Pack the marked positions: a bitmap if there are many, else Elias-Fano; nothing if all are marked.
 
     Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 1974: the lowest bits of
-    each marked place as they are, the others as a bitmap in which the i-th place sets bit (its high part + i). That
-    takes less than 3 bits and log2(places / marks) a mark, wherever the marks are.
+    each position as they are, the others as a bitmap in which the i-th position sets bit (its high part + i). That
+    takes less than 3 + log2(size / marks) bits per mark.
     """
     count, size = int(np.count_nonzero(marks)), len(marks)
     if count == size:
         return np.empty(0, np.uint8)
     if _is_dense(count, size):
         return np.packbits(marks)
-    places = np.flatnonzero(marks)
+    positions = np.flatnonzero(marks)
     low = _pack_low_bits(count, size)
-    high = _mark((places >> low) + np.arange(count), _pack_high_bits(count, size))
-    return np.concatenate([np.packbits(high), pack(places & ((1 << low) - 1), low)])
+    high = _mark((positions >> low) + np.arange(count), _pack_high_bits(count, size))
+    return np.concatenate([np.packbits(high), pack(positions & ((1 << low) - 1), low)])
 
 
 def unpack_marks(packed: Bytes, count: int, size: int) -> Marks:
     """Unpack marks; `packed` has the size that `count_marks_bytes` computes.
 
     Raises:
-        ProtocolError: the bytes hold another number of marks, or one twice, or one at no place.
+        ProtocolError: the bytes hold another number of marks, a repeated mark, or one beyond the end.
     """
     if count == size:
         return np.ones(size, np.bool_)
     if _is_dense(count, size):
-        return _count(np.unpackbits(packed, count=size).view(np.bool_), count)
+        return _check_count(np.unpackbits(packed, count=size).view(np.bool_), count)
     low, high = _pack_low_bits(count, size), _pack_high_bits(count, size)
     split = count_packed_bytes(high, 1)
-    marked = np.flatnonzero(_count(np.unpackbits(packed[:split], count=high).view(np.bool_), count))
-    places = (marked - np.arange(count) << low) + unpack(packed[split:], low, count)
-    if places[-1] >= size or (places[1:] <= places[:-1]).any():
-        raise ProtocolError(f"packed places must rise and stay below {size}, but these do not")
-    return _mark(places, size)
+    marked = np.flatnonzero(_check_count(np.unpackbits(packed[:split], count=high).view(np.bool_), count))
+    positions = (marked - np.arange(count) << low) + unpack(packed[split:], low, count)
+    if positions[-1] >= size or (positions[1:] <= positions[:-1]).any():
+        raise ProtocolError(f"packed positions must rise and stay below {size}, but these do not")
+    return _mark(positions, size)
 
 
-def _count(marks: Marks, count: int) -> Marks:
-    found = int(np.count_nonzero(marks))
-    if found != count:
-        raise ProtocolError(f"packed marks are {found}, but must be {count}")
+def _check_count(marks: Marks, count: int) -> Marks:
+    marked = int(np.count_nonzero(marks))
+    if marked != count:
+        raise ProtocolError(f"packed marks are {marked}, but must be {count}")
     return marks
 
 
-def _mark(places: Integers, size: int) -> Marks:
+def _mark(positions: Integers, size: int) -> Marks:
     marks = np.zeros(size, np.bool_)
-    marks[places] = True
+    marks[positions] = True
     return marks
 
 
