@@ -178,10 +178,10 @@ def build_tuning_record(
         return None
     tiers = sorted({generation.tier for generation in generations})
     best = [max(generation.best for generation in generations if generation.tier == tier) for tier in tiers]
-    found = [network for network in networks if 0 < network.lineage.born_round == generations[-1].round]
-    if len(found) != len(tiers):
+    searched = [network for network in networks if 0 < network.lineage.born_round == generations[-1].round]
+    if len(searched) != len(tiers):
         return None
-    pairs = zip(best, found, strict=True)
+    pairs = zip(best, searched, strict=True)
     known = [
         (score, better(network.metric) * network.own_mean) for score, network in pairs if network.own_mean is not None
     ]

@@ -192,7 +192,7 @@ def _build_client_row(
 
 
 def _estimate_cost(context: RunContext, close: Close, client: ClientState, given: Submodel) -> Candidate:
-    """The costs of a submodel with its nested one; of a subspace, of which paths were drawn, the mean over these."""
+    """The costs of a submodel with its nested one; of a subspace, the mean over the paths that the client drew."""
     drawn = _average_macs(context, close, client)
     cost = estimate_size(context, close.lineages, given.architecture if drawn else given.size)
     student = 0 if given.student is None else estimate_size(context, close.lineages, given.student).forward_macs

@@ -22,11 +22,9 @@ class Timing:
     def of(cls, seconds: Iterable[float]) -> "Timing | None":
         """The timing of these seconds; None without any."""
         known = tuple(seconds)
-        return (
-            cls(mean_s=statistics.fmean(known), deviation_s=statistics.pstdev(known), count=len(known))
-            if known
-            else None
-        )
+        if not known:
+            return None
+        return cls(mean_s=statistics.fmean(known), deviation_s=statistics.pstdev(known), count=len(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +97,7 @@ def count_outliers(rounds: Sequence[RoundRecord]) -> dict[str, dict[str, int]]:
 
 
 def describe_outliers(rounds: Sequence[RoundRecord], *, reported: bool = True) -> tuple[str, ...]:
-    """The outliers in a sentence for each treatment; without those that were only reported if that is not wanted."""
+    """A sentence on the outliers of each treatment; `reported` includes those that counted in full."""
     words = {"scaled": "updates scaled down", "left_out": "updates left out"}
     if reported:
         words["reported"] = "updates far from the others, which counted in full"

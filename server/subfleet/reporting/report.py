@@ -96,10 +96,11 @@ def _render_page(name: str, parts: Sequence[str], more_head: str = "") -> str:
 def _render_plots(rounds: Sequence[RoundRecord]) -> str:
     from subfleet.reporting import plots  # matplotlib takes a second to load, and only reports need it
 
+    title = METRICS[rounds[-1].headline if rounds else "accuracy"].title
     model = f" of {rounds[-1].model_description}" if rounds else ""
     measured = any(row.measured_peak_bytes is not None for record in rounds for row in record.clients)
     figures = (
-        (plots.plot_metric(rounds), f"{_format_title(rounds)}{model} on the evaluation samples."),
+        (plots.plot_metric(rounds), f"{title[0].upper()}{title[1:]}{model} on the evaluation samples."),
         (
             plots.plot_budgets(rounds),
             "Size of each submodel against the memory budget; a small submodel with a large budget means a slow link.",
@@ -109,12 +110,6 @@ def _render_plots(rounds: Sequence[RoundRecord]) -> str:
     )
     cells = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for svg, text in figures)
     return f'<div class="plots">{cells}</div>'
-
-
-def _format_title(rounds: Sequence[RoundRecord]) -> str:
-    """The headline metric with a capital letter."""
-    title = METRICS[rounds[-1].headline if rounds else "accuracy"].title
-    return title[0].upper() + title[1:]
 
 
 def _render_evaluation(records: Sequence[EvaluationRecord]) -> str:
@@ -193,20 +188,14 @@ def _build_network_row(network: NetworkRecord) -> dict[str, str]:
 def _render_models(models: Sequence[dict[str, Any]], headline: str) -> str:
     if not models:
         return ""
-    columns = {
-        "client_id": "device",
-        "file": "model",
-        "architecture": "submodel",
-        "bytes": "bytes",
-        "max_abs_diff": "difference from PyTorch",
-        "own": f"{METRICS[headline].title} of its own",
-        "quantised_accuracy": "accuracy in 8 bits, evaluation samples",
-        "float_accuracy": "the same in float32",
-    }
-    for optional in ("own", "quantised_accuracy", "float_accuracy"):  # not measured with real devices, or not quantised
-        if all(model.get(optional) is None for model in models):
-            del columns[optional]
-    titles = list(columns.values())
+    columns = ["client_id", "file", "architecture", "bytes", "max_abs_diff"]
+    titles = ["device", "model", "submodel", "bytes", "difference from PyTorch"]
+    if any(model.get("own") is not None for model in models):  # not measured with real devices
+        columns.append("own")
+        titles.append(f"{METRICS[headline].title} of its own")
+    if any(model.get("quantised_accuracy") is not None for model in models):
+        columns += ["quantised_accuracy", "float_accuracy"]
+        titles += ["accuracy in 8 bits, evaluation samples", "the same in float32"]
     rows = [tuple(_format_cell(model.get(column)) for column in columns) for model in models]
     return f"<h2>Each device's own model</h2>{_render_table(titles, rows)}"
 

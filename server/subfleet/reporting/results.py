@@ -233,7 +233,7 @@ def add_metric(row: Mapping[str, Any], metric: str, value: float) -> dict[str, A
 def measure_models(
     folder: Path, rows: Sequence[dict[str, Any]], trial: Callable[[Sequence[Path]], Sequence[OwnMetric | None]]
 ) -> tuple[dict[str, Any], ...]:
-    """The rows of models with the metrics that `trial` measures for their files; of equal files, one is measured."""
+    """The rows of models with the metrics that `trial` measures for their files; equal files are measured once."""
     distinct = dict[tuple[str, str], Path]()
     for row in rows:
         distinct.setdefault((row["sha256"], row["target"]), folder / row["file"])
