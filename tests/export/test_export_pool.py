@@ -59,6 +59,16 @@ def test_a_written_program_is_found_by_another_pool(pool: ExportPool, folder: Pa
     assert path.stat().st_mtime_ns == before
 
 
+def test_a_pool_on_a_cache_with_programs_starts_no_process_before_it_needs_one(pool: ExportPool, folder: Path) -> None:
+    pool.submit(train_request("onnx")).result(PATIENCE_S)
+    with ExportPool(CacheFolder(path=folder), workers=1) as lazy:
+        assert lazy.submit(train_request("onnx")).done()
+        time.sleep(0.2)  # an idle worker's thread would have started it by now
+        assert lazy.process_ids == (0,)
+        lazy.submit(train_request("onnx", batch_size=14)).result(PATIENCE_S)
+        assert lazy.process_ids != (0,)
+
+
 def test_estimates_are_made_by_a_worker_and_stay(pool: ExportPool, folder: Path) -> None:
     request = EstimateRequest(training=train_request("onnx"))
     path = pool.submit(request).result(PATIENCE_S)

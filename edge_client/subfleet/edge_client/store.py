@@ -28,7 +28,7 @@ from subfleet.agent.states import Saved
 from subfleet.protocol.blobs import BlobRef
 from subfleet.protocol.disk import needed_bytes
 from subfleet.protocol.disks import hash_file, lock, write_atomically
-from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.errors import FileError, ProtocolError, explain_os_errors
 from subfleet.protocol.homes import find_state_root
 from subfleet.protocol.messages import Task
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json, to_plain
@@ -169,12 +169,8 @@ class AgentStore:
             if hash_file(path) == blob.sha256:
                 return
         _LOG.warning("blob %s was damaged on this disk and is fetched anew", blob.sha256[:12])
-        try:
+        with explain_os_errors(f"the damaged blob {str(path)!r} cannot be removed", "remove it, or check the disk"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise FileError(
-                f"the damaged blob {str(path)!r} cannot be removed ({error.strerror}); remove it, or check the disk"
-            ) from error
 
     def save(self, saved: Saved) -> None:
         """Write the state, and return when it is on the disk.
@@ -182,12 +178,8 @@ class AgentStore:
         Raises:
             FileError: it cannot be written.
         """
-        try:
+        with explain_os_errors(f"the state file {str(self._path)!r} cannot be written", "free some space or repair it"):
             write_atomically(self._path, [canonical_json({"schema": SCHEMA_VERSION, **to_plain(saved)})])
-        except OSError as error:
-            raise FileError(
-                f"the state file {str(self._path)!r} cannot be written ({error.strerror}); free some space or repair it"
-            ) from error
 
     def place_models(self, task: Task) -> tuple[str, ...]:
         """Copy the fetched models of a deploy task to their folder; returns the paths relative to the state folder.
@@ -210,14 +202,10 @@ class AgentStore:
                 raise ProtocolError(f"model target is {program.target!r:.80}, but must be one of {sorted(_SUFFIXES)}")
             path = folder / f"model{_SUFFIXES[program.target]}"
             source = self.blobs.path(program.blob)
-            try:
+            with explain_os_errors(f"the model {str(path)!r} cannot be written", "free some space or repair it"):
                 folder.mkdir(parents=True, exist_ok=True)
                 self.blobs.make_room(program.blob.size_bytes)
                 write_atomically(path, [source.read_bytes()])
-            except OSError as error:
-                raise FileError(
-                    f"the model {str(path)!r} cannot be written ({error.strerror}); free some space or repair it"
-                ) from error
             files.append(path.relative_to(self.folder).as_posix())
         return tuple(files)
 

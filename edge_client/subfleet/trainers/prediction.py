@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subfleet.protocol.class_names import CLASS_NAMES, parse_class_names
-from subfleet.protocol.errors import DataError, FileError, ProtocolError, TrainingError
+from subfleet.protocol.errors import DataError, ProtocolError, TrainingError, explain_os_errors
 from subfleet.protocol.jobs import Prediction
 from subfleet.protocol.model_notes import OBJECTIVE, parse_objective
 from subfleet.protocol.task_kinds import TASK_KINDS, Objective, TaskKind, compute_metrics
@@ -30,10 +30,8 @@ def read_model(path: Path) -> bytes:
     Raises:
         FileError: the file cannot be read.
     """
-    try:
+    with explain_os_errors(f"model {str(path)!r} cannot be read", "check the path"):
         return path.read_bytes()
-    except OSError as error:
-        raise FileError(f"model {str(path)!r} cannot be read ({error.strerror}); check the path") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ class ClientProcesses:
     def _start(self, command: ClientCommand) -> None:
         with (self._folder / f"{command.client_id}.txt").open("ab") as output:
             self._processes[command.client_id] = subprocess.Popen(
-                # The pipe closes when this process ends, in whatever way, so no client outlives it.
+                # The pipe closes when this process ends, even if it is killed, so no client outlives it.
                 command.build_arguments(),
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -129,7 +129,7 @@ class ClientProcesses:
                 _LOG.warning("client %s did not leave by itself", client_id)
 
     def stop(self) -> None:
-        """Ask every client to stop, and kill those that do not in time."""
+        """Ask every client to stop, and kill clients that do not stop in time."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()

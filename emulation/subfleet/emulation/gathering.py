@@ -58,7 +58,7 @@ class GatheredRun:
     """A run of an emulated fleet, with its data and devices.
 
     Attributes:
-        run: its settings; `devices` and `evaluation` replace those that they describe.
+        run: its settings; `devices` and `evaluation` replace the devices and data in them.
         devices: one or more, with different ids.
         evaluation: the server's evaluation and validation samples.
         faults: faults of the in-memory transport in a batch; none by default.

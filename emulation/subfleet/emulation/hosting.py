@@ -1,11 +1,10 @@
 """The hosts of emulated fleets by name: they run a fleet as client processes or in one process."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from subfleet.export.cache import CacheFolder
@@ -32,7 +31,19 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
         cache: of exported programs.
         broker: of client processes; None starts an embedded one.
     """
-    with _HOSTS[kind](cache, broker) as host:
+    from subfleet.export.pool import ExportPool
+
+    batch = kind == "batch"
+    with ExportPool(cache, workers=1 if batch else 2) as exports:  # its worker loads PyTorch while this process does
+        host: Host
+        if batch:
+            from subfleet.emulation.batch.host import run_in_batch
+
+            host = partial(run_in_batch, exports=exports)
+        else:
+            from subfleet.emulation.processes import run_processes
+
+            host = partial(run_processes, exports=exports, broker=broker)
         from subfleet.aggregation.devices import compute_device
 
         def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> "Outcome":
@@ -41,26 +52,3 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
                 return host(described, folder, everyone, stop)
 
         yield run
-
-
-@contextmanager
-def _open_processes(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
-    from subfleet.export.pool import ExportPool
-
-    with ExportPool(cache) as exports:  # its worker loads PyTorch while this process does
-        from subfleet.emulation.processes import run_processes
-
-        yield partial(run_processes, exports=exports, broker=broker)
-
-
-@contextmanager
-def _open_batch(cache: CacheFolder, broker: BrokerAddress | None) -> Iterator[Host]:
-    from subfleet.emulation.batch.host import run_in_batch
-    from subfleet.export.pool import ExportPool
-
-    with ExportPool(cache, workers=1) as exports:
-        yield partial(run_in_batch, exports=exports)
-
-
-_Opening = Callable[[CacheFolder, BrokerAddress | None], AbstractContextManager[Host]]
-_HOSTS: Mapping[HostKind, _Opening] = MappingProxyType({"processes": _open_processes, "batch": _open_batch})

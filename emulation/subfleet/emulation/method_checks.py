@@ -202,7 +202,7 @@ def _find_problems(context: RunContext, gathered: GatheredRun, result: BatchResu
 
 
 def _find_search_problems(result: BatchResult) -> Iterator[str]:
-    """Sentences about a search that did not happen, or whose networks were not trained."""
+    """Problems of a search: it did not happen, or the networks that it found were not trained."""
     found = {record.lineage.id for record in result.result.networks if record.lineage.born_round}
     trained = {client.architecture.network for rounds in result.trained.values() for client in rounds.values()}
     if not result.supernet or not found:

@@ -14,7 +14,7 @@ from subfleet.export.jobs import figure_path
 from subfleet.export.requests import MODEL_SUFFIXES, AnyRequest, EstimateRequest, InferRequest
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.disks import lock
-from subfleet.protocol.errors import FileError, ProtocolError
+from subfleet.protocol.errors import ProtocolError, explain_os_errors
 from subfleet.protocol.limits import Positive
 from subfleet.protocol.programs import program_id_of
 
@@ -51,10 +51,8 @@ class ExportCache:
         Raises:
             FileError: the folder cannot be created.
         """
-        try:
+        with explain_os_errors(f"the folder {folder.path} cannot be created", "choose another"):
             folder.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"the folder {folder.path} cannot be created: {error.strerror}; choose another") from error
         self._folder = folder.path
         self._limit_bytes = folder.limit_bytes
         self._checked: dict[str, tuple[int, int]] = {}

@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-from subfleet.protocol.errors import FileError
+from subfleet.protocol.errors import FileError, explain_os_errors
 
 
 def find_cache_folder() -> Path:
@@ -93,14 +93,10 @@ def _is_known(uid: int) -> bool:
 
 def _make_substitute() -> Path:
     remedy = "set HOME to a folder that you can write"
-    try:
+    with explain_os_errors("you have no home folder, and no temporary one can be made", remedy):
         folder = Path(tempfile.gettempdir()) / f"subfleet-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-    except OSError as error:
-        raise FileError(
-            f"you have no home folder, and no temporary one can be made ({error.strerror}); {remedy}"
-        ) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise FileError(f"you have no home folder, and {str(folder)!r} is somebody else's, or open to others; {remedy}")
     return folder

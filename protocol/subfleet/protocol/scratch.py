@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from subfleet.protocol.disks import lock
-from subfleet.protocol.errors import FileError, UnsupportedSystemError
+from subfleet.protocol.errors import FileError, UnsupportedSystemError, explain_os_errors
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - our own folders are made below it
 """Where Linux keeps files in memory."""
@@ -37,12 +37,8 @@ def make_scratch_folder(parent: Path) -> Iterator[Path]:
         FileError: the folder cannot be made.
     """
     sweep((parent,))
-    try:
+    with explain_os_errors(f"no scratch folder can be made in {parent}", "free some space, or make it writable"):
         folder, descriptor = make_locked_folder(parent)
-    except OSError as error:
-        raise FileError(
-            f"no scratch folder can be made in {parent} ({error.strerror}); free some space, or make it writable"
-        ) from error
     try:
         yield folder
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote, urlsplit
 
-from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.errors import ConfigError, explain_os_errors
 
 _LOG = logging.getLogger(__name__)
 
@@ -182,11 +182,8 @@ def _check_encoded(what: str, text: str) -> None:
 
 
 def _read_password(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_PASSWORD_BYTES + 2)
-    except OSError as error:
-        raise FileError(f"the password file {path} cannot be read ({error.strerror}); check the path") from error
+    with explain_os_errors(f"the password file {path} cannot be read", "check the path"), path.open("rb") as file:
+        content = file.read(_MAX_PASSWORD_BYTES + 2)
     try:
         password = content.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from subfleet.protocol.blobs import BlobRef, ByteRange
 from subfleet.protocol.disks import sync_folder
-from subfleet.protocol.errors import FileError, NoRoomError, TooLargeError
+from subfleet.protocol.errors import FileError, NoRoomError, TooLargeError, explain_os_errors
 from subfleet.transport.partial_blob import PartialBlob, count_partial_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -52,12 +52,10 @@ class BlobStore:
         self._limit_bytes = limit_bytes
         self._clock_ns = clock_ns
         self._pinned: frozenset[str] = frozenset()
-        try:
+        with explain_os_errors(f"the folder {str(folder)!r} cannot be used", "choose another"):
             self._partials.mkdir(parents=True, exist_ok=True)
             for left_over in folder.glob("*.tmp"):  # of a process that died while it wrote
                 left_over.unlink(missing_ok=True)
-        except OSError as error:
-            raise FileError(f"the folder {str(folder)!r} cannot be used ({error.strerror}); choose another") from error
 
     def add(self, content: bytes | memoryview) -> BlobRef:
         """Store some bytes; does nothing if they are already stored.
@@ -93,10 +91,8 @@ class BlobStore:
             NoRoomError: it would exceed the limit.
             FileError: it cannot be read, is empty, or the store cannot be written.
         """
-        try:
+        with explain_os_errors(f"the file {str(path)!r} cannot be read", "check its path"):
             size_bytes = path.stat().st_size
-        except OSError as error:
-            raise FileError(f"the file {str(path)!r} cannot be read ({error.strerror}); check its path") from error
         if size_bytes == 0:
             raise FileError(f"the file {str(path)!r} is empty, but a blob must have 1 byte or more")
         self._check_size(size_bytes)
@@ -143,12 +139,9 @@ class BlobStore:
                 f"blob {ref.sha256[:12]} has {ref.size_bytes} bytes, but {wanted.length} from {wanted.offset} on are "
                 "wanted; ask for less"
             )
-        try:
-            with path.open("rb") as file:
-                file.seek(wanted.offset)
-                content = file.read(wanted.length)
-        except OSError as error:
-            raise FileError(f"blob {ref.sha256[:12]} cannot be read ({error.strerror}); check the disk") from error
+        with explain_os_errors(f"blob {ref.sha256[:12]} cannot be read", "check the disk"), path.open("rb") as file:
+            file.seek(wanted.offset)
+            content = file.read(wanted.length)
         if len(content) != wanted.length:
             raise FileError(f"blob {ref.sha256[:12]} became shorter while it was read; fetch it again")
         return content

@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from subfleet.protocol.errors import ConfigError, FileError
+from subfleet.protocol.errors import ConfigError, explain_os_errors
 from subfleet.transport.address import TlsFiles
 
 
@@ -45,9 +45,5 @@ def _present(context: ssl.SSLContext, certificate: Path, key: Path | None) -> No
 def _check_readable(path: Path | None) -> None:
     if path is None:
         return
-    try:
+    with explain_os_errors(f"the file {path} cannot be read", "check its path and who may read it"):
         path.open("rb").close()
-    except OSError as error:
-        raise FileError(
-            f"the file {path} cannot be read ({error.strerror}); check its path and who may read it"
-        ) from error

@@ -16,7 +16,7 @@ from subfleet.transport.blob_store import BlobStore
 
 
 class Checker:
-    """Checks updates, so that only those that can be aggregated are accepted.
+    """Checks updates before they are accepted; one that cannot be aggregated is refused.
 
     Args:
         context: of the run.
@@ -44,7 +44,7 @@ class Checker:
         update = request.update
         client = state.clients.get(update.client_id)
         if client is None or client.task is None or client.task.task_id != update.task_id:
-            return ChangeSize()  # it is refused, as no task waits for it
+            return ChangeSize()  # no task waits for it, so the coordinator refuses it
         if model is not self._model:
             self._model, self._magnitudes = model, {}
         architecture, work = client.task.architecture, client.task.work

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load, save
 
 from subfleet.protocol.disks import write_atomically
-from subfleet.protocol.errors import FileError
+from subfleet.protocol.errors import FileError, explain_os_errors
 
 
 def checkpoint_path(folder: Path, round_number: int) -> Path:
@@ -24,11 +24,9 @@ def save_checkpoint(folder: Path, round_number: int, state: Mapping[str, torch.T
     """
     content = save({name: state[name].cpu().contiguous() for name in sorted(state)}, {"round": str(round_number)})
     path = checkpoint_path(folder, round_number)
-    try:
+    with explain_os_errors(f"checkpoint {path} cannot be written", "make room for it"):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, [content])
-    except OSError as error:
-        raise FileError(f"checkpoint {path} cannot be written: {error.strerror}; make room for it") from error
     return hashlib.sha256(content).hexdigest()
 
 
@@ -39,10 +37,8 @@ def load_checkpoint(folder: Path, round_number: int, sha256: str) -> dict[str, t
         FileError: it is missing or damaged.
     """
     path = checkpoint_path(folder, round_number)
-    try:
+    with explain_os_errors(f"checkpoint {path} cannot be read", "restore it from a backup"):
         content = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"checkpoint {path} cannot be read: {error.strerror}; restore it from a backup") from error
     if hashlib.sha256(content).hexdigest() != sha256:
         raise FileError(f"checkpoint {path} is damaged: its sha256 must be {sha256}; restore it from a backup")
     return load(content)

@@ -52,9 +52,9 @@ class Examiner:
         """Evaluate the model after a round.
 
         One model for all is that of the newest network that devices have trained. With personalised models, the mean is
-        over all clients that have taken part so far: those of this round with what they have trained, the others with
-        what they keep. A supernet is evaluated by the mean of random paths (FedorAS, equation 4), each on different
-        samples, so that it takes no longer than a network.
+        over all clients that have taken part so far: clients of this round with the submodel that they have trained,
+        others with the one that they keep. A supernet is evaluated by the mean of random paths (FedorAS, equation 4),
+        each on different samples, so that it takes no longer than a network.
 
         Args:
             aggregated: the model, before networks appeared or retired.

@@ -37,7 +37,7 @@ def score_generation(
         validation: samples for this purpose alone; None if the run has none.
 
     Raises:
-        ConfigError: there are no validation samples, or a path is none of the supernet.
+        ConfigError: there are no validation samples, or a path does not belong to the supernet.
     """
     search, supernet = context.roles.networks.path_search, _find_supernet(context, state)
     generation = propose_generation(context, state)

@@ -92,7 +92,7 @@ def _root_mean(parts: Sequence[tuple[float, int]]) -> float:
 def open_update(
     form: UpdateForm, blobs: BlobStore, ref: BlobRef, *, scale: float = 1.0, own: Set[str] = frozenset()
 ) -> Mapping[str, Tensor]:
-    """The changes of a stored update by tensor, each decoded when it is used; those that are not take no memory.
+    """The changes of a stored update by tensor, decoded when used; unused ones take no memory.
 
     Args:
         form: of the update.

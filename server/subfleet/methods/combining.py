@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from subfleet.elastic.network import Family, Supernet
+from subfleet.elastic.network import Family
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
+from subfleet.elastic.supernets import Supernet
 from subfleet.methods.aggregator import share_everything
 from subfleet.methods.roles import Method
 from subfleet.methods.techniques import Techniques

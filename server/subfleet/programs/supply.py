@@ -299,7 +299,7 @@ def _draw_first_weights(network: Network, size: Architecture) -> bytes:
 
 
 def read_figures(exported: Path) -> dict[str, float | None]:
-    """The exporter's figures for a model, which are beside it in `<file>.json`; None for those that it lacks."""
+    """The exporter's figures for a model, read from `<file>.json` beside it; None for missing ones."""
     try:
         figures = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from subfleet.protocol.errors import DataError, FileError, ProtocolError
+from subfleet.protocol.errors import DataError, FileError, ProtocolError, explain_os_errors
 from subfleet.protocol.transform import DATA_TRANSFORM, format_transform, parse_transform
 from subfleet.tasks.dataset import Dataset, Inputs, Labels
 from subfleet.tasks.pictures import MAX_BYTE
@@ -69,10 +69,8 @@ def read_npz(path: Path) -> Dataset:
         FileError: the file is missing or cannot be opened.
         DataError: it is not an `.npz` file, lacks the arrays, or they cannot be used.
     """
-    try:
+    with explain_os_errors(f"data file {str(path)!r} cannot be opened", "check the path"):
         file = path.open("rb")
-    except OSError as error:
-        raise FileError(f"data file {str(path)!r} cannot be opened ({error.strerror}); check the path") from error
     try:
         with file, np.load(file, allow_pickle=False) as archive:
             names = _find_names(archive, path)
@@ -102,7 +100,7 @@ def write_npz(path: Path, dataset: Dataset) -> None:
     if path.suffix != ".npz":
         raise FileError(f"data file {str(path)!r} must end in .npz, so that it can be read back")
     partial = path.with_name(f".{path.name}.partial")
-    try:
+    with explain_os_errors(f"data file {str(path)!r} cannot be written", "check the folder and its free space"):
         with partial.open("wb") as file:
             arrays: dict[str, Any] = {"inputs": dataset.inputs, "labels": dataset.labels, _LAYOUT: np.array(_EXACT)}
             if dataset.owners is not None:
@@ -115,10 +113,6 @@ def write_npz(path: Path, dataset: Dataset) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError as error:
-        raise FileError(
-            f"data file {str(path)!r} cannot be written ({error.strerror}); check the folder and its free space"
-        ) from error
 
 
 def _find_names(archive: object, path: Path) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from subfleet.protocol.errors import ConfigError, DataError, FileError
+from subfleet.protocol.errors import ConfigError, DataError, FileError, explain_os_errors
 from subfleet.protocol.homes import find_cache_folder
 
 __all__ = ["DataFolders", "SourceFile", "find_availability", "find_data_folders", "locate"]
@@ -117,12 +117,10 @@ def _check(file: SourceFile, path: Path) -> None:
         return
     kind, _, digits = file.checksum.partition(":")
     digest = hashlib.new(kind, usedforsecurity=False)
-    try:
-        with path.open("rb") as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                digest.update(block)
-    except OSError as error:
-        raise FileError(f"data file {str(path)!r} cannot be read ({error.strerror}); check its permissions") from error
+    explained = explain_os_errors(f"data file {str(path)!r} cannot be read", "check its permissions")
+    with explained, path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
     if digest.hexdigest() != digits:
         remedy = "remove it to download it again" if file.url else "put the right file there"
         raise DataError(

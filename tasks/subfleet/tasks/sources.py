@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from subfleet.protocol.errors import ConfigError, DataError, FileError
+from subfleet.protocol.errors import ConfigError, DataError, FileError, explain_os_errors
 from subfleet.protocol.jobs import DataSummary
 from subfleet.protocol.suggestion import suggest
 from subfleet.tasks.arrays_file import make_dataset, read_npz
@@ -63,10 +63,8 @@ def describe_source(source: str) -> DataSummary:
 
 def _inspect(source: str, path: Path) -> tuple[bool, bool]:
     """Whether a path is a folder, and whether it exists."""
-    try:
+    with explain_os_errors(f"data source {source!r:.200} cannot be read", "check the path"):
         return path.is_dir(), path.exists()
-    except OSError as error:
-        raise FileError(f"data source {source!r:.200} cannot be read ({error.strerror}); check the path") from error
 
 
 def _read(source: str, form: DataForm | None) -> Dataset:
