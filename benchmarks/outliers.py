@@ -31,7 +31,7 @@ from subfleet.journal.totals import describe_outliers
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.attacks import LabelShuffling
+from subfleet.settings.fleet import LabelShuffling
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import LogClock, OutlierSettings
