@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subfleet.elastic.axes import factors_of
 from subfleet.elastic.building import build_module, init_state, network_of
 from subfleet.elastic.families import FAMILIES, AnyFamily
 from subfleet.elastic.families.records.blocks import block_numbers
@@ -88,12 +87,7 @@ def test_all_others_keep_their_names_and_no_number_is_given_twice(growth: Growth
     assert [axis for axis in after.axes.values() if axis.name in before.axes] == [*before.axes.values()]
     new = [decl for decl in after.tensors.values() if decl.name not in before.tensors]
     assert {decl.part for decl in new} == set(growth.names)
-    used = {
-        factor
-        for decl in before.tensors.values()
-        for dim, size in zip(decl.axes, decl.shape, strict=True)
-        for factor in factors_of(dim, size)
-    }
+    used = {factor for decl in before.tensors.values() for factors in decl.factors for factor in factors}
     assert not used & (after.axes.keys() - before.axes.keys())
     assert [one for one in after.products if one.part not in growth.names] == [*before.products]
 

@@ -28,7 +28,7 @@ from subfleet.elastic.network import Family, Network
 from subfleet.elastic.size_table import SizeTable
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.canonical.cleaning import clean, fold_constants
-from subfleet.export.estimation.coding import axes_of, code_axes
+from subfleet.export.estimation.coding import code_axes
 from subfleet.export.estimation.model import EstimateModel, block_events
 from subfleet.export.estimation.target_programs import TracedProgram, sum_bytes
 from subfleet.export.memory.blocks import KernelCall, blocks_of, peak_bytes
@@ -204,7 +204,7 @@ def test_a_coded_size_tells_its_axes(family: str) -> None:
         number, powers = coding.decode(torch.Size(shape).numel(), place)
         kernel = {
             axis: 2 if decl.axes[-2:] == (axis, axis) else 1
-            for axis in axes_of(decl)
+            for axis in decl.axis_names
             if network.axes[axis].kind == "kernel"
         }
         for axis, power in kernel.items():

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from server.fake_device import CLASSES, SHAPE, Behaviour, Device
 
-from subfleet.elastic.axes import factors_of
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.memory_estimates import MemoryEstimates
@@ -74,7 +73,7 @@ def estimates_of(network: Network, bytes_per_parameter: int = 16) -> MemoryEstim
     """Cost estimates that go by parameters alone."""
     sizes, tensors = SizeTable(network), Counter[int]()
     for decl in network.tensors.values():
-        factors = [own for dim, size in zip(decl.axes, decl.shape, strict=True) for own in factors_of(dim, size)]
+        factors = [factor for dim in decl.factors for factor in dim]
         number = math.prod(factor for factor in factors if isinstance(factor, int))
         tensors[sizes.column(number, Counter(factor for factor in factors if isinstance(factor, str)), decl.part)] += 1
     return MemoryEstimates(

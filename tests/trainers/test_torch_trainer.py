@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from subfleet.elastic.building import build_module, init_state, network_of  # noqa: E402
 from subfleet.elastic.families.records.residual import Mlp  # noqa: E402
 from subfleet.export.requests import TrainRequest  # noqa: E402
-from subfleet.export.targets.torch import write_torch_model, write_torch_program  # noqa: E402
+from subfleet.export.targets.torch import TorchModel, write_torch_model, write_torch_program  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.slow]
 
@@ -199,7 +199,8 @@ def test_stopping_limits_and_labels_end_training(job: Job[Train]) -> None:
 
 def test_a_model_predicts_as_its_module_does(tmp_path: Path) -> None:
     state = init_state(NETWORK, 3)
-    (tmp_path / "model.safetensors").write_bytes(write_torch_model(MODEL, NETWORK.full_architecture(), state))
+    described = TorchModel(model=MODEL, architecture=NETWORK.full_architecture())
+    (tmp_path / "model.safetensors").write_bytes(write_torch_model(described, state))
     dataset = data(70)
     write_npz(tmp_path / "data.npz", dataset)
     prediction = TorchTrainer().predict(tmp_path / "model.safetensors", str(tmp_path / "data.npz"))

@@ -1,14 +1,13 @@
 """Axes, which tie tensor dimensions together, and the indices that a submodel keeps of them."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Centre, Explicit, Full, IndexSet, Prefix, Roll
 
-__all__ = ["Axis", "AxisKind", "Dim", "Product", "check_indices", "factors_of", "kept_indices", "local_size"]
+__all__ = ["Axis", "AxisKind"]
 
 AxisKind = Literal["channel", "squeeze", "head", "head_dim", "ffn", "embed", "kernel", "class"]
 
@@ -68,9 +67,9 @@ def factors_of(dim: Dim, size: int) -> tuple[str | int, ...]:
             return factors
 
 
-def local_size(dim: Dim, size: int, sizes: Mapping[str, int]) -> int:
-    """The size of a dimension in a submodel with these axis sizes."""
-    return math.prod(factor if isinstance(factor, int) else sizes[factor] for factor in factors_of(dim, size))
+def factor_sizes(factors: Iterable[str | int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The sizes of factors, given the sizes of axes."""
+    return tuple(factor if isinstance(factor, int) else sizes[factor] for factor in factors)
 
 
 def kept_indices(index_set: IndexSet, size: int) -> Sequence[int]:
@@ -78,14 +77,14 @@ def kept_indices(index_set: IndexSet, size: int) -> Sequence[int]:
     match index_set:
         case Full():
             return range(size)
-        case Prefix(size=kept):
-            return range(kept)
-        case Centre(size=kept):
-            return range((size - kept) // 2, (size - kept) // 2 + kept)
-        case Roll(start=start, size=kept) if start + kept <= size:
-            return range(start, start + kept)
-        case Roll(start=start, size=kept):
-            return [*range(start, size), *range(start + kept - size)]
+        case Prefix(size=count):
+            return range(count)
+        case Centre(size=count):
+            return range((size - count) // 2, (size - count) // 2 + count)
+        case Roll(start=start, size=count) if start + count <= size:
+            return range(start, start + count)
+        case Roll(start=start, size=count):
+            return [*range(start, size), *range(start + count - size)]
         case Explicit(indices=indices):
             return indices
 

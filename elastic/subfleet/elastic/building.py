@@ -13,7 +13,7 @@ from subfleet.elastic.families.blueprint import declare, module_of, without_weig
 from subfleet.elastic.network import Family, LocalShapes, Network, Role, TensorDecl
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["build_module", "init_state", "network_of", "sized_module"]
+__all__ = ["build_module", "init_state", "network_of"]
 
 _MODULE_SEED = 0
 

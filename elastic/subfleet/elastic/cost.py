@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
 
-from subfleet.elastic.axes import factors_of
+from subfleet.elastic.axes import factor_sizes
 from subfleet.elastic.network import Network
 from subfleet.elastic.size_table import Floats, SizeTable
 from subfleet.protocol.errors import ConfigError
@@ -61,8 +62,8 @@ def estimate_cost(network: Network, architecture: Architecture, *, batch_size: i
     chosen = {part for choice in network.choices.values() for part in choice.parts}
     always = [cost for part, cost in parts.items() if part not in chosen]
     cheapest = [
-        [parts.get(f"{name}.{operator}", _PartCost()) for operator in kept]
-        for name, kept in network.operators_of(architecture).items()
+        [parts.get(f"{name}.{operator}", _PartCost()) for operator in operators]
+        for name, operators in network.operators_of(architecture).items()
     ]
     macs = sum(cost.macs for cost in always) + sum(min(cost.macs for cost in choice) for choice in cheapest)
     workspace = max(
@@ -134,8 +135,7 @@ class Costs:
         self._network, sizes = network, SizeTable(network)
         parameters, macs = Counter[int](), Counter[int]()
         for decl in network.tensors.values():
-            factors = [own for dim, size in zip(decl.axes, decl.shape, strict=True) for own in factors_of(dim, size)]
-            column = _column(sizes, factors, decl.part)
+            column = _column(sizes, [*chain.from_iterable(decl.factors)], decl.part)
             parameters[column] += 1
             macs[column] += decl.positions if decl.role in ("weight", "residual") else 0
         for product in network.products:
@@ -159,9 +159,9 @@ class Costs:
         """The same costs for each kept part of a submodel, by name; the empty name is all that is always kept."""
         costs = np.rint(self._columns.of(self._network, [architecture]))[0][:, None] * self._counts
         columns = {"": -1} | {name: column for column, name in enumerate(self._network.parts)}
-        kept = {"", *self._network.parts_of(architecture)}
+        parts = {"", *self._network.parts_of(architecture)}
         sums = {
-            name: costs[self._columns.blocks == column].sum(axis=0) for name, column in columns.items() if name in kept
+            name: costs[self._columns.blocks == column].sum(axis=0) for name, column in columns.items() if name in parts
         }
         return {name: (round(parameters), round(macs)) for name, (parameters, macs) in sums.items()}
 
@@ -170,8 +170,8 @@ class Costs:
         columns = {name: column for column, name in enumerate(self._network.parts)}
         unused = np.zeros(len(architectures))
         for row, architecture in enumerate(architectures):
-            for name, kept in self._network.operators_of(architecture).items():
-                own = [macs[row, self._columns.blocks == columns[f"{name}.{operator}"]].sum() for operator in kept]
+            for name, operators in self._network.operators_of(architecture).items():
+                own = [macs[row, self._columns.blocks == columns[f"{name}.{operator}"]].sum() for operator in operators]
                 unused[row] += sum(own) - min(own)
         return unused
 
@@ -193,11 +193,8 @@ def _layer_of(tensor_name: str) -> str:
 
 def _products(network: Network, architecture: Architecture) -> Iterator[tuple[str | None, int, int]]:
     """For each product of computed values in a submodel: its part, the size of its result, and the summed size."""
-    sizes, kept = network.sizes(architecture), network.parts_of(architecture)
+    sizes, parts = network.sizes(architecture), network.parts_of(architecture)
     for product in network.products:
-        if product.part is None or product.part in kept:
-            result, summed = (
-                math.prod(factor if isinstance(factor, int) else sizes[factor] for factor in factors)
-                for factors in (product.result, product.summed)
-            )
+        if product.part is None or product.part in parts:
+            result, summed = (math.prod(factor_sizes(own, sizes)) for own in (product.result, product.summed))
             yield product.part, result, summed

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor, zeros
+from torch import Tensor
 
-from subfleet.elastic.maps import tensor_maps
+from subfleet.elastic.maps import embed, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replicate, Replication
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Exchange", "Narrowing", "embed_submodel"]
+__all__ = ["Exchange"]
 
 
 class Exchange(Protocol):
@@ -51,11 +51,8 @@ def embed_submodel(network: Network, architecture: Architecture, local: Mapping[
     Raises:
         ConfigError: the architecture is not a submodel of this network.
     """
-    embedded = {}
-    for name, tensor_map in tensor_maps(network, architecture).items():
-        embedded[name] = zeros(network.tensors[name].shape, dtype=local[name].dtype, device=local[name].device)
-        tensor_map.scatter(local[name], embedded[name])
-    return embedded
+    maps = tensor_maps(network, architecture)
+    return {name: embed(own, local[name], network.tensors[name].shape) for name, own in maps.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

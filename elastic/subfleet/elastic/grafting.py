@@ -11,10 +11,10 @@ round (`graft_change`). Copying the change of the source block instead leaves an
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from torch import Tensor
 
-from subfleet.elastic.axes import factors_of
 from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.families.sections import block_name
 from subfleet.elastic.maps import extract
@@ -68,8 +68,8 @@ def graft(network: Network, architecture: Architecture) -> Graft:
     stands_for = {block: block for block in architecture.blocks}
     for section, numbers in enumerate(block_numbers(network.config)):
         blocks = [block.name for block in network.blocks if block.section == section]
-        kept = [name for name in blocks if name in architecture.blocks] or [block_name(section, numbers[0])]
-        stands_for |= {name: kept[-1] for name in blocks if name not in kept}
+        trained = [name for name in blocks if name in architecture.blocks] or [block_name(section, numbers[0])]
+        stands_for |= {name: trained[-1] for name in blocks if name not in trained}
     sources = {name: name for name in network.shapes(architecture)}
     index_sets = dict(architecture.axes)
     for block, origin in stands_for.items():
@@ -136,8 +136,7 @@ def _counterparts(network: Network, block: str, origin: str) -> dict[str, str]:
 def _renamed_axes(network: Network, name: str, source: str) -> list[tuple[str, str]]:
     """Pairs of axes inside a copied block and its source, without the axes of their inputs and outputs."""
     copy, original = network.tensors[name], network.tensors[source]
-    dims = zip(copy.axes, original.axes, copy.shape, strict=True)
-    pairs = [pair for dim, of, size in dims for pair in zip(factors_of(dim, size), factors_of(of, size), strict=True)]
+    pairs = zip(chain.from_iterable(copy.factors), chain.from_iterable(original.factors), strict=True)
     inside = name.rpartition(".block")[0] + ".block"
     return [
         (axis, of)

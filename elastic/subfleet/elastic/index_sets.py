@@ -12,12 +12,12 @@ def named_sets(axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[str, I
 
     Axes that are kept whole are not named, so that equal submodels have equal architectures.
     """
-    kept: list[tuple[str, IndexSet]] = [
+    sets: list[tuple[str, IndexSet]] = [
         (axis.name, Centre(size=size) if axis.kind == "kernel" else Prefix(size=size))
         for axis, size in zip(axes, sizes, strict=True)
         if size < axis.size
     ]
-    return tuple(sorted(kept, key=lambda pair: pair[0]))
+    return tuple(sorted(sets, key=lambda pair: pair[0]))
 
 
 def tied_sets(
@@ -30,13 +30,13 @@ def tied_sets(
         sets: index sets at the front of axes.
         blocks: kept skippable blocks.
     """
-    kept = dict(sets)
+    named = dict(sets)
     for tied in network.tied_axes(blocks):
         least = min(kept_size(network, sets, name) for name in tied)
         for name in tied:
-            kept.pop(name, None)
-        kept |= named_sets([network.axes[name] for name in tied], [least] * len(tied))
-    return tuple(sorted(kept.items()))
+            named.pop(name, None)
+        named |= named_sets([network.axes[name] for name in tied], [least] * len(tied))
+    return tuple(sorted(named.items()))
 
 
 def kept_size(network: Network, sets: Mapping[str, IndexSet], axis: str) -> int:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Generator, Tensor, ones_like, randn, tensor, where, zeros_like
+from torch import Generator, Tensor, ones_like, randn, tensor
 
 from subfleet.elastic.building import init_state
 from subfleet.elastic.lineage import Chosen, Copied, Drawn, Inheritance, Placed, Replicated
-from subfleet.elastic.maps import TensorMap, tensor_maps
+from subfleet.elastic.maps import TensorMap, embed, overwrite, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.elastic.replication import Replication, size_in
 from subfleet.protocol.errors import ConfigError
@@ -67,10 +67,7 @@ def embed_weights(
     embedded = dict(around)
     for name, tensor_map in tensor_maps(network, size_in(network, parent)).items():
         if name in weights and name in around:
-            inside, held = zeros_like(around[name]), zeros_like(around[name])
-            tensor_map.scatter(weights[name], inside)
-            tensor_map.scatter(ones_like(weights[name]), held)
-            embedded[name] = where(held > 0, inside, around[name])
+            embedded[name] = overwrite(tensor_map, weights[name], around[name])
     return embedded
 
 
@@ -187,6 +184,4 @@ class Descent:
         return MappedTensor(values=tensor_map.extract(child.values), held=held)
 
     def _embed(self, name: str, local: Tensor) -> Tensor:
-        into = local.new_zeros(self.child.tensors[name].shape)
-        self.maps[name].scatter(local, into)
-        return into
+        return embed(self.maps[name], local, self.child.tensors[name].shape)

@@ -1,6 +1,5 @@
 """Maps between the tensors of a submodel and those of the full network."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,12 +7,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from subfleet.elastic.axes import factors_of, kept_indices
+from subfleet.elastic.axes import factor_sizes, kept_indices
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["Gather", "Placement", "TensorMap", "extract", "nested_maps", "placements", "tensor_maps"]
+__all__ = ["extract", "tensor_maps"]
 
 
 class TensorMap(Protocol):
@@ -116,13 +115,13 @@ def _places(network: Network, outer: Architecture, inner: Architecture, axis: st
     """The positions of the inner submodel's indices of an axis among those of the outer."""
     size = network.axes[axis].size
     positions = {index: position for position, index in enumerate(kept_indices(outer.make_index_set(axis), size))}
-    kept = kept_indices(inner.make_index_set(axis), size)
-    missing = [index for index in kept if index not in positions]
+    indices = kept_indices(inner.make_index_set(axis), size)
+    missing = [index for index in indices if index not in positions]
     if missing:
         raise ConfigError(
             f"a nested submodel keeps index {missing[0]} of axis {axis!r}, which the outer submodel lacks; keep less"
         )
-    inside = [positions[index] for index in kept]
+    inside = [positions[index] for index in indices]
     whole = range(inside[0], inside[0] + len(inside))
     return whole if inside == list(whole) else inside
 
@@ -148,6 +147,20 @@ def extract(network: Network, architecture: Architecture, state: Mapping[str, Te
     }
 
 
+def embed(tensor_map: TensorMap, local: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A local tensor embedded in zeros of the full shape; extracting it restores every bit."""
+    into = local.new_zeros(shape)
+    tensor_map.scatter(local, into)
+    return into
+
+
+def overwrite(tensor_map: TensorMap, local: Tensor, full: Tensor) -> Tensor:
+    """A full tensor with the values of a local one at its elements."""
+    shape = tuple(full.shape)
+    held = embed(tensor_map, torch.ones_like(local), shape)
+    return torch.where(held > 0, embed(tensor_map, local, shape), full)
+
+
 def _gather_of(decl: TensorDecl, sizes: Mapping[str, int], kept: Mapping[str, Sequence[int]]) -> Gather:
     """Create the map that keeps some indices of each axis.
 
@@ -156,18 +169,16 @@ def _gather_of(decl: TensorDecl, sizes: Mapping[str, int], kept: Mapping[str, Se
         sizes: sizes of the axes in the tensor that is cut.
         kept: kept indices of each axis.
     """
-    dims = [factors_of(dim, size) for size, dim in zip(decl.shape, decl.axes, strict=True)]
-    factors = [factor for dim in dims for factor in dim]
+    factors = [factor for dim in decl.factors for factor in dim]
     indices = [range(factor) if isinstance(factor, int) else kept[factor] for factor in factors]
     index = _index(indices)
-    if len(factors) == len(dims):
+    if len(factors) == len(decl.shape):
         return Gather(index=index)
-    local = iter(map(len, indices))
     return Gather(
         index=index,
-        unfolded=tuple(factor if isinstance(factor, int) else sizes[factor] for factor in factors),
+        unfolded=factor_sizes(factors, sizes),
         kept=tuple(map(len, indices)),
-        local=tuple(math.prod(next(local) for _ in dim) for dim in dims),
+        local=decl.local_shape({name: len(own) for name, own in kept.items()}),
     )
 
 

@@ -17,11 +17,13 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
 from subfleet.protocol.submodel import Architecture
 
-__all__ = ["ModelState", "pack_state", "unpack_state"]
+__all__ = ["ModelState"]
 
 Tensors = Mapping[str, Tensor]
-_COPY, _MOMENT, _KEPT, _NETWORK, _UNTRAINED = "copy", "moment", "kept", "network", "untrained"
-_SIZES, _LINEAGE, _MODEL = "sizes/json", "lineage/json", "model/json"
+_TEXTS: Mapping[str, Any] = MappingProxyType(
+    {"sizes": tuple[Architecture, ...], "lineage": Lineage, "model": Architecture}
+)
+"""Fields of a state that are stored as JSON, with their types."""
 
 
 def _empty() -> Mapping[str, Any]:
@@ -87,8 +89,8 @@ class ModelState:
         """The model without a retired network."""
         if not network_id:
             return ModelState(shared={}, lineage=lineage, others=self.others)
-        kept = {name: state for name, state in self.others.items() if name != network_id}
-        return replace(self, others=MappingProxyType(kept))
+        others = {name: state for name, state in self.others.items() if name != network_id}
+        return replace(self, others=MappingProxyType(others))
 
     @property
     def tensor_bytes(self) -> int:
@@ -159,17 +161,21 @@ def pack_state(state: ModelState) -> dict[str, Tensor]:
     Names are `name`, `copy/sharing_group/name`, `moment/kind/name`, `kept/name` and `untrained/name`; sizes, lineage
     and model are bytes of JSON. Names of another network begin with `network/id/`.
     """
-    texts = {_SIZES: state.sizes, _LINEAGE: state.lineage, _MODEL: state.model}
+    texts = {name: getattr(state, name) for name in _TEXTS}
     others = {name: pack_state(other) for name, other in state.others.items()}
     return {
-        **{path: from_numpy(np.frombuffer(canonical_json(own), np.uint8).copy()) for path, own in texts.items() if own},
+        **{f"{name}/json": _encode_text(value) for name, value in texts.items() if value},
         **state.shared,
-        **{f"{_COPY}/{key}/{name}": tensor for key, own in state.copies.items() for name, tensor in own.items()},
-        **{f"{_MOMENT}/{key}/{name}": tensor for key, own in state.moments.items() for name, tensor in own.items()},
-        **{f"{_KEPT}/{name}": tensor for name, tensor in state.kept.items()},
-        **{f"{_UNTRAINED}/{name}": tensor for name, tensor in state.untrained.items()},
-        **{f"{_NETWORK}/{key}/{path}": tensor for key, own in others.items() for path, tensor in own.items()},
+        **{f"copy/{key}/{name}": tensor for key, own in state.copies.items() for name, tensor in own.items()},
+        **{f"moment/{key}/{name}": tensor for key, own in state.moments.items() for name, tensor in own.items()},
+        **{f"kept/{name}": tensor for name, tensor in state.kept.items()},
+        **{f"untrained/{name}": tensor for name, tensor in state.untrained.items()},
+        **{f"network/{key}/{path}": tensor for key, own in others.items() for path, tensor in own.items()},
     }
+
+
+def _encode_text(value: Any) -> Tensor:
+    return from_numpy(np.frombuffer(canonical_json(value), np.uint8).copy())
 
 
 def unpack_state(tensors: Tensors) -> ModelState:
@@ -183,7 +189,7 @@ def unpack_state(tensors: Tensors) -> ModelState:
     others: dict[str, dict[str, Tensor]] = {}
     for path, tensor in tensors.items():
         kind, *rest = path.split("/", maxsplit=2)
-        if kind == _NETWORK and len(rest) == 2:
+        if kind == "network" and len(rest) == 2:
             others.setdefault(rest[0], {})[rest[1]] = tensor
         else:
             own[path] = tensor
@@ -194,45 +200,24 @@ def unpack_state(tensors: Tensors) -> ModelState:
 
 def _network(tensors: Tensors) -> ModelState:
     """The state of one network."""
-    sizes: tuple[Architecture, ...] = ()
-    lineage: Lineage | None = None
-    model: Architecture | None = None
-    shared: dict[str, Tensor] = {}
-    kept: dict[str, Tensor] = {}
-    untrained: dict[str, Tensor] = {}
-    parts: dict[str, dict[str, dict[str, Tensor]]] = {_COPY: {}, _MOMENT: {}}
+    fields: dict[str, Any] = {name: {} for name in ("shared", "copies", "moments", "kept", "untrained")}
     for path, tensor in tensors.items():
-        kind, *rest = path.split("/")
-        if path == _SIZES:
-            sizes = from_plain(tuple[Architecture, ...], _json_of(tensor))
-        elif path == _LINEAGE:
-            lineage = from_plain(Lineage, _json_of(tensor))
-        elif path == _MODEL:
-            model = from_plain(Architecture, _json_of(tensor))
-        elif not rest:
-            shared[path] = tensor
-        elif kind == _KEPT:
-            kept["/".join(rest)] = tensor
-        elif kind == _UNTRAINED and len(rest) == 1:
-            untrained[rest[0]] = tensor
-        elif kind in parts and len(rest) == 2:
-            parts[kind].setdefault(rest[0], {})[rest[1]] = tensor
-        else:
-            raise ConfigError(
-                f"a stored model has the name {path!r:.120}, but must name copies, moments, networks or tensors"
-            )
-    return ModelState(
-        shared=shared,
-        copies=parts[_COPY],
-        moments=parts[_MOMENT],
-        kept=kept,
-        sizes=sizes,
-        lineage=lineage,
-        untrained=untrained,
-        model=model,
-    )
-
-
-def _json_of(tensor: Tensor) -> Any:
-    content = tensor.numpy().tobytes()
-    return parse_json(content, max_bytes=len(content))
+        match path.split("/"):
+            case ["sizes" | "lineage" | "model" as name, "json"]:
+                content = tensor.numpy().tobytes()
+                fields[name] = from_plain(_TEXTS[name], parse_json(content, max_bytes=len(content)))
+            case [name]:
+                fields["shared"][name] = tensor
+            case ["kept", *names]:
+                fields["kept"]["/".join(names)] = tensor
+            case ["untrained", name]:
+                fields["untrained"][name] = tensor
+            case ["copy", group, name]:
+                fields["copies"].setdefault(group, {})[name] = tensor
+            case ["moment", kind, name]:
+                fields["moments"].setdefault(kind, {})[name] = tensor
+            case _:
+                raise ConfigError(
+                    f"a stored model has the name {path!r:.120}, but must name copies, moments, networks or tensors"
+                )
+    return ModelState(**fields)

@@ -3,32 +3,18 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from subfleet.elastic.axes import Axis, Dim, check_indices, kept_indices, local_size
+from subfleet.elastic.axes import Axis, Dim, check_indices, factor_sizes, factors_of, kept_indices
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Centre, Prefix
 
 if TYPE_CHECKING:
     from subfleet.elastic.families.blueprint import Blueprint
 
-__all__ = [
-    "BUFFER_ROLES",
-    "Block",
-    "Family",
-    "Identity",
-    "LocalShapes",
-    "MatrixProduct",
-    "Network",
-    "Norm",
-    "OperatorChoice",
-    "Places",
-    "Role",
-    "Supernet",
-    "TensorDecl",
-    "get_predicted_places",
-]
+__all__ = ["Block", "Family", "MatrixProduct", "Network", "Norm", "Role", "TensorDecl"]
 
 
 Norm = Literal["group", "batch", "layer", "none"]
@@ -92,18 +78,6 @@ def get_predicted_places(family: Family) -> Places | None:
     """What networks of a family predict for, from `PREDICTS` of its record; None if it does not say."""
     places: Places | None = getattr(family, "PREDICTS", None)
     return places
-
-
-@runtime_checkable
-class Supernet(Protocol):
-    """The settings of a supernet: a family's record that lists the operators of each block."""
-
-    @property
-    def open_choices(self) -> int:
-        """Number of blocks with more than one operator."""
-
-    def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> Any:
-        """The same record with fewer operators for some choices, by name; a choice with one operator is no choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +148,21 @@ class TensorDecl:
     part: str | None
     role: Role
     positions: int = 1
+
+    @property
+    def factors(self) -> tuple[tuple[str | int, ...], ...]:
+        """The factors of each dimension; see `subfleet.elastic.axes.factors_of`."""
+        return tuple(factors_of(dim, size) for dim, size in zip(self.axes, self.shape, strict=True))
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The axes that it runs over."""
+        factors = chain.from_iterable(self.factors)
+        return tuple(dict.fromkeys(factor for factor in factors if isinstance(factor, str)))
+
+    def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape in a submodel with these axis sizes."""
+        return tuple(math.prod(factor_sizes(factors, sizes)) for factors in self.factors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,17 +243,17 @@ class Network:
         """The parts that a submodel keeps; the architecture is not checked."""
         if not self.choices:
             return frozenset(architecture.blocks)
-        operators = (f"{name}.{own}" for name, kept in self.operators_of(architecture).items() for own in kept)
+        operators = (f"{name}.{own}" for name, names in self.operators_of(architecture).items() for own in names)
         return frozenset((*architecture.blocks, *operators))
 
     def operators_of(self, architecture: Architecture) -> dict[str, tuple[str, ...]]:
         """The operators that a submodel keeps of each choice, in network order; the architecture is not checked."""
-        kept = dict(architecture.choices)
-        return {name: kept.get(name, choice.operators) for name, choice in self.choices.items()}
+        chosen = dict(architecture.choices)
+        return {name: chosen.get(name, choice.operators) for name, choice in self.choices.items()}
 
     def is_path(self, architecture: Architecture) -> bool:
         """Whether a submodel is a single network: it keeps one operator of each choice."""
-        return all(len(kept) == 1 for kept in self.operators_of(architecture).values())
+        return all(len(operators) == 1 for operators in self.operators_of(architecture).values())
 
     def full_architecture(self) -> Architecture:
         """The submodel that keeps everything."""
@@ -283,7 +272,8 @@ class Network:
             first, *others = (
                 tuple(kept_indices(architecture.make_index_set(name), self.axes[name].size)) for name in tied
             )
-            differing = next((name for name, kept in zip(tied[1:], others, strict=True) if kept != first), None)
+            pairs = zip(tied[1:], others, strict=True)
+            differing = next((name for name, indices in pairs if indices != first), None)
             if differing is not None:
                 raise ConfigError(
                     f"a submodel leaves out blocks between the axes {tied[0]!r} and {differing!r}, but keeps other "
@@ -308,8 +298,8 @@ class Network:
         self._check_choices(architecture)
 
     def _check_choices(self, architecture: Architecture) -> None:
-        names, kept = [name for name, _ in architecture.choices], dict(architecture.choices)
-        if names != [name for name in self.choices if name in kept]:
+        names = [name for name, _ in architecture.choices]
+        if names != [name for name in self.choices if name in names]:
             raise ConfigError(
                 f"a submodel keeps operators of the choices {names}, but must name some of {[*self.choices]}, in order"
                 if self.choices
@@ -354,12 +344,11 @@ class Network:
         Raises:
             ConfigError: the architecture names what this network lacks, or splits a group.
         """
-        sizes = self.sizes(architecture)
-        kept = self.parts_of(architecture)
+        sizes, parts = self.sizes(architecture), self.parts_of(architecture)
         return {
-            decl.name: tuple(local_size(dim, size, sizes) for size, dim in zip(decl.shape, decl.axes, strict=True))
+            decl.name: decl.local_shape(sizes)
             for decl in self.tensors.values()
-            if decl.part is None or decl.part in kept
+            if decl.part is None or decl.part in parts
         }
 
     def local(self, architecture: Architecture) -> LocalShapes:

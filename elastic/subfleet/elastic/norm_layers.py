@@ -6,7 +6,6 @@ from subfleet.protocol.submodel import Architecture
 
 _MOMENTUM = 0.1
 """Momentum of running statistics in every family: PyTorch's default."""
-_MEAN = "running_mean"
 
 
 def norm_tensors(network: Network) -> frozenset[str]:
@@ -22,12 +21,11 @@ def norm_layers(network: Network, architecture: Architecture) -> tuple[NormLayer
         ConfigError: the architecture is not a submodel of this network.
     """
     layers = []
-    for name, (channels,) in (
-        (name, shape) for name, shape in network.shapes(architecture).items() if name.endswith(_MEAN)
-    ):
+    for name, shape in network.shapes(architecture).items():
         decl = network.tensors[name]
-        scale = channels / decl.shape[0] if network.config.scaler else 1.0
-        layers.append(NormLayer(name=_layer(name), positions=decl.positions, momentum=_MOMENTUM, scale=scale))
+        if decl.role == "mean":
+            scale = shape[0] / decl.shape[0] if network.config.scaler else 1.0
+            layers.append(NormLayer(name=_layer(name), positions=decl.positions, momentum=_MOMENTUM, scale=scale))
     return tuple(layers)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.axes import Axis, factor_sizes
 from subfleet.elastic.maps import tensor_maps
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.protocol.errors import ConfigError
@@ -57,6 +57,7 @@ def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tup
         network: the network.
         state: the full model's tensors by name.
     """
+    sizes = {name: axis.size for name, axis in network.axes.items()}
     squares = {
         name: torch.zeros(axis.size, dtype=torch.float64)
         for name, axis in network.axes.items()
@@ -65,9 +66,8 @@ def rank_indices(network: Network, state: Mapping[str, Tensor]) -> dict[str, tup
     for decl in network.tensors.values():
         if decl.role in BUFFER_ROLES:
             continue
-        dims = zip(decl.axes, decl.shape, strict=True)
-        factors = [factor for dim, size in dims for factor in factors_of(dim, size)]
-        shape = [factor if isinstance(factor, int) else network.axes[factor].size for factor in factors]
+        factors = [factor for dim in decl.factors for factor in dim]
+        shape = factor_sizes(factors, sizes)
         energy = state[decl.name].double().square().reshape(shape)
         for dim, factor in enumerate(factors):
             if factor in squares:

@@ -22,17 +22,18 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.axes import Axis, factor_sizes
 from subfleet.elastic.families.records.blocks import block_numbers
 from subfleet.elastic.families.sections import layer_axis
-from subfleet.elastic.identities import add_identities, can_be_identity, check_identity
+from subfleet.elastic.identities import add_identities, check_identity
 from subfleet.elastic.lineage import Replicated
+from subfleet.elastic.maps import embed
 from subfleet.elastic.network import Network, TensorDecl
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.schema import canonical_json
 from subfleet.protocol.submodel import Architecture, Prefix
 
-__all__ = ["Replicate", "Replication", "is_replicable", "size_in"]
+__all__ = ["Replication"]
 
 _READING: frozenset[str] = frozenset({"weight", "residual"})
 """Roles of tensors with computed indices in the first dimension and read indices in the others."""
@@ -225,48 +226,39 @@ class Replication:
         return {name: tensor_map.extract(state[name]) for name, tensor_map in self.maps().items()}
 
     def _up(self, maps: Mapping[str, Replicate], change: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        mapped = {}
-        for name, tensor_map in maps.items():
-            if name in change:
-                local = change[name]
-                mapped[name] = local.new_zeros(self.network.tensors[name].shape)
-                tensor_map.scatter(local, mapped[name])
-        return mapped
+        return {
+            name: embed(tensor_map, change[name], self.network.tensors[name].shape)
+            for name, tensor_map in maps.items()
+            if name in change
+        }
 
     def _maps(self, size: Architecture) -> dict[str, Replicate]:
         sizes, shapes = self.network.sizes(size), self.network.shapes(size)
         return {name: self._map(self.network.tensors[name], shape, sizes) for name, shape in shapes.items()}
 
     def _map(self, decl: TensorDecl, local: tuple[int, ...], sizes: Mapping[str, int]) -> Replicate:
-        dims = [factors_of(dim, size) for size, dim in zip(decl.shape, decl.axes, strict=True)]
-        factors = [(factor, index) for index, dim in enumerate(dims) for factor in dim]
-        named = [factor if isinstance(factor, str) and factor in self.sources else None for factor, _ in factors]
-        axes = self.network.axes
+        factors = [factor for dim in decl.factors for factor in dim]
+        named = [factor if isinstance(factor, str) and factor in self.sources else None for factor in factors]
+        whole = {name: axis.size for name, axis in self.network.axes.items()}
         return Replicate(
             sources=tuple(None if axis is None else torch.tensor(self.sources[axis]) for axis in named),
             shares=tuple(
                 None if axis is None else torch.tensor(self.share_of(axis), dtype=torch.float64) for axis in named
             ),
-            reads=tuple(index > 0 and decl.role in _READING for _, index in factors),
-            unfolded=tuple(factor if isinstance(factor, int) else axes[factor].size for factor, _ in factors),
-            kept=tuple(factor if isinstance(factor, int) else sizes[factor] for factor, _ in factors),
+            reads=tuple(index > 0 and decl.role in _READING for index, dim in enumerate(decl.factors) for _ in dim),
+            unfolded=factor_sizes(factors, whole),
+            kept=factor_sizes(factors, sizes),
             local=local,
         )
 
 
 def is_replicable(network: Network, size: Architecture) -> bool:
     """Whether a network can grow from a submodel by copies and by blocks that are the identity."""
-    sizes = network.sizes(size)
-    shorter = {name for name, axis in network.axes.items() if sizes[name] != axis.size}
-    whole = {
-        name
-        for name, axis in network.axes.items()
-        if network.config.norm == "layer" and axis.kind == "embed" and axis.size % sizes[name]
-    }
-    summed = {name for product in network.products for name in product.summed if isinstance(name, str)}
-    kernels = {name for name in shorter if network.axes[name].kind == "kernel"}
-    lacking = (block.name for block in network.blocks if block.name not in size.blocks)
-    return not (shorter & (summed | whole | kernels)) and all(can_be_identity(network, name) for name in lacking)
+    try:
+        Replication.cycle(network, size)
+    except ConfigError:
+        return False
+    return True
 
 
 def size_in(network: Network, smaller: Network) -> Architecture:
@@ -287,13 +279,14 @@ def size_in(network: Network, smaller: Network) -> Architecture:
         raise ConfigError(
             f"a network is not a submodel of another, which lacks {(lacking + beyond)[0]!r} or has less of it"
         )
-    kept = tuple(name for name in blocks if name in own_blocks)
-    if list(kept) != own_blocks:
+    ordered = tuple(name for name in blocks if name in own_blocks)
+    if list(ordered) != own_blocks:
         raise ConfigError(
-            f"a network is not a submodel of another: its blocks are {own_blocks}, but there the order is {list(kept)}"
+            f"a network is not a submodel of another: its blocks are {own_blocks}, but there the order is "
+            f"{list(ordered)}"
         )
     axes = tuple((name, Prefix(size=size)) for name, size in sorted(sizes.items()) if size < network.axes[name].size)
-    size = Architecture(axes=axes, blocks=kept, network=network.id)
+    size = Architecture(axes=axes, blocks=ordered, network=network.id)
     network.check(size)
     shapes = network.shapes(size)
     own = {name: decl.shape for name, decl in smaller.tensors.items()}

@@ -256,7 +256,7 @@ def _trim(fraction: float, ordered: Tensor, counts: Tensor) -> Tensor:
     most = torch.div(counts - 1, 2, rounding_mode="floor").clamp(min=0)
     cut = torch.minimum((counts * fraction).ceil().to(torch.int64), most)
     ranks = torch.arange(len(ordered), device=ordered.device).unsqueeze(1)
-    kept = (ranks >= cut) & (ranks < counts - cut)
+    inner = (ranks >= cut) & (ranks < counts - cut)
     # Values of clients without the element are infinite, and infinity times 0 is not a number.
-    total = torch.where(kept, ordered, 0).sum(dim=0, dtype=torch.float64)
+    total = torch.where(inner, ordered, 0).sum(dim=0, dtype=torch.float64)
     return total / (counts - 2 * cut).clamp(min=1)

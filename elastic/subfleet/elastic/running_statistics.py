@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subfleet.elastic.building import build_module
-from subfleet.elastic.maps import TensorMap, extract, tensor_maps
+from subfleet.elastic.maps import embed, extract, overwrite, tensor_maps
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import DataError
 from subfleet.protocol.submodel import Architecture
@@ -137,7 +137,8 @@ def pool_statistics(
             if layer in moments:
                 own = moments[layer]
                 counts = torch.full_like(own.total, own.count)
-                rows = [_embed(own_maps[mean], part, state[mean]) for part in (own.total, own.squares, counts)]
+                shape = tuple(state[mean].shape)
+                rows = [embed(own_maps[mean], part, shape) for part in (own.total, own.squares, counts)]
                 spread.append(torch.stack(rows))
         total, squares, count = _exact_sum(spread).to(state[mean].device)
         enough = count >= _LEAST_COUNT
@@ -152,13 +153,6 @@ def _statistics(layer: str, total: Tensor, squares: Tensor, count: Tensor) -> di
     # Rounding may make the variance of a constant channel slightly negative.
     spread = (squares - total * mean).clamp(min=0)
     return {f"{layer}.running_mean": mean.float(), f"{layer}.running_var": (spread / (count - 1)).float()}
-
-
-def _embed(tensor_map: TensorMap, local: Tensor, full: Tensor) -> Tensor:
-    """A submodel's channels at their positions in the full tensor; the others are 0."""
-    whole = torch.zeros(full.shape, dtype=local.dtype, device=local.device)
-    tensor_map.scatter(local, whole)
-    return whole
 
 
 def _exact_sum(parts: Sequence[Tensor]) -> Tensor:
@@ -188,13 +182,8 @@ def recalibrate(
     maps = tensor_maps(network, architecture)
     new = dict(state)
     for name, local in merge_statistics([measure_moments(network, architecture, state, batches)]).items():
-        held = _embed(maps[name], torch.ones_like(local), state[name])
-        new[name] = torch.where(held > 0, _embed(maps[name], local, state[name]), state[name])
+        new[name] = overwrite(maps[name], local, state[name])
     return new
-
-
-def _layer(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _recorder(name: str, moments: dict[str, NormMoments]) -> Callable[[nn.Module, Any], None]:

@@ -6,13 +6,13 @@ that only they hold shrink round after round. Norms per weight, or of the weight
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from subfleet.elastic.maps import TensorMap, tensor_maps
+from subfleet.elastic.maps import TensorMap, embed, tensor_maps
 from subfleet.elastic.network import Network, Role
 from subfleet.elastic.technique_settings import Central, WeightNorm
 from subfleet.protocol.submodel import Architecture
@@ -83,18 +83,10 @@ def _scale(received: Tensor, change: Tensor, factor: float) -> Tensor:
 
 def _select_common(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence[Tensor]) -> list[Tensor]:
     """The elements of each client's tensor that all clients hold, as a flat tensor."""
-    holders = _embed(shape, maps, [torch.ones_like(tensor) for tensor in tensors])
-    shared = sum(holders) == len(tensors)
+    pairs = list(zip(maps, tensors, strict=True))
+    shared = sum(embed(own, torch.ones_like(tensor), shape) for own, tensor in pairs) == len(tensors)
     # In the order of the full tensor, so that equal elements have equal norms in every order of a client's indices.
-    return [tensor[shared] for tensor in _embed(shape, maps, tensors)]
-
-
-def _embed(shape: tuple[int, ...], maps: Sequence[TensorMap], tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Each client's tensor embedded in zeros of the full shape."""
-    for tensor_map, tensor in zip(maps, tensors, strict=True):
-        into = tensor.new_zeros(shape)
-        tensor_map.scatter(tensor, into)
-        yield into
+    return [embed(own, tensor, shape)[shared] for own, tensor in pairs]
 
 
 def _measure(tensor: Tensor, norm: WeightNorm, central: Central) -> float:

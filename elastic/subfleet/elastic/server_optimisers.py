@@ -19,7 +19,7 @@ import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Fraction, PositiveAmount
@@ -33,31 +33,8 @@ Moments: typing.TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """By kind ("mean", "square"), tensors like the model's by name. Empty before the first round."""
 
 
-class ServerOptimiser(Protocol):
-    """Settings of a server optimiser, and its rule for one tensor.
-
-    Attributes:
-        TYPE: its name in a configuration.
-    """
-
-    TYPE: ClassVar[str]
-
-    def starts(self) -> Mapping[str, float]:
-        """The initial value of each kind of moment."""
-        ...
-
-    def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Compute the next moments of a tensor, by kind, and the step of its weights; all float64.
-
-        Args:
-            moments: the current moments by kind.
-            change: the mean change of the round.
-        """
-        ...
-
-
 def _step(
-    optimiser: ServerOptimiser,
+    optimiser: AnyServerOptimiser,
     old: Mapping[str, Tensor],
     aggregated: Mapping[str, Tensor],
     held: Mapping[str, Tensor],
@@ -89,22 +66,13 @@ def _step(
     return new, after
 
 
-class _Adaptive(Protocol):
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def tau(self) -> float: ...
-
-
-def _adaptive_starts(settings: _Adaptive) -> Mapping[str, float]:
-    """As in `ServerOptimiser`."""
+def _adaptive_starts(settings: ServerAdagrad | ServerAdam | ServerYogi) -> Mapping[str, float]:
+    """The initial value of each kind of moment."""
     return {"mean": 0.0, "square": settings.tau**2}
 
 
 def _advance_adaptively(
-    settings: _Adaptive, mean: Tensor, square: Tensor, change: Tensor
+    settings: ServerAdagrad | ServerAdam | ServerYogi, mean: Tensor, square: Tensor, change: Tensor
 ) -> tuple[Mapping[str, Tensor], Tensor]:
     """Decay the mean, and divide the step by the root of the next second moment."""
     mean = settings.beta1 * mean + (1 - settings.beta1) * change
@@ -128,11 +96,11 @@ class ServerMomentum:
     step = _step
 
     def starts(self) -> Mapping[str, float]:
-        """As in `ServerOptimiser`."""
+        """The initial value of each kind of moment."""
         return {"mean": 0.0}
 
     def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
-        """As in `ServerOptimiser`."""
+        """Compute the next moments of a tensor, by kind, and the step of its weights; all float64."""
         mean = self.momentum * moments["mean"] + change
         return {"mean": mean}, self.learning_rate * mean
 
@@ -157,7 +125,7 @@ class ServerAdagrad:
     step = _step
 
     def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
-        """As in `ServerOptimiser`."""
+        """Compute the next moments of a tensor, by kind, and the step of its weights; all float64."""
         return _advance_adaptively(self, moments["mean"], moments["square"] + change.square(), change)
 
 
@@ -183,7 +151,7 @@ class ServerAdam:
     step = _step
 
     def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
-        """As in `ServerOptimiser`."""
+        """Compute the next moments of a tensor, by kind, and the step of its weights; all float64."""
         square = self.beta2 * moments["square"] + (1 - self.beta2) * change.square()
         return _advance_adaptively(self, moments["mean"], square, change)
 
@@ -210,7 +178,7 @@ class ServerYogi:
     step = _step
 
     def advance(self, moments: Mapping[str, Tensor], change: Tensor) -> tuple[Mapping[str, Tensor], Tensor]:
-        """As in `ServerOptimiser`."""
+        """Compute the next moments of a tensor, by kind, and the step of its weights; all float64."""
         before, squared = moments["square"], change.square()
         square = before - (1 - self.beta2) * squared * (before - squared).sign()
         return _advance_adaptively(self, moments["mean"], square, change)

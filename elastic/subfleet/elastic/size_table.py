@@ -39,26 +39,26 @@ class SizeColumns:
         """The sizes of submodels of the table's network, which are not checked: (submodels, columns)."""
         axes, parts = network.axes, network.parts
         whole = {name: axis.size for name, axis in axes.items()}
-        kept = [
+        counts = [
             [*{**whole, **{name: len(kept_indices(own, axes[name].size)) for name, own in architecture.axes}}.values()]
             for architecture in architectures
         ]
         within = [[name in held for name in parts] for held in map(network.parts_of, architectures)]
         return self.at(
-            np.array(kept, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(architectures), -1)
+            np.array(counts, dtype=np.float64), np.array(within, dtype=np.float64).reshape(len(architectures), -1)
         )
 
-    def at(self, kept: Floats, within: Floats) -> Floats:
+    def at(self, counts: Floats, within: Floats) -> Floats:
         """The sizes of submodels: (submodels, columns).
 
         Args:
-            kept: kept size of each axis, (submodels, axes).
+            counts: kept size of each axis, (submodels, axes).
             within: 1 for each kept part, else 0, (submodels, parts).
         """
-        sizes: Floats = self.numbers * np.exp(np.log(kept) @ self.powers)
-        sizes *= np.column_stack([within, np.ones(len(kept))])[:, self.blocks]
+        sizes: Floats = self.numbers * np.exp(np.log(counts) @ self.powers)
+        sizes *= np.column_stack([within, np.ones(len(counts))])[:, self.blocks]
         for axis, column, least in self.least:
-            sizes[:, column] *= kept[:, axis] >= least
+            sizes[:, column] *= counts[:, axis] >= least
         return sizes
 
 
@@ -106,9 +106,9 @@ class SizeTable:
         draw, axes = np.random.default_rng(0), self._network.axes.values()
         step = np.array([1 if axis.kind == "kernel" else axis.granularity for axis in axes])
         groups = np.array([axis.size for axis in axes]) / step
-        kept = step * np.maximum(np.rint(groups ** draw.random((count, len(groups)))), 1)
+        counts = step * np.maximum(np.rint(groups ** draw.random((count, len(groups)))), 1)
         within = draw.random((count, len(self._network.parts))) < draw.random((count, 1))
-        return self.columns().at(kept, np.float64(within))
+        return self.columns().at(counts, np.float64(within))
 
     def columns(self) -> SizeColumns:
         """The columns so far, as arrays."""

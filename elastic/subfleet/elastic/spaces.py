@@ -9,14 +9,14 @@ from random import Random
 from types import MappingProxyType
 from typing import Literal
 
-from subfleet.elastic.axes import Axis, AxisKind, factors_of
+from subfleet.elastic.axes import Axis, AxisKind
 from subfleet.elastic.cost import Costs
 from subfleet.elastic.index_sets import kept_size, named_sets, tied_sets
 from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, IndexSet
 
-__all__ = ["Gene", "Genes", "Option", "SearchSpace", "search_space", "uniform_space"]
+__all__ = ["uniform_space"]
 
 _MOST_DEPTHS = 256
 _SCALED: frozenset[AxisKind] = frozenset({"channel", "squeeze", "head_dim", "ffn", "embed"})
@@ -85,11 +85,11 @@ def _list_depths(network: Network, rate: Fraction) -> Iterator[Architecture]:
     cut = [axis for axis in network.axes.values() if axis.kind in _SCALED]
     axes = dict(named_sets(cut, [_scaled_size(axis, rate) for axis in cut]))
     for depth in _depths(network):
-        blocks = tuple(name for names, kept in zip(sections, depth, strict=True) for name in names[:kept])
+        blocks = tuple(name for names, count in zip(sections, depth, strict=True) for name in names[:count])
         yield Architecture(
             axes=tied_sets(network, axes, blocks),
             blocks=blocks,
-            name=f"w{rate} d{'-'.join(str(kept + more) for kept, more in zip(depth, always, strict=True))}",
+            name=f"w{rate} d{'-'.join(str(count + more) for count, more in zip(depth, always, strict=True))}",
             network=network.id,
         )
 
@@ -166,27 +166,27 @@ class SearchSpace:
 
     def canonical(self, genes: Genes) -> Genes:
         """The smallest genes of the same submodel."""
-        kept = self._kept_blocks(genes)
-        return self._canonical(genes, kept, self._sets(genes, kept))
+        blocks = self._kept_blocks(genes)
+        return self._canonical(genes, blocks, self._sets(genes, blocks))
 
-    def _canonical(self, genes: Genes, kept: frozenset[str], axes: tuple[tuple[str, IndexSet], ...]) -> Genes:
+    def _canonical(self, genes: Genes, blocks: frozenset[str], axes: tuple[tuple[str, IndexSet], ...]) -> Genes:
         """For genes that size unused or tied axes, the first option that keeps enough."""
-        tied, sets = {axis for chain in self.network.tied_axes(kept) for axis in chain}, dict(axes)
+        tied, sets = {axis for chain in self.network.tied_axes(blocks) for axis in chain}, dict(axes)
         return tuple(
             option
-            if gene.blocks or not any(axis in tied or self._unused(axis, kept) for axis in gene.axes)
-            else self._find_option(gene, sets, kept)
+            if gene.blocks or not any(axis in tied or self._unused(axis, blocks) for axis in gene.axes)
+            else self._find_option(gene, sets, blocks)
             for gene, option in zip(self.genes, genes, strict=True)
         )
 
     def architecture(self, genes: Genes) -> Architecture:
         """The submodel of these genes. Equal submodels have equal architectures and names, whatever their genes."""
-        kept = self._kept_blocks(genes)
-        axes = self._sets(genes, kept)
+        blocks = self._kept_blocks(genes)
+        axes = self._sets(genes, blocks)
         return Architecture(
             axes=axes,
-            blocks=tuple(block.name for block in self.network.blocks if block.name in kept),
-            name=".".join(map(str, self._canonical(genes, kept, axes))),
+            blocks=tuple(block.name for block in self.network.blocks if block.name in blocks),
+            name=".".join(map(str, self._canonical(genes, blocks, axes))),
             network=self.network.id,
         )
 
@@ -196,8 +196,8 @@ class SearchSpace:
         Raises:
             ConfigError: the submodel is not in this space.
         """
-        sets, kept = dict(architecture.axes), frozenset(architecture.blocks)
-        genes = tuple(self._find_option(gene, sets, kept) for gene in self.genes)
+        sets, blocks = dict(architecture.axes), frozenset(architecture.blocks)
+        genes = tuple(self._find_option(gene, sets, blocks) for gene in self.genes)
         own = self.architecture(genes)
         if (own.axes, own.blocks, own.network) != (architecture.axes, architecture.blocks, architecture.network):
             raise ConfigError(f"submodel {architecture.name!r} is not in the search space; choose one of its submodels")
@@ -253,24 +253,24 @@ class SearchSpace:
             name for gene, index in zip(self.genes, genes, strict=True) for name in gene.options[index].blocks
         )
 
-    def _unused(self, axis: str, kept: frozenset[str]) -> bool:
+    def _unused(self, axis: str, blocks: frozenset[str]) -> bool:
         owners = self.owners.get(axis)
-        return owners is not None and owners.isdisjoint(kept)
+        return owners is not None and owners.isdisjoint(blocks)
 
-    def _sets(self, genes: Genes, kept: frozenset[str]) -> tuple[tuple[str, IndexSet], ...]:
+    def _sets(self, genes: Genes, blocks: frozenset[str]) -> tuple[tuple[str, IndexSet], ...]:
         """The index sets of a submodel of these genes."""
         chosen = (pair for gene, index in zip(self.genes, genes, strict=True) for pair in gene.options[index].axes)
-        return tied_sets(self.network, {axis: own for axis, own in chosen if not self._unused(axis, kept)}, kept)
+        return tied_sets(self.network, {axis: own for axis, own in chosen if not self._unused(axis, blocks)}, blocks)
 
-    def _find_option(self, gene: Gene, sets: Mapping[str, IndexSet], kept: frozenset[str]) -> int:
+    def _find_option(self, gene: Gene, sets: Mapping[str, IndexSet], blocks: frozenset[str]) -> int:
         """The index of the first option with these blocks that keeps enough of each used axis."""
-        used = [axis for axis in gene.axes if not self._unused(axis, kept)]
-        blocks = kept.intersection(gene.blocks)
+        used = [axis for axis in gene.axes if not self._unused(axis, blocks)]
+        own_blocks = blocks.intersection(gene.blocks)
         needed = [kept_size(self.network, sets, axis) for axis in used]
         for index, option in enumerate(gene.options):
             own = dict(option.axes)
             enough = all(kept_size(self.network, own, axis) >= least for axis, least in zip(used, needed, strict=True))
-            if blocks == set(option.blocks) and enough:
+            if own_blocks == set(option.blocks) and enough:
                 return index
         return 0
 
@@ -305,11 +305,11 @@ def search_space(
     owners = _owners(network)
     genes: list[Gene] = []
     for name, axes in _groups(network, width, owners).items():
-        sizes = [named_sets(axes, kept) for kept in _sizes(axes, fractions)]
-        options = tuple(Option(axes=kept) for kept in sizes)
+        sizes = [named_sets(axes, chosen) for chosen in _sizes(axes, fractions)]
+        options = tuple(Option(axes=chosen) for chosen in sizes)
         blocks = owners.get(axes[0].name, frozenset()) if width == "axis" and depth == "block" else frozenset()
         if len(blocks) == 1:
-            options = (Option(), *(Option(axes=kept, blocks=tuple(blocks)) for kept in sizes))
+            options = (Option(), *(Option(axes=chosen, blocks=tuple(blocks)) for chosen in sizes))
         genes.append(_gene(name, [axis.name for axis in axes], options))
     genes += _depth_genes(network, depth, frozenset(name for gene in genes for name in gene.blocks))
     genes += [_kernel_gene(axis) for axis in network.axes.values() if kernels and axis.kind == "kernel"]
@@ -325,10 +325,8 @@ def _owners(network: Network) -> dict[str, frozenset[str]]:
     passed = {axis for block in network.blocks for axis in (block.reads, block.gives)}
     users: dict[str, set[str | None]] = {}
     for decl in network.tensors.values():
-        for dim, size in zip(decl.axes, decl.shape, strict=True):
-            for factor in factors_of(dim, size):
-                if isinstance(factor, str):
-                    users.setdefault(factor, set()).add(decl.part)
+        for axis in decl.axis_names:
+            users.setdefault(axis, set()).add(decl.part)
     return {
         axis: frozenset(block for block in blocks if block is not None)
         for axis, blocks in users.items()
@@ -363,7 +361,7 @@ def _depth_genes(network: Network, depth: str, decided: frozenset[str]) -> Itera
         yield _gene("depth", (), (whole,))
     elif depth == "section":
         for section, names in enumerate(_sections(network)):
-            options = tuple(Option(blocks=tuple(names[:kept])) for kept in range(len(names) + 1))
+            options = tuple(Option(blocks=tuple(names[:count])) for count in range(len(names) + 1))
             yield _gene(f"section{section} depth", (), options)
     else:
         for block in network.blocks:

@@ -1,12 +1,25 @@
 """Paths of a supernet: networks with one operator of each choice (FedorAS, section 3.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
 from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.network import Network, Supernet
+from subfleet.elastic.network import Network
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
+
+
+@runtime_checkable
+class Supernet(Protocol):
+    """The settings of a supernet: a family's record that lists the operators of each block."""
+
+    @property
+    def open_choices(self) -> int:
+        """Number of blocks with more than one operator."""
+
+    def with_operators(self, kept: Mapping[str, tuple[str, ...]]) -> Any:
+        """The same record with fewer operators for some choices, by name; a choice with one operator is no choice."""
 
 
 def path_architecture(network: Network, operators: Sequence[str], *, name: str = "") -> Architecture:

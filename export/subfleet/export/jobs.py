@@ -29,13 +29,6 @@ class ExportJob:
     samples_from: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The outcome of a job; `error` is empty if it succeeded."""
-
-    error: str = ""
-
-
 def figure_path(model_path: Path) -> Path:
     """Return the path of the JSON file beside an inference model that holds its `max_abs_diff`."""
     return model_path.with_name(f"{model_path.name}.json")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from subfleet.export.cache import CacheFolder, ExportCache
-from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, ExportJob
 from subfleet.export.requests import AnyRequest
 from subfleet.protocol.errors import ExportError, ProtocolError
 from subfleet.protocol.schema import canonical_json, from_plain, parse_json
@@ -155,11 +155,11 @@ class _Worker:
                 raise ExportError(f"the export took longer than {timeout_s:g} s; allow more time or a smaller submodel")
             raise ExportError(f"the export process ended before it answered; see {self._log_path}")
         try:
-            answer = from_plain(Answer, parse_json(line, max_bytes=MAX_LINE_BYTES))
+            failure = from_plain(str, parse_json(line, max_bytes=MAX_LINE_BYTES))
         except ProtocolError as error:
             raise ExportError(f"the export process gave no valid answer: {error}; see {self._log_path}") from error
-        if answer.error:
-            raise ExportError(answer.error)
+        if failure:
+            raise ExportError(failure)
 
     def _exchange(self, job: ExportJob, deadline_s: float) -> bytes | None:
         """Send a job and wait for its answer; None if the process ended before it received the job."""

@@ -19,7 +19,7 @@ from subfleet.export.steps.mixing import check_padding
 from subfleet.export.targets import find_target
 from subfleet.export.targets.base import Target
 from subfleet.export.targets.torch import TARGET as TORCH
-from subfleet.export.targets.torch import write_torch_model, write_torch_program
+from subfleet.export.targets.torch import TorchModel, write_torch_model, write_torch_program
 from subfleet.export.tools import as_export_errors
 from subfleet.export.tracing import trace
 from subfleet.export.verification.distances import Run
@@ -136,8 +136,14 @@ def export_inference_model(request: InferRequest, state: Mapping[str, Tensor]) -
     module = build_module(network, request.architecture)
     if request.target == TORCH:
         _check_weights({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}, state)
-        carried = (request.classes, request.objective, request.transform)
-        return write_torch_model(request.model, request.architecture, state, *carried), 0.0
+        described = TorchModel(
+            model=request.model,
+            architecture=request.architecture,
+            classes=request.classes,
+            objective=request.objective,
+            transform=request.transform,
+        )
+        return write_torch_model(described, state), 0.0
     batch_size = find_target(request.target).inference_batch_size
     step = inference_step(module, sample_of(network), batch_size=batch_size)
     return write_inference_model(step, state, target=request.target, notes=request.notes)

@@ -14,7 +14,7 @@ from typing import BinaryIO, TextIO
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.export.cache import is_whole, lock_result
-from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, Answer, ExportJob, figure_path, write_atomically
+from subfleet.export.jobs import MAX_LINE_BYTES, TAKEN_LINE, ExportJob, figure_path, write_atomically
 from subfleet.export.requests import EstimateRequest, EvaluateRequest, InferRequest, TrainRequest
 from subfleet.export.tools import pause_garbage_collection
 from subfleet.export.versions import TARGET_NAMES
@@ -86,14 +86,15 @@ def _export_model(job: ExportJob, request: InferRequest) -> tuple[bytes, dict[st
     return body, {"quantisation": report}
 
 
-def _handle(line: str) -> Answer:
+def _handle(line: str) -> str:
+    """Run a job; return the error, which is empty if it succeeded."""
     try:
         run_job(from_plain(ExportJob, parse_json(line.encode(), max_bytes=MAX_LINE_BYTES)))
     except SubfleetError as error:
-        return Answer(error=str(error))
+        return str(error)
     except Exception as error:  # noqa: BLE001 - whatever a tool raises concerns only this job
-        return Answer(error=f"the exporter failed with {type(error).__name__}: {error}; report it with the request")
-    return Answer()
+        return f"the exporter failed with {type(error).__name__}: {error}; report it with the request"
+    return ""
 
 
 def warm_up(is_idle: Callable[[], bool]) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from subfleet.elastic.network import Family, Supernet
+from subfleet.elastic.network import Family
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
+from subfleet.elastic.supernets import Supernet
 from subfleet.methods.aggregator import share_everything
 from subfleet.methods.roles import Method
 from subfleet.methods.techniques import Techniques
@@ -30,8 +31,8 @@ class Combination:
 
     def problem(self) -> str:
         """The first conflict, with a remedy; empty without one."""
-        problems = (self._check_supernet, self._check_training, self._check_distillation, self._check_personalised)
-        return next((problem for check in problems for problem in check()), "")
+        checks = (self._check_supernet, self._check_training, self._check_distillation, self._check_personalised)
+        return next((problem for check in checks for problem in check()), "")
 
     def _check_supernet(self) -> Iterator[str]:
         roles, name = self.method.roles(), f"method {self.method.TYPE!r}"

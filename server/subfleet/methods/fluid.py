@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from subfleet.elastic.axes import Axis, factors_of
+from subfleet.elastic.axes import Axis, factor_sizes
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.methods.aggregator import ClientUpdate
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw, assign_largest
@@ -202,9 +202,8 @@ def _find_largest_changes(network: Network, update: ClientUpdate) -> "dict[str, 
             continue
         old = update.received[name].double().abs().cpu()
         relative = (change.double().abs().cpu() / old).nan_to_num(nan=0.0, posinf=_LARGEST_CHANGE)
-        dims = zip(decl.axes, decl.shape, strict=True)
-        factors = [factor for dim, size in dims for factor in factors_of(dim, size)]
-        shape = [factor if isinstance(factor, int) else network.axes[factor].size for factor in factors]
+        factors = [factor for dim in decl.factors for factor in dim]
+        shape = factor_sizes(factors, {name: axis.size for name, axis in network.axes.items()})
         relative = relative.clamp(max=_LARGEST_CHANGE).reshape(shape)
         for dim, factor in enumerate(factors):
             if isinstance(factor, str) and factor in largest:

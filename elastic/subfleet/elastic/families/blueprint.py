@@ -33,7 +33,7 @@ from subfleet.elastic.network import (
 )
 from subfleet.protocol.errors import ConfigError
 
-__all__ = ["Blueprint", "OwnTensors", "Sizes", "TiedSize", "declare", "fraction_of", "module_of", "without_weights"]
+__all__ = ["Blueprint", "OwnTensors", "Sizes"]
 
 
 class TiedSize(int):
@@ -247,7 +247,7 @@ def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
     """Yield the declaration of every tensor of the full module, in the order of its state."""
     with without_weights():
         module = _build_full(blueprint, {})
-    places, parts = _places(config, blueprint), _parts(blueprint)
+    positions, parts = _count_positions(config, blueprint), _parts(blueprint)
     for path, layer in module.named_modules():
         owner = next((name for name in parts if f"{path}.".startswith(f"{name}.")), None)
         for own, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
@@ -259,7 +259,7 @@ def _decls(config: Family, blueprint: Blueprint) -> Iterator[TensorDecl]:
                 axes=_dims(layer, own, tensor.ndim),
                 part=owner,
                 role=blueprint.roles.get(name, role),
-                positions=places.get(path, 1),
+                positions=positions.get(path, 1),
             )
 
 
@@ -291,7 +291,7 @@ def _dims(layer: nn.Module, own: str, rank: int) -> tuple[Dim, ...]:
     return tuple(size.dim if isinstance(size, TiedSize) else None for size in sizes[:rank])
 
 
-def _places(config: Family, blueprint: Blueprint) -> dict[str, int]:
+def _count_positions(config: Family, blueprint: Blueprint) -> dict[str, int]:
     """Count the positions of one sample where each layer is applied, by running the narrowest network of that depth.
 
     The number does not depend on widths. A run of the full network on the meta device would load PyTorch's compiler,

@@ -73,8 +73,8 @@ def _build(config: ChoiceCnn, sizes: Sizes) -> nn.Module:
     for section, (width, after) in enumerate(pairwise((*widths, *config.last_widths))):
         blocks = OrderedDict[str, nn.Module]()
         for name, operators in islice(of_blocks, config.depths[section]):
-            kept = [operator for operator in operators if len(operators) == 1 or f"{name}.{operator}" in sizes.parts]
-            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _OPERATORS[kind](layers, width) for kind in kept})
+            names = [operator for operator in operators if len(operators) == 1 or f"{name}.{operator}" in sizes.parts]
+            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _OPERATORS[kind](layers, width) for kind in names})
         modules[f"section{section}"] = nn.Sequential(blocks)
         modules[f"reduction{section}"] = _REDUCTIONS[config.reduction](layers, width, after)
     modules["pool"] = SpatialMean()

@@ -43,8 +43,8 @@ def _build(config: ChoiceRnn, sizes: Sizes) -> nn.Module:
     for section, width in enumerate(config.widths):
         blocks = OrderedDict[str, nn.Module]()
         for name, operators in islice(of_blocks, config.depths[section]):
-            kept = [operator for operator in operators if len(operators) == 1 or f"{name}.{operator}" in sizes.parts]
-            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _operator(kind, width_in, width) for kind in kept})
+            names = [operator for operator in operators if len(operators) == 1 or f"{name}.{operator}" in sizes.parts]
+            blocks[name.rpartition(".")[2]] = ChoiceBlock({kind: _operator(kind, width_in, width) for kind in names})
             width_in = width
         modules[f"section{section}"] = nn.Sequential(blocks)
     modules["head"] = nn.Linear(width_in, sizes["class"])
@@ -81,8 +81,8 @@ class _QuasiRnn(nn.Module):
         candidate, forget, output = self.gates(x).chunk(3, dim=-1)
         candidate, forget = torch.tanh(candidate), torch.sigmoid(forget)
         state, states = torch.zeros_like(candidate[:, 0]), []
-        for new, kept in zip(candidate.unbind(1), forget.unbind(1), strict=True):
-            state = kept * state + (1 - kept) * new
+        for new, ratio in zip(candidate.unbind(1), forget.unbind(1), strict=True):
+            state = ratio * state + (1 - ratio) * new
             states.append(state)
         return torch.sigmoid(output) * torch.stack(states, dim=1)
 

@@ -17,13 +17,13 @@ from subfleet.elastic.families.layers import InvertedResidual, Layers, MakeActiv
 from subfleet.elastic.families.records.blocks import expand_to_blocks
 from subfleet.elastic.families.records.inverted import EfficientNetV2, MobileNetV2, MobileNetV3
 from subfleet.elastic.families.sections import (
-    BlockPlace,
-    block_places,
+    BlockPlan,
     build_sections,
     channel_axis,
     class_axis,
     kernel_axes,
     kernel_of,
+    plan_blocks,
     skippable,
     stream_axes,
 )
@@ -120,26 +120,26 @@ class _Inside:
 
 
 def _blueprint(config: _AnyInverted, style: _InvertedStyle) -> Blueprint:
-    places = block_places(
+    plans = plan_blocks(
         config,
         strides=config.strides or (1, *(2 for _ in config.widths[1:])),
         stem_width=config.stem_width or config.widths[0],
         keeping="all",
         kernels=config.kernels,
     )
-    insides = dict(_insides(config, style, places))
+    insides = dict(_insides(config, style, plans))
     last = config.last_widths or tuple(config.widths[-1] * factor for factor in style.last)
     return Blueprint(
         axes=(
-            *stream_axes(config, places),
+            *stream_axes(config, plans),
             *_inner_axes(config, insides),
-            *kernel_axes(places),
+            *kernel_axes(plans),
             *(channel_axis(config, f"last{position}", width) for position, width in enumerate(last)),
             class_axis(config),
         ),
-        blocks=skippable(places),
-        build=partial(_build, config, style, places, insides),
-        identities={name: "silent" for place in places for name in _closing(config, style, insides, place)},
+        blocks=skippable(plans),
+        build=partial(_build, config, style, plans, insides),
+        identities={name: "silent" for plan in plans for name in _closing(config, style, insides, plan)},
         # The slope of ReLU6, hardswish and SiLU does not follow from their output.
         kept_of_norms=3,
         group_size=config.group_size,
@@ -147,32 +147,32 @@ def _blueprint(config: _AnyInverted, style: _InvertedStyle) -> Blueprint:
 
 
 def _closing(
-    config: _AnyInverted, style: _InvertedStyle, insides: Mapping[str, _Inside], place: BlockPlace
+    config: _AnyInverted, style: _InvertedStyle, insides: Mapping[str, _Inside], plan: BlockPlan
 ) -> tuple[str, ...]:
     """Name of the last norm's gain in a residual block, or of the last layer without norms."""
-    inside = insides[place.name]
+    inside = insides[plan.name]
     last = "narrow" if inside.widens or inside.squeezed or not style.fuses else "filter"
     norm = "norm.norm" if config.scaler else "norm"
-    return (f"{place.name}.layers.{last}.{'conv' if config.norm == 'none' else norm}.weight",) * bool(place.position)
+    return (f"{plan.name}.layers.{last}.{'conv' if config.norm == 'none' else norm}.weight",) * bool(plan.position)
 
 
 def _insides(
-    config: _AnyInverted, style: _InvertedStyle, places: tuple[BlockPlace, ...]
+    config: _AnyInverted, style: _InvertedStyle, plans: tuple[BlockPlan, ...]
 ) -> Iterator[tuple[str, _Inside]]:
-    halving = [place.section for place in places if place.stride > 1]
+    halving = [plan.section for plan in plans if plan.stride > 1]
     late = halving[-2] if len(halving) > 1 else 0
     hidden = expand_to_blocks(config.hidden_widths, config.depths)
-    hidden = hidden or tuple(place.width_in * style.expansion for place in places)
+    hidden = hidden or tuple(plan.width_in * style.expansion for plan in plans)
     squeezed = () if isinstance(config, MobileNetV2) else expand_to_blocks(config.squeezed_widths, config.depths)
-    squeezed = squeezed or (0,) * len(places)
-    for place, width, inside in zip(places, hidden, squeezed, strict=True):
+    squeezed = squeezed or (0,) * len(plans)
+    for plan, width, inside in zip(plans, hidden, squeezed, strict=True):
         yield (
-            place.name,
+            plan.name,
             _Inside(
                 width=width,
                 squeezed=inside,
-                widens=width != place.width_in,
-                activation=style.late if place.section >= late else style.early,
+                widens=width != plan.width_in,
+                activation=style.late if plan.section >= late else style.early,
             ),
         )
 
@@ -188,25 +188,25 @@ def _inner_axes(config: _AnyInverted, insides: dict[str, _Inside]) -> Iterator[A
 def _build(
     config: _AnyInverted,
     style: _InvertedStyle,
-    places: tuple[BlockPlace, ...],
+    plans: tuple[BlockPlan, ...],
     insides: dict[str, _Inside],
     sizes: Sizes,
 ) -> nn.Module:
     layers = Layers(config=config, epsilon=style.epsilon)
 
-    def block(place: BlockPlace) -> nn.Module:
-        inside = insides[place.name]
+    def block(plan: BlockPlan) -> nn.Module:
+        inside = insides[plan.name]
         make = _fused if style.fuses and not inside.squeezed else partial(_separable, style)
         return InvertedResidual(
-            nn.Sequential(make(layers, place, inside, sizes)),
-            residual=place.residual,
-            learnable_step=config.learnable_steps and place.position > 0,
+            nn.Sequential(make(layers, plan, inside, sizes)),
+            residual=plan.residual,
+            learnable_step=config.learnable_steps and plan.position > 0,
         )
 
-    stem_widths = (config.input_shape[0], sizes[places[0].stream_in])
+    stem_widths = (config.input_shape[0], sizes[plans[0].stream_in])
     stem = layers.normed_layer(stem_widths, 3, stride=config.stem_stride, activation=style.stem)
-    modules = OrderedDict[str, nn.Module](stem=stem, **dict(build_sections(places, sizes, block)))
-    modules["last"] = layers.normed_layer((sizes[places[-1].stream], sizes["last0"]), activation=style.stem)
+    modules = OrderedDict[str, nn.Module](stem=stem, **dict(build_sections(plans, sizes, block)))
+    modules["last"] = layers.normed_layer((sizes[plans[-1].stream], sizes["last0"]), activation=style.stem)
     modules["pool"] = SpatialMean()
     if len(style.last) > 1:
         modules["hidden"] = nn.Linear(sizes["last0"], sizes["last1"])
@@ -216,32 +216,32 @@ def _build(
 
 
 def _separable(
-    style: _InvertedStyle, layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes
+    style: _InvertedStyle, layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes
 ) -> OrderedDict[str, nn.Module]:
     """A widening 1x1 convolution, a depthwise convolution, squeeze-and-excitation, and a narrowing 1x1 convolution."""
-    width_in, activation = sizes[place.stream_in], inside.activation
-    inner = sizes[f"{place.name}.inner"] if inside.widens else width_in
+    width_in, activation = sizes[plan.stream_in], inside.activation
+    inner = sizes[f"{plan.name}.inner"] if inside.widens else width_in
     modules = OrderedDict[str, nn.Module]()
     if inside.widens:
         modules["widen"] = layers.normed_layer((width_in, inner), activation=activation)
     modules["depthwise"] = layers.normed_layer(
-        (inner, inner), kernel_of(place, sizes), stride=place.stride, groups=inner, activation=activation
+        (inner, inner), kernel_of(plan, sizes), stride=plan.stride, groups=inner, activation=activation
     )
     if inside.squeezed and style.squeeze:
         squeezing, gate = style.squeeze
-        squeezed = sizes[f"{place.name}.squeezed"]
+        squeezed = sizes[f"{plan.name}.squeezed"]
         modules["squeeze"] = SqueezeExcitation(inner, squeezed, activation=squeezing, gate=gate)
-    modules["narrow"] = layers.normed_layer((inner, sizes[place.stream]))
+    modules["narrow"] = layers.normed_layer((inner, sizes[plan.stream]))
     return modules
 
 
-def _fused(layers: Layers, place: BlockPlace, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
+def _fused(layers: Layers, plan: BlockPlan, inside: _Inside, sizes: Sizes) -> OrderedDict[str, nn.Module]:
     """A convolution that widens and filters, and one that narrows; a single one if the width does not change."""
-    width_in, width = sizes[place.stream_in], sizes[place.stream]
+    width_in, width = sizes[plan.stream_in], sizes[plan.stream]
     filtering = partial(
-        layers.normed_layer, kernel=kernel_of(place, sizes), stride=place.stride, activation=inside.activation
+        layers.normed_layer, kernel=kernel_of(plan, sizes), stride=plan.stride, activation=inside.activation
     )
     if not inside.widens:
         return OrderedDict(filter=filtering((width_in, width)))
-    inner = sizes[f"{place.name}.inner"]
+    inner = sizes[f"{plan.name}.inner"]
     return OrderedDict(widen=filtering((width_in, inner)), narrow=layers.normed_layer((inner, width)))

@@ -20,11 +20,11 @@ from subfleet.elastic.families.records.genotypes import (
 )
 from subfleet.elastic.families.records.nas_bench import NasBench201
 from subfleet.elastic.families.sections import (
-    BlockPlace,
-    block_places,
+    BlockPlan,
     build_sections,
     channel_axis,
     class_axis,
+    plan_blocks,
     skippable,
     stream_axes,
 )
@@ -39,58 +39,58 @@ def nas_bench_201(config: NasBench201) -> Blueprint:
     Layers of a cell are ReLU, convolution and norm in this order. Edges that are not on a path from input to output are
     omitted, because they have no gradient. Nodes between convolutions only have an axis of their own in each cell.
     """
-    places = block_places(
+    plans = plan_blocks(
         config, strides=(1, *(2 for _ in config.widths[1:])), stem_width=config.widths[0], keeping="first"
     )
     edges = edges_of(config.cell)
     return Blueprint(
-        axes=(*stream_axes(config, places), *_inner_axes(config, edges, places), class_axis(config)),
-        blocks=skippable(places),
-        build=partial(_build, config, edges, places),
+        axes=(*stream_axes(config, plans), *_inner_axes(config, edges, plans), class_axis(config)),
+        blocks=skippable(plans),
+        build=partial(_build, config, edges, plans),
         group_size=config.group_size,
-        identities={name: "silent" for place in places for name in _closing(config, edges, place)},
+        identities={name: "silent" for plan in plans for name in _closing(config, edges, plan)},
     )
 
 
-def _closing(config: NasBench201, edges: tuple[Edge, ...], place: BlockPlace) -> tuple[str, ...]:
+def _closing(config: NasBench201, edges: tuple[Edge, ...], plan: BlockPlan) -> tuple[str, ...]:
     """The last weights of everything that an inserted cell adds; it is the identity if they are 0."""
-    if not place.position or not is_passing(edges):
+    if not plan.position or not is_passing(edges):
         return ()
     norm = "norm.norm" if config.scaler else "norm"
     kind = "conv" if config.norm == "none" else norm
     return tuple(
-        f"{place.name}.{edge.name}.{kind}.weight" for edge in edges if edge.target == LAST_NODE and edge.convolves
+        f"{plan.name}.{edge.name}.{kind}.weight" for edge in edges if edge.target == LAST_NODE and edge.convolves
     )
 
 
-def _inner_axes(config: NasBench201, edges: tuple[Edge, ...], places: tuple[BlockPlace, ...]) -> Iterator[Axis]:
+def _inner_axes(config: NasBench201, edges: tuple[Edge, ...], plans: tuple[BlockPlan, ...]) -> Iterator[Axis]:
     widths = expand_to_blocks(config.hidden_widths or config.widths, config.depths)
-    for place, width in zip(places, widths, strict=True):
-        names = _INNER[: len(narrow_nodes(edges))] if place.residual else _INNER[:1]
-        yield from (channel_axis(config, f"{place.name}.{name}", width) for name in names)
+    for plan, width in zip(plans, widths, strict=True):
+        names = _INNER[: len(narrow_nodes(edges))] if plan.residual else _INNER[:1]
+        yield from (channel_axis(config, f"{plan.name}.{name}", width) for name in names)
 
 
-def _build(config: NasBench201, edges: tuple[Edge, ...], places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
+def _build(config: NasBench201, edges: tuple[Edge, ...], plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
     layers = Layers(config=config)
 
-    def block(place: BlockPlace) -> nn.Module:
-        if place.residual:
-            return _cell(layers, edges, place, sizes)
-        inner = sizes[f"{place.name}.inner"]
-        return Reduction(layers, sizes[place.stream_in], inner, sizes[place.stream])
+    def block(plan: BlockPlan) -> nn.Module:
+        if plan.residual:
+            return _cell(layers, edges, plan, sizes)
+        inner = sizes[f"{plan.name}.inner"]
+        return Reduction(layers, sizes[plan.stream_in], inner, sizes[plan.stream])
 
-    width_in, width = sizes[places[0].stream], sizes[places[-1].stream]
+    width_in, width = sizes[plans[0].stream], sizes[plans[-1].stream]
     modules = OrderedDict[str, nn.Module](stem=layers.normed_layer((config.input_shape[0], width_in), 3))
-    modules.update(build_sections(places, sizes, block))
+    modules.update(build_sections(plans, sizes, block))
     modules.update(norm=layers.norm(width), relu=nn.ReLU(), pool=SpatialMean(), head=nn.Linear(width, sizes["class"]))
     return nn.Sequential(modules)
 
 
-def _cell(layers: Layers, edges: tuple[Edge, ...], place: BlockPlace, sizes: Sizes) -> "CellModule":
+def _cell(layers: Layers, edges: tuple[Edge, ...], plan: BlockPlan, sizes: Sizes) -> "CellModule":
     narrow = {node: name for name, group in zip(_INNER, narrow_nodes(edges), strict=False) for node in group}
 
     def width(node: int) -> int:
-        return sizes[f"{place.name}.{narrow[node]}" if node in narrow else place.stream]
+        return sizes[f"{plan.name}.{narrow[node]}" if node in narrow else plan.stream]
 
     modules = OrderedDict[str, nn.Module]()
     for edge in edges:

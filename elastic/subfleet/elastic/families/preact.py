@@ -18,13 +18,13 @@ from subfleet.elastic.families.layers import Layers, PreactBlock, SpatialMean
 from subfleet.elastic.families.records.blocks import expand_to_blocks
 from subfleet.elastic.families.records.residual import Mlp, PreactResNet
 from subfleet.elastic.families.sections import (
-    BlockPlace,
-    block_places,
+    BlockPlan,
     build_sections,
     channel_axis,
     class_axis,
     kernel_axes,
     kernel_of,
+    plan_blocks,
     skippable,
     stream_axes,
 )
@@ -80,38 +80,36 @@ def mlp(config: Mlp) -> Blueprint:
 
 def _blueprint(config: Mlp | PreactResNet, style: _ResidualStyle) -> Blueprint:
     stem_width = config.stem_width or config.widths[0]
-    places = block_places(config, strides=style.strides, stem_width=stem_width, keeping="first", kernels=style.kernels)
+    plans = plan_blocks(config, strides=style.strides, stem_width=stem_width, keeping="first", kernels=style.kernels)
     last = "layer3" if style.bottleneck else "layer2"
-    inner = _inner_axes(config, style, places)
+    inner = _inner_axes(config, style, plans)
     return Blueprint(
-        axes=(*stream_axes(config, places), *inner, *kernel_axes(places), class_axis(config)),
-        blocks=skippable(places),
-        build=partial(_build, config, style, places),
-        roles={f"{place.name}.{last}.weight": "residual" for place in places},
+        axes=(*stream_axes(config, plans), *inner, *kernel_axes(plans), class_axis(config)),
+        blocks=skippable(plans),
+        build=partial(_build, config, style, plans),
+        roles={f"{plan.name}.{last}.weight": "residual" for plan in plans},
         group_size=config.group_size,
     )
 
 
-def _inner_axes(config: Mlp | PreactResNet, style: _ResidualStyle, places: tuple[BlockPlace, ...]) -> Iterator[Axis]:
+def _inner_axes(config: Mlp | PreactResNet, style: _ResidualStyle, plans: tuple[BlockPlan, ...]) -> Iterator[Axis]:
     share = _BOTTLENECK_FRACTION if style.bottleneck else 1
     usual = tuple(max(1, width // share) for width in config.widths)
-    for place, width in zip(places, expand_to_blocks(config.hidden_widths or usual, config.depths), strict=True):
-        yield channel_axis(config, f"{place.name}.inner", width)
+    for plan, width in zip(plans, expand_to_blocks(config.hidden_widths or usual, config.depths), strict=True):
+        yield channel_axis(config, f"{plan.name}.inner", width)
         if style.bottleneck:
-            yield channel_axis(config, f"{place.name}.filtered", width)
+            yield channel_axis(config, f"{plan.name}.filtered", width)
 
 
-def _build(
-    config: Mlp | PreactResNet, style: _ResidualStyle, places: tuple[BlockPlace, ...], sizes: Sizes
-) -> nn.Module:
+def _build(config: Mlp | PreactResNet, style: _ResidualStyle, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
     layers = style.layers
     input_size = config.input_shape[0] if layers.spatial else math.prod(config.input_shape)
     modules = OrderedDict[str, nn.Module]()
     if not layers.spatial:
         modules["flatten"] = nn.Flatten()
-    modules["stem"] = layers.layer(input_size, sizes[places[0].stream_in], 3, stride=style.stem_stride)
-    modules.update(build_sections(places, sizes, partial(_block, config, style, sizes)))
-    width = sizes[places[-1].stream]
+    modules["stem"] = layers.layer(input_size, sizes[plans[0].stream_in], 3, stride=style.stem_stride)
+    modules.update(build_sections(plans, sizes, partial(_block, config, style, sizes)))
+    width = sizes[plans[-1].stream]
     modules.update(norm=layers.norm(width), relu=nn.ReLU())
     if layers.spatial:
         modules["pool"] = SpatialMean()
@@ -119,24 +117,24 @@ def _build(
     return nn.Sequential(modules)
 
 
-def _block(config: Mlp | PreactResNet, style: _ResidualStyle, sizes: Sizes, place: BlockPlace) -> PreactBlock:
+def _block(config: Mlp | PreactResNet, style: _ResidualStyle, sizes: Sizes, plan: BlockPlan) -> PreactBlock:
     layers = style.layers
-    width_in, width, inner = sizes[place.stream_in], sizes[place.stream], sizes[f"{place.name}.inner"]
-    kernel = kernel_of(place, sizes)
+    width_in, width, inner = sizes[plan.stream_in], sizes[plan.stream], sizes[f"{plan.name}.inner"]
+    kernel = kernel_of(plan, sizes)
     if style.bottleneck:
-        filtered = sizes[f"{place.name}.filtered"]
+        filtered = sizes[f"{plan.name}.filtered"]
         pairs = [
             (layers.norm(width_in), layers.layer(width_in, inner)),
-            (layers.norm(inner), layers.layer(inner, filtered, kernel, stride=place.stride)),
+            (layers.norm(inner), layers.layer(inner, filtered, kernel, stride=plan.stride)),
             (layers.norm(filtered), layers.layer(filtered, width)),
         ]
     else:
         pairs = [
-            (layers.norm(width_in), layers.layer(width_in, inner, kernel, stride=place.stride)),
+            (layers.norm(width_in), layers.layer(width_in, inner, kernel, stride=plan.stride)),
             (layers.norm(inner), layers.layer(inner, width, kernel)),
         ]
     return PreactBlock(
         *pairs,
-        shortcut=None if place.residual else layers.layer(width_in, width, stride=place.stride),
-        learnable_step=config.learnable_steps and place.position > 0,
+        shortcut=None if plan.residual else layers.layer(width_in, width, stride=plan.stride),
+        learnable_step=config.learnable_steps and plan.position > 0,
     )

@@ -10,10 +10,10 @@ from subfleet.elastic.families.blueprint import Blueprint, Sizes
 from subfleet.elastic.families.records.recurrent import Lstm
 from subfleet.elastic.families.sections import (
     AxisNames,
-    BlockPlace,
-    block_places,
+    BlockPlan,
     build_sections,
     class_axis,
+    plan_blocks,
     skippable,
 )
 
@@ -26,34 +26,34 @@ def lstm(config: Lstm) -> Blueprint:
     The states of a section's layers have the section's width.
     """
     embedding_width = config.embedding_width or config.widths[0]
-    places = block_places(
+    plans = plan_blocks(
         config,
         strides=(1,) * len(config.widths),
         stem_width=embedding_width,
         keeping="none",
         names=AxisNames(stem=_EMBEDDING, stream="state"),
     )
-    states = {place.stream: place.width for place in places}
+    states = {plan.stream: plan.width for plan in plans}
     return Blueprint(
         axes=(
             class_axis(config),
             Axis(name=_EMBEDDING, size=embedding_width, kind="embed"),
             *(Axis(name=name, size=size, kind="channel") for name, size in states.items()),
         ),
-        blocks=skippable(places),
-        build=partial(_build, config, places),
+        blocks=skippable(plans),
+        build=partial(_build, config, plans),
         roles={"embedding.weight": "symbol"},
         symbols=config.vocabulary,
     )
 
 
-def _build(config: Lstm, places: tuple[BlockPlace, ...], sizes: Sizes) -> nn.Module:
-    def block(place: BlockPlace) -> RecurrentLayer:
-        return RecurrentLayer(sizes[place.stream_in], sizes[place.stream])
+def _build(config: Lstm, plans: tuple[BlockPlan, ...], sizes: Sizes) -> nn.Module:
+    def block(plan: BlockPlan) -> RecurrentLayer:
+        return RecurrentLayer(sizes[plan.stream_in], sizes[plan.stream])
 
     modules = OrderedDict[str, nn.Module](embedding=nn.Embedding(config.vocabulary, sizes[_EMBEDDING]))
-    modules.update(build_sections(places, sizes, block))
-    modules["head"] = nn.Linear(sizes[places[-1].stream], sizes["class"])
+    modules.update(build_sections(plans, sizes, block))
+    modules["head"] = nn.Linear(sizes[plans[-1].stream], sizes["class"])
     return nn.Sequential(modules)
 
 

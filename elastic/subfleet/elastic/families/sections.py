@@ -86,7 +86,7 @@ def block_name(section: int, number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPlace:
+class BlockPlan:
     """A block of the full network with one input and one output stream.
 
     Attributes:
@@ -122,7 +122,7 @@ class BlockPlace:
         return self.stream_in == self.stream
 
 
-def block_places(
+def plan_blocks(
     config: Sectioned,
     *,
     strides: tuple[int, ...],
@@ -130,7 +130,7 @@ def block_places(
     keeping: Literal["none", "first", "all"],
     kernels: tuple[int, ...] = (),
     names: AxisNames = _USUAL_NAMES,
-) -> tuple[BlockPlace, ...]:
+) -> tuple[BlockPlan, ...]:
     """List all blocks of a network in order.
 
     All blocks of a section share one stream. Its first block starts a new stream, or keeps the previous one if it is
@@ -150,11 +150,11 @@ def block_places(
         for section, (stride, width_in, width) in enumerate(zip(strides, before, config.widths, strict=False))
     ]
     before_section = f"section0.{names.stream}" if keeps[0] else names.stem
-    places: list[BlockPlace] = []
+    plans: list[BlockPlan] = []
     for section, (width, numbers) in enumerate(zip(config.widths, block_numbers(config), strict=True)):
         own = before_section if keeps[section] else f"section{section}.{names.stream}"
-        places += [
-            BlockPlace(
+        plans += [
+            BlockPlan(
                 section=section,
                 number=number,
                 position=position,
@@ -168,16 +168,16 @@ def block_places(
             for position, number in enumerate(numbers)
         ]
         before_section = own
-    return tuple(places)
+    return tuple(plans)
 
 
-def with_layer_widths(places: Sequence[BlockPlace], layer_widths: Sequence[int]) -> tuple[BlockPlace, ...]:
+def with_layer_widths(plans: Sequence[BlockPlan], layer_widths: Sequence[int]) -> tuple[BlockPlan, ...]:
     """The same blocks, each with an output stream of its own width."""
-    axes = (places[0].stream_in, *(layer_axis(place.section, place.number) for place in places))
-    sizes = (places[0].width_in, *layer_widths)
+    axes = (plans[0].stream_in, *(layer_axis(plan.section, plan.number) for plan in plans))
+    sizes = (plans[0].width_in, *layer_widths)
     return tuple(
-        replace(place, stream_in=axis_in, stream=axis, width_in=width_in, width=width)
-        for place, (axis_in, axis), (width_in, width) in zip(places, pairwise(axes), pairwise(sizes), strict=True)
+        replace(plan, stream_in=axis_in, stream=axis, width_in=width_in, width=width)
+        for plan, (axis_in, axis), (width_in, width) in zip(plans, pairwise(axes), pairwise(sizes), strict=True)
     )
 
 
@@ -186,17 +186,17 @@ def layer_axis(section: int, number: int) -> str:
     return f"{block_name(section, number)}.width"
 
 
-def skippable(places: Iterable[PlacedBlock]) -> tuple[Block, ...]:
+def skippable(plans: Iterable[PlacedBlock]) -> tuple[Block, ...]:
     """The blocks that a submodel may omit: all but the first of each section."""
-    return tuple(Block(name=place.name, section=place.section) for place in places if place.position)
+    return tuple(Block(name=plan.name, section=plan.section) for plan in plans if plan.position)
 
 
-def skippable_layers(places: Iterable[BlockPlace]) -> tuple[Block, ...]:
+def skippable_layers(plans: Iterable[BlockPlan]) -> tuple[Block, ...]:
     """The blocks that a submodel may omit if input and output streams of a block may differ."""
     return tuple(
-        block if place.residual else replace(block, reads=place.stream_in, gives=place.stream)
-        for place in places
-        for block in skippable([place])
+        block if plan.residual else replace(block, reads=plan.stream_in, gives=plan.stream)
+        for plan in plans
+        for block in skippable([plan])
     )
 
 
@@ -210,36 +210,36 @@ def class_axis(config: Family) -> Axis:
     return Axis(name="class", size=config.class_count, kind="class", granularity=config.class_count)
 
 
-def stream_axes(config: Normed, places: Iterable[BlockPlace], *, stem: bool = True) -> Iterator[Axis]:
+def stream_axes(config: Normed, plans: Iterable[BlockPlan], *, stem: bool = True) -> Iterator[Axis]:
     """Yield the axis of each stream in order; with `stem` including that of the first block's input."""
     sizes = {}
-    for place in places:
+    for plan in plans:
         if stem:
-            sizes[place.stream_in] = place.width_in
-        sizes[place.stream] = place.width
+            sizes[plan.stream_in] = plan.width_in
+        sizes[plan.stream] = plan.width
     yield from (channel_axis(config, name, size) for name, size in sizes.items())
 
 
-def kernel_axes(places: Iterable[BlockPlace]) -> Iterator[Axis]:
+def kernel_axes(plans: Iterable[BlockPlan]) -> Iterator[Axis]:
     """Yield the axis of each block's kernels if the settings name their size.
 
     Raises:
         ConfigError: a kernel side is even.
     """
-    for place in places:
-        if place.kernel:
-            if place.kernel % 2 == 0:
-                raise ConfigError(f"a kernel of section {place.section} is {place.kernel} wide, but must be odd")
-            yield Axis(name=f"{place.name}.kernel", size=place.kernel, kind="kernel", granularity=2)
+    for plan in plans:
+        if plan.kernel:
+            if plan.kernel % 2 == 0:
+                raise ConfigError(f"a kernel of section {plan.section} is {plan.kernel} wide, but must be odd")
+            yield Axis(name=f"{plan.name}.kernel", size=plan.kernel, kind="kernel", granularity=2)
 
 
-def kernel_of(place: BlockPlace, sizes: Sizes) -> int:
+def kernel_of(plan: BlockPlan, sizes: Sizes) -> int:
     """The side of a block's kernels; 3 if the settings name none."""
-    return sizes[f"{place.name}.kernel"] if place.kernel else 3
+    return sizes[f"{plan.name}.kernel"] if plan.kernel else 3
 
 
 def build_sections(
-    places: Iterable[_Plan],
+    plans: Iterable[_Plan],
     sizes: Sizes,
     make: Callable[[_Plan], nn.Module],
     *,
@@ -248,14 +248,14 @@ def build_sections(
     """Build the blocks of a network, and yield the name and module of each section.
 
     Args:
-        places: all blocks.
+        plans: all blocks.
         sizes: sizes of the network.
         make: creates a block.
         close: creates a final module for each section, if any.
     """
-    for section, inside in groupby(places, lambda place: place.section):
+    for section, inside in groupby(plans, lambda plan: plan.section):
         modules = OrderedDict(
-            (f"block{place.number}", make(place)) for place in inside if not place.position or place.name in sizes.parts
+            (f"block{plan.number}", make(plan)) for plan in inside if not plan.position or plan.name in sizes.parts
         )
         if close is not None:
             modules["pool"] = close()

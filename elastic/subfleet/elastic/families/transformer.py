@@ -83,15 +83,15 @@ class _BlockPlan:
 def vit(config: Vit) -> Blueprint:
     """ViT (Dosovitskiy et al. 2021, section 3.1), with one layer for the queries, keys and values of a block."""
     channels, height, width = config.input_shape
-    places = (height // config.patch) * (width // config.patch)
+    patches = (height // config.patch) * (width // config.patch)
     style = _TransformerStyle(
-        tokens=partial(PatchTokens, channels, places, config.patch, scaler=config.scaler),
+        tokens=partial(PatchTokens, channels, patches, config.patch, scaler=config.scaler),
         embedded=("class_token", "positions"),
-        token_count=places + 1,
+        token_count=patches + 1,
         fused=True,
         pooled=True,
     )
-    return _blueprint(config, style, other_sizes=(places,))
+    return _blueprint(config, style, other_sizes=(patches,))
 
 
 def bert(config: Bert) -> Blueprint:
@@ -127,20 +127,20 @@ def _of_symbols(config: _OfSymbols, *, causal: bool = False, pooled: bool = Fals
 def _blueprint(
     config: _AnyTransformer, style: _TransformerStyle, *, symbols: int = 0, other_sizes: tuple[int, ...] = ()
 ) -> Blueprint:
-    places = tuple(_plans(config))
-    residual = [f"{place.name}.{layer}.weight" for place in places for layer in ("attention.out", "feed_forward.down")]
+    plans = tuple(_plans(config))
+    residual = [f"{plan.name}.{layer}.weight" for plan in plans for layer in ("attention.out", "feed_forward.down")]
     roles: dict[str, Role] = dict.fromkeys(residual, "residual")
     roles |= {f"tokens.{name}": "embedding" for name in style.embedded}
     return Blueprint(
         axes=(
             class_axis(config),
             Axis(name=_STREAM, size=config.widths[0], kind="embed"),
-            *(axis for place in places for axis in _axes(place)),
+            *(axis for plan in plans for axis in _axes(plan)),
         ),
-        blocks=skippable(places),
-        build=partial(_build, config, style, places),
+        blocks=skippable(plans),
+        build=partial(_build, config, style, plans),
         roles=roles,
-        products=tuple(product for place in places for product in _products(place, style.token_count)),
+        products=tuple(product for plan in plans for product in _products(plan, style.token_count)),
         symbols=symbols,
         other_sizes=other_sizes,
     )
@@ -165,37 +165,35 @@ def _plans(config: _AnyTransformer) -> Iterator[_BlockPlan]:
             )
 
 
-def _axes(place: _BlockPlan) -> Iterator[Axis]:
-    yield Axis(name=f"{place.name}.heads", size=place.heads, kind="head")
-    yield Axis(name=f"{place.name}.head_dim", size=place.head_width, kind="head_dim")
-    yield Axis(name=f"{place.name}.hidden", size=place.hidden_width, kind="ffn")
+def _axes(plan: _BlockPlan) -> Iterator[Axis]:
+    yield Axis(name=f"{plan.name}.heads", size=plan.heads, kind="head")
+    yield Axis(name=f"{plan.name}.head_dim", size=plan.head_width, kind="head_dim")
+    yield Axis(name=f"{plan.name}.hidden", size=plan.hidden_width, kind="ffn")
 
 
-def _products(place: _BlockPlan, tokens: int) -> Iterator[MatrixProduct]:
+def _products(plan: _BlockPlan, tokens: int) -> Iterator[MatrixProduct]:
     """Yield the products of queries with keys, and of attention weights with values."""
-    heads, head_dim, block = f"{place.name}.heads", f"{place.name}.head_dim", place.name if place.position else None
+    heads, head_dim, block = f"{plan.name}.heads", f"{plan.name}.head_dim", plan.name if plan.position else None
     yield MatrixProduct(result=(heads, tokens, tokens), summed=(head_dim,), part=block)
     yield MatrixProduct(result=(heads, tokens, head_dim), summed=(tokens,), part=block)
 
 
-def _build(
-    config: _AnyTransformer, style: _TransformerStyle, places: tuple[_BlockPlan, ...], sizes: Sizes
-) -> nn.Module:
+def _build(config: _AnyTransformer, style: _TransformerStyle, plans: tuple[_BlockPlan, ...], sizes: Sizes) -> nn.Module:
     width = sizes[_STREAM]
 
-    def block(place: _BlockPlan) -> TransformerBlock:
+    def block(plan: _BlockPlan) -> TransformerBlock:
         size = BlockSize(
             width=width,
-            heads=sizes[f"{place.name}.heads"],
-            head_width=sizes[f"{place.name}.head_dim"],
-            hidden_width=sizes[f"{place.name}.hidden"],
+            heads=sizes[f"{plan.name}.heads"],
+            head_width=sizes[f"{plan.name}.head_dim"],
+            hidden_width=sizes[f"{plan.name}.hidden"],
             scaler=config.scaler,
-            learnable_step=config.learnable_steps and place.position > 0,
+            learnable_step=config.learnable_steps and plan.position > 0,
         )
         return TransformerBlock(size, causal=style.causal, fused=style.fused)
 
     modules = OrderedDict[str, nn.Module](tokens=style.tokens(width))
-    modules.update(build_sections(places, sizes, block))
+    modules.update(build_sections(plans, sizes, block))
     modules["norm"] = nn.LayerNorm(width)
     if style.pooled:
         modules["first"] = FirstToken()

@@ -116,16 +116,16 @@ class TransformerBlock(nn.Module):
 class PatchTokens(nn.Module):
     """Converts an image to tokens: a learned class token and a linear map of each patch, with learned positions."""
 
-    def __init__(self, channels: int, places: int, patch: int, width: int, *, scaler: bool) -> None:
+    def __init__(self, channels: int, patch_count: int, patch: int, width: int, *, scaler: bool) -> None:
         super().__init__()
-        self.own_sizes = {"class_token": (1, 1, width), "positions": (1, places + 1, width)}
+        self.own_sizes = {"class_token": (1, 1, width), "positions": (1, patch_count + 1, width)}
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(self.own_sizes["class_token"]))
         self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(self.own_sizes["positions"]), std=0.02))
         self.scaler = _scale(width, scaler=scaler)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) to (batch, places + 1, width)."""
+        """(batch, channels, height, width) to (batch, patches + 1, width)."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
         tokens: Tensor = torch.cat([self.class_token.expand(x.shape[0], -1, -1), patches], dim=1) + self.positions
         scaled: Tensor = self.scaler(tokens)

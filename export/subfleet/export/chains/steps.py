@@ -6,7 +6,7 @@ and only takes the real samples; a link's output for padding is 0 there.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -156,7 +156,7 @@ def training_steps(
     ) -> Step:
         reads = values.reads.role
         return Step(
-            run=_LinkRun(module=module, inputs=inputs, finish=finish, in_parts=in_parts, objective=settings),
+            run=_LinkRun(module=module, inputs=inputs, finish=finish, in_parts=in_parts),
             reference=_LinkReference(module=module, reads=reads, inputs=inputs, outputs=outputs, objective=settings),
             inputs=inputs,
             outputs=outputs,
@@ -167,7 +167,7 @@ def training_steps(
     if last:
         label = label_of(objective, values.gives.shape)
         inputs = (values.reads, label, values.mask, scalar("batch_weight", "batch_weight"), *values.weights)
-        step = link_step(_go_to_the_loss, inputs, values.loss_outputs(objective), objective)
+        step = link_step(partial(_go_to_the_loss, objective), inputs, values.loss_outputs(objective), objective)
         steps = {"backward": replace(step, padded_labels=objective.padded)}
     else:
         inputs = (values.reads, values.mask, *values.weights)
@@ -201,7 +201,6 @@ class _LinkResult:
         leaves: tensors that need gradients: the input if there is a previous link, then the parameters.
         buffers: after the run, in order.
         context: of its layers.
-        objective: of the last link.
     """
 
     given: StepInputs
@@ -209,7 +208,6 @@ class _LinkResult:
     leaves: Mapping[str, Tensor]
     buffers: tuple[Tensor, ...]
     context: LayerContext
-    objective: ObjectiveSettings | None
 
     def gradients(self, differentiated: Tensor, by: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the gradients of a tensor made from the link's output, by its leaves."""
@@ -240,7 +238,6 @@ class _LinkRun:
     inputs: tuple[ValueInfo, ...]
     finish: _Finish
     in_parts: bool
-    objective: ObjectiveSettings | None
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given = StepInputs(self.inputs, tensors)
@@ -258,10 +255,7 @@ class _LinkRun:
         def body() -> tuple[Tensor, ...]:
             (output,) = run_exits(self.module, read.clone())  # a layer may change its input in place
             after = tuple(updated_buffers(self.module, context, buffers))
-            result = _LinkResult(
-                given=given, output=output, leaves=leaves, buffers=after, context=context, objective=self.objective
-            )
-            return self.finish(result)
+            return self.finish(_LinkResult(given=given, output=output, leaves=leaves, buffers=after, context=context))
 
         with prepare_module(self.module, context, training=True), torch.set_grad_enabled(goes_back):
             return call_with_state(self.module, parameters | buffers, body)
@@ -275,8 +269,7 @@ def _go_back(result: _LinkResult) -> tuple[Tensor, ...]:
     return result.gradients(result.output, result.given.single("features_gradient"))
 
 
-def _go_to_the_loss(result: _LinkResult) -> tuple[Tensor, ...]:
-    settings = result.objective or ObjectiveSettings()
+def _go_to_the_loss(settings: ObjectiveSettings, result: _LinkResult) -> tuple[Tensor, ...]:
     rule, labels = OBJECTIVES[settings.name], result.given.single("label")
     counted = rule.count_mask(labels, result.given.single("sample_mask"))
     losses = rule.losses(settings, result.output, labels)
@@ -300,5 +293,4 @@ def _update(values: LinkValues, optimiser: OptimiserSettings) -> Step:
         reference=_UpdateReference(optimiser=optimiser, inputs=inputs, outputs=outputs),
         inputs=inputs,
         outputs=outputs,
-        carried=MappingProxyType({}),
     )

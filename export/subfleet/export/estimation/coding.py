@@ -10,9 +10,8 @@ from itertools import count
 
 from torch import nn
 
-from subfleet.elastic.axes import factors_of, local_size
 from subfleet.elastic.building import sized_module
-from subfleet.elastic.network import LocalShapes, Network, TensorDecl
+from subfleet.elastic.network import LocalShapes, Network
 
 _LEAST_PRIME, _FAR, _BORDER = 11, 16, 9
 """The number of tensors between layers that share a prime; the most by which borders and kernels enlarge inputs."""
@@ -38,10 +37,7 @@ class Coding:
             name: axis.granularity * self.primes[name] if name in self.primes else axis.size
             for name, axis in self.network.axes.items()
         }
-        shapes = {
-            decl.name: tuple(local_size(dim, size, sizes) for size, dim in zip(decl.shape, decl.axes, strict=True))
-            for decl in self.network.tensors.values()
-        }
+        shapes = {decl.name: decl.local_shape(sizes) for decl in self.network.tensors.values()}
         return LocalShapes(sizes=sizes, tensors=shapes, parts=frozenset(self.network.parts))
 
     def build_module(self) -> nn.Module:
@@ -69,7 +65,7 @@ def code_axes(network: Network, batch_size: int) -> Coding:
     config = network.config
     tensors: dict[str, tuple[int, ...]] = {}
     for index, decl in enumerate(network.tensors.values()):
-        for axis in axes_of(decl):
+        for axis in decl.axis_names:
             tensors[axis] = (*tensors.get(axis, ()), index)
     fixed = (*config.input_shape, *network.other_sizes)
     scales = {size >> halvings for size in fixed for halvings in range(size.bit_length())}
@@ -81,9 +77,3 @@ def code_axes(network: Network, batch_size: int) -> Coding:
         usable = (n for n in count(_LEAST_PRIME) if n not in used and all(n % factor for factor in range(2, n)))
         primes[name] = next(prime for prime in usable if all(other < 1 or other % prime for other in others))
     return Coding(network=network, primes=primes, tensors=tensors)
-
-
-def axes_of(decl: TensorDecl) -> set[str]:
-    """Return the axes that a tensor runs over."""
-    factors = (factor for dim, size in zip(decl.axes, decl.shape, strict=True) for factor in factors_of(dim, size))
-    return {factor for factor in factors if isinstance(factor, str)}

@@ -23,11 +23,12 @@ _BATCH_SIZE = 16
 
 
 def _quantise_onnx(
-    body: bytes, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
+    _module: nn.Module, body: bytes, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str]
 ) -> bytes:
     """Quantise an .onnx model, by ONNX Runtime's own quantiser.
 
     Args:
+        _module: not used.
         body: the float32 model, with one input.
         mode: "dynamic" determines the range of activations in every run; "static" fixes it from the samples.
         samples: inputs (count, *sample shape) like the model's future inputs; only "static" reads them.
@@ -93,7 +94,7 @@ def _reader(samples: npt.NDArray[np.generic], name: str) -> Any:
 
 
 def _quantise_executorch(
-    module: nn.Module, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str] = MappingProxyType({})
+    module: nn.Module, _body: bytes, mode: str, samples: npt.NDArray[np.generic], notes: Mapping[str, str]
 ) -> bytes:
     """Write a module as a .pte model with 8-bit weights, for one sample at a time.
 
@@ -101,6 +102,7 @@ def _quantise_executorch(
 
     Args:
         module: in evaluation mode, with its weights.
+        _body: not used.
         mode: "dynamic" quantises the inputs of linear layers in every run; "static" also those of convolutions, with
             ranges from the samples.
         samples: inputs (count, *sample shape) like the model's future inputs.
@@ -136,9 +138,4 @@ def _quantise_executorch(
 Quantiser = Callable[[nn.Module, bytes, str, npt.NDArray[np.generic], Mapping[str, str]], bytes]
 """(module with its weights, its float32 model file, "dynamic" or "static", samples, notes) to the 8-bit file."""
 
-QUANTISERS: Mapping[str, Quantiser] = MappingProxyType(
-    {
-        "onnx": lambda _module, body, mode, samples, notes: _quantise_onnx(body, mode, samples, notes),
-        "executorch": lambda module, _body, mode, samples, notes: _quantise_executorch(module, mode, samples, notes),
-    }
-)
+QUANTISERS: Mapping[str, Quantiser] = MappingProxyType({"onnx": _quantise_onnx, "executorch": _quantise_executorch})

@@ -5,7 +5,7 @@ scalars, and at 1 it leaves every number exactly as it would be without it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -74,15 +74,6 @@ def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]
     return [gradient * factor for gradient in gradients]
 
 
-def _sgd_states(settings: OptimiserSettings) -> tuple[str, ...]:
-    return ("momentum",) if settings.momentum else ()
-
-
-def _sgd_scalars(settings: OptimiserSettings) -> tuple[str, ...]:
-    """PyTorch's momentum starts as the first gradient, undampened, so the first step must be known."""
-    return ("started",) if settings.momentum and settings.dampening else ()
-
-
 def _sgd_advance(
     settings: OptimiserSettings, scalars: StepScalars, states: Sequence[Tensor]
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
@@ -106,17 +97,6 @@ def _sgd(
     return parameter - scalars.learning_rate * direction, [momentum]
 
 
-def _adam_states(settings: OptimiserSettings) -> tuple[str, ...]:
-    del settings
-    return "first_moment", "second_moment"
-
-
-def _adam_scalars(settings: OptimiserSettings) -> tuple[str, ...]:
-    """1 - beta ** steps of both moments, instead of a count: single precision would lose that power's digits."""
-    del settings
-    return "first_correction", "second_correction"
-
-
 def _adam_advance(
     settings: OptimiserSettings, scalars: StepScalars, states: Sequence[Tensor]
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
@@ -127,43 +107,37 @@ def _adam_advance(
     return new, (scalars.learning_rate / first, torch.rsqrt(second))
 
 
-def _adam_change(
-    settings: OptimiserSettings, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
-) -> tuple[Tensor, list[Tensor]]:
-    """Return what is subtracted from the parameter, and the new moments."""
-    first = states[0] * scalars.decay(settings.beta1) + gradient * scalars.share(1 - settings.beta1)
-    second = states[1] * scalars.decay(settings.beta2) + gradient * gradient * scalars.share(1 - settings.beta2)
-    rate, inverse_root = scalars.shared
-    return rate * (first / (torch.sqrt(second) * inverse_root + settings.epsilon)), [first, second]
-
-
 def _adam(
     settings: OptimiserSettings, parameter: Tensor, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
 ) -> tuple[Tensor, list[Tensor]]:
-    """`torch.optim.Adam`."""
-    if settings.weight_decay:
+    """`torch.optim.Adam`, and `torch.optim.AdamW`, where the weight decay is no part of the gradient."""
+    is_decoupled = settings.name == "adamw"
+    if settings.weight_decay and not is_decoupled:
         gradient = gradient + parameter * settings.weight_decay
-    change, new = _adam_change(settings, gradient, states, scalars)
-    return parameter - change, new
-
-
-def _adamw(
-    settings: OptimiserSettings, parameter: Tensor, gradient: Tensor, states: Sequence[Tensor], scalars: StepScalars
-) -> tuple[Tensor, list[Tensor]]:
-    """`torch.optim.AdamW`."""
-    change, new = _adam_change(settings, gradient, states, scalars)
-    if settings.weight_decay:
+    first = states[0] * scalars.decay(settings.beta1) + gradient * scalars.share(1 - settings.beta1)
+    second = states[1] * scalars.decay(settings.beta2) + gradient * gradient * scalars.share(1 - settings.beta2)
+    rate, inverse_root = scalars.shared
+    change = rate * (first / (torch.sqrt(second) * inverse_root + settings.epsilon))
+    if settings.weight_decay and is_decoupled:
         parameter = parameter * (1 - scalars.learning_rate * settings.weight_decay)
-    return parameter - change, new
+    return parameter - change, [first, second]
 
 
-OPTIMISERS: Mapping[str, OptimiserRule] = MappingProxyType(
-    {
-        "sgd": OptimiserRule(states=_sgd_states, scalars=_sgd_scalars, advance=_sgd_advance, update=_sgd),
-        "adam": OptimiserRule(states=_adam_states, scalars=_adam_scalars, advance=_adam_advance, update=_adam),
-        "adamw": OptimiserRule(states=_adam_states, scalars=_adam_scalars, advance=_adam_advance, update=_adamw),
-    }
+_SGD = OptimiserRule(
+    states=lambda settings: ("momentum",) if settings.momentum else (),
+    # PyTorch's momentum starts as the first gradient, undampened, so the first step must be known.
+    scalars=lambda settings: ("started",) if settings.momentum and settings.dampening else (),
+    advance=_sgd_advance,
+    update=_sgd,
 )
+_ADAM = OptimiserRule(
+    states=lambda _settings: ("first_moment", "second_moment"),
+    # 1 - beta ** steps of both moments, instead of a count: single precision would lose that power's digits.
+    scalars=lambda _settings: ("first_correction", "second_correction"),
+    advance=_adam_advance,
+    update=_adam,
+)
+OPTIMISERS: Mapping[str, OptimiserRule] = MappingProxyType({"sgd": _SGD, "adam": _ADAM, "adamw": _ADAM})
 
 
 def apply_optimiser(
@@ -185,8 +159,8 @@ def apply_optimiser(
     }
     scalars = StepScalars(learning_rate=rate, apply=apply)
     new_scalars, shared = rule.advance(settings, scalars, every_state[len(old) * len(kinds) :])
-    scalars = StepScalars(learning_rate=rate, apply=apply, shared=shared)
-    new: dict[str, tuple[Tensor, list[Tensor]]] = {
+    scalars = replace(scalars, shared=shared)
+    new = {
         name: rule.update(settings, old[name], gradient, states[name], scalars) for name, gradient in gradients.items()
     }
     for name in old:

@@ -144,22 +144,9 @@ def read_torch_request(program: Program) -> ProgramRequest:
     return request
 
 
-def write_torch_model(
-    model: Family,
-    architecture: Architecture,
-    state: Mapping[str, Tensor],
-    classes: tuple[str, ...] = (),
-    objective: Objective = "cross_entropy",
-    transform: DataTransform | None = None,
-) -> bytes:
+def write_torch_model(described: TorchModel, state: Mapping[str, Tensor]) -> bytes:
     """Write an inference model: a tensor container of the weights, with its network and its data as metadata."""
-    network = TorchModel(
-        model=model,
-        architecture=replace(architecture, name=""),
-        classes=classes,
-        objective=objective,
-        transform=transform,
-    )
+    network = replace(described, architecture=replace(described.architecture, name=""))
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
     return encode_arrays(arrays, {_MODEL: canonical_json(network).decode()})
 

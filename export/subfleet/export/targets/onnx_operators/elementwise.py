@@ -104,28 +104,21 @@ def _hardsigmoid(emitter: Emitter, node: Node) -> str:
     return emitter.add("HardSigmoid", emitter.value(node.args[0]), output=node, alpha=1 / 6, beta=0.5)
 
 
-def _power(emitter: Emitter, node: Node) -> str:
-    dtype = dtype_of(node)
-    return emitter.add("Pow", *(emitter.value(argument, dtype) for argument in node.args), output=node)
+def _choose(condition: int, yes: int, no: int) -> Translation:
+    """Translate a choice between two arguments by a third, by their indices."""
 
-
-def _where(emitter: Emitter, node: Node) -> str:
-    condition, yes, no = node.args
-    dtype = dtype_of(node)
-    return emitter.add(
-        "Where", emitter.value(condition), emitter.value(yes, dtype), emitter.value(no, dtype), output=node
-    )
-
-
-def _masked_fill(emitter: Emitter, node: Node) -> str:
-    x, mask, number = node.args
-    dtype = dtype_of(node)
-    return emitter.add("Where", emitter.value(mask), emitter.value(number, dtype), emitter.value(x, dtype), output=node)
-
-
-def _logical(operator: str) -> Translation:
     def translate(emitter: Emitter, node: Node) -> str:
-        names = (emitter.value(argument, torch.bool) for argument in node.args)
+        branches = (emitter.value(node.args[index], dtype_of(node)) for index in (yes, no))
+        return emitter.add("Where", emitter.value(node.args[condition]), *branches, output=node)
+
+    return translate
+
+
+def _plain(operator: str, dtype: Callable[[Node], torch.dtype]) -> Translation:
+    """Translate an operator as `_combine`, with numbers as they are."""
+
+    def translate(emitter: Emitter, node: Node) -> str:
+        names = (emitter.value(argument, dtype(node)) for argument in node.args)
         return emitter.add(operator, *names, output=node)
 
     return translate
@@ -177,17 +170,17 @@ ELEMENTWISE: Mapping[object, Translation] = MappingProxyType(
     {
         **{target: _combine(name, dtype_of) for name, targets in _BY_NAME.items() for target in targets},
         **{target: _combine(name, _common_type) for name, targets in _COMPARISONS.items() for target in targets},
-        **{target: _logical(name) for name, targets in _LOGICALS.items() for target in targets},
+        **{target: _plain(name, lambda _node: torch.bool) for name, targets in _LOGICALS.items() for target in targets},
         **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), _not_equal),
         **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _with_alpha("Add")),
         **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar), _with_alpha("Sub")),
         **dict.fromkeys((aten.clone.default, aten._to_copy.default), _copy),  # noqa: SLF001 - the operator's name
         **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), _clamp),
-        **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _power),
-        **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), _masked_fill),
+        **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _plain("Pow", dtype_of)),
+        **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), _choose(1, 2, 0)),
         aten.rsqrt.default: _rsqrt,
         aten.leaky_relu.default: _leaky_relu,
         aten.hardsigmoid.default: _hardsigmoid,
-        aten.where.self: _where,
+        aten.where.self: _choose(0, 1, 2),
     }
 )

@@ -127,8 +127,7 @@ def _index_put(emitter: Emitter, node: Node) -> str:
 
 def _fill(emitter: Emitter, node: Node) -> str:
     """Translate a tensor filled with a number."""
-    number = {aten.full.default: 1, aten.ones.default: None, aten.zeros.default: None}[node.target]
-    value: Any = node.args[1] if number else (1 if node.target is aten.ones.default else 0)
+    value: Any = node.args[1] if node.target is aten.full.default else int(node.target is aten.ones.default)
     scalar: np.ndarray[Any, Any] = np.asarray(value, dtype=NUMPY_TYPES[dtype_of(node)])
     return emitter.add("Expand", emitter.constant(scalar), ints(emitter, shape_of(node)), output=node)
 
