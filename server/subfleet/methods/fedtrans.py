@@ -271,9 +271,11 @@ class FedTrans:
         return (lineage, change.wide) if context.carried_by(lineage) else (None, ())
 
     def _average(self, memory: FedTransMemory, losses: list[float]) -> tuple[float, ...]:
+        """The moving averages of the loss with the one after this round."""
         weights = [1.0] * len(losses)
         loss = trimmed_mean(losses, weights) if self.averaged == "trimmed" else math.fsum(losses) / len(losses)
-        return growth.extend_average(memory.losses, loss, self.smoothing)
+        before = memory.losses
+        return (*before, (1 - self.smoothing) * before[-1] + self.smoothing * loss if before else loss)
 
     def _remember(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
         outcome: Growth | None = closed.observation
@@ -329,5 +331,5 @@ def _find_standing(context: StandingContext) -> Architecture:
     memory: FedTransMemory = context.memory
     own = memory.utilities.get(context.client.client_id, {})
     sizes = [network.full_architecture() for network in context.networks.values()]
-    ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if context.ready(size)]
+    ready = [(own.get(size.network, 0.0), index) for index, size in enumerate(sizes) if context.ready(size)]
     return sizes[max(ready)[1]]

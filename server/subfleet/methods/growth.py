@@ -220,11 +220,6 @@ Shares = Literal["drawn", "equal"]
 training, or equally, with which they stay equal."""
 
 
-def extend_average(losses: Sequence[float], loss: float, fraction: float) -> tuple[float, ...]:
-    """A series of moving averages with the next one, in which a new loss counts this fraction."""
-    return (*losses, loss if not losses else (1 - fraction) * losses[-1] + fraction * loss)
-
-
 def convergence(losses: Sequence[float], *, gamma: int, delta: int) -> float:
     """The degree of convergence: the recent fall of the loss per round; infinite with too few losses.
 

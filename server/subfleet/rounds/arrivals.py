@@ -118,7 +118,7 @@ def _send_models(
     if not programs:
         reason = f"none of its models fits twice on the {client.offer.budget.disk_bytes} bytes of its disk"
         return replace(client, stage="skipped", reason=reason), ()
-    task, targets = build_deploy_task(context, state, client, programs, now_s), {one.target for one in programs}
+    task, targets = build_deploy_task(context, state, client, programs, now_s), {program.target for program in programs}
     models = tuple(model for model in made.models if model.target in targets)
     return replace(client, stage="out", task=task, models=models), (signals.SendTask(task=task),)
 
@@ -129,7 +129,7 @@ def _receive_program(
     """Take a program for later rounds out of the queue; it is known as untrainable if it could not be written."""
     if request.program not in state.queue:
         return state
-    state = replace(state, queue=tuple(one for one in state.queue if one != request.program))
+    state = replace(state, queue=tuple(program for program in state.queue if program != request.program))
     return _add_program(context, state, request.program, facts)
 
 
@@ -163,8 +163,8 @@ def _request_next(context: RunContext, state: RunState) -> Outcome:
     """Make the next requests; if none is needed, request tasks that were requested before a restart."""
     if state.phase != "train":
         return state, ()
-    wanted = list_lacking(context, state)
-    return request_new(state, wanted) if wanted else (state, request_tasks(state, state.clients.values()))
+    lacking = list_lacking(context, state)
+    return request_new(state, lacking) if lacking else (state, request_tasks(state, state.clients.values()))
 
 
 def _settle_update(

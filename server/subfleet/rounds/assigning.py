@@ -24,9 +24,9 @@ def assign_client(context: RunContext, state: RunState, client: ClientState) -> 
     """Choose a submodel for a client that has answered."""
     if client.offer.brought is not None and networks.find_own_size(context, state.lineages, client) is None:
         return replace(client, stage="skipped", reason=networks.NOT_YET), ()
-    ask = build_question(context, state, client)
-    assigned = context.roles.assigner.assign(ask)
-    return give_size(context, state, replace(client, first_requested=assigned.requested), ask, assigned)
+    question = build_question(context, state, client)
+    assigned = context.roles.assigner.assign(question)
+    return give_size(context, state, replace(client, first_requested=assigned.requested), question, assigned)
 
 
 def send_training(
@@ -61,11 +61,11 @@ def _choose_subspace(context: RunContext, state: RunState, client: ClientState, 
     if size is None or client.attempt + 1 >= context.config.max_attempts:
         reason = "none of the subspaces that it was given fits, or its runtime lacks an operator"
         return replace(client, stage="skipped", given=None, reason=reason), ()
-    ask = build_question(context, state, client)
+    question = build_question(context, state, client)
     known = WrittenSize(size=size, facts=facts)
-    ask = replace(ask, written=MappingProxyType({**ask.written, size.architecture_id: known}))
+    question = replace(question, written=MappingProxyType({**question.written, size.architecture_id: known}))
     client = replace(client, attempt=client.attempt + 1)
-    return give_size(context, state, client, ask, context.roles.assigner.assign(ask))
+    return give_size(context, state, client, question, context.roles.assigner.assign(question))
 
 
 def _limit_memory(context: RunContext, state: RunState, client: ClientState) -> int:
@@ -115,18 +115,18 @@ def build_question(
     last = state.last.get(client.client_id)
     known = None if last is None else networks.find_standing(context, state, last)
     written = {
-        one.program.size.architecture_id: WrittenSize(
-            size=one.program.size,
-            facts=one.facts.planned_for(client.offer.packing_width),
+        entry.program.size.architecture_id: WrittenSize(
+            size=entry.program.size,
+            facts=entry.facts.planned_for(client.offer.packing_width),
             estimate=state.live.written_estimates.get(key),
         )
-        for key, one in state.written.items()
-        if one.program.target == client.offer.runtime
-        and one.program.student is None
-        and networks.is_available(context, state, one)
+        for key, entry in state.written.items()
+        if entry.program.target == client.offer.runtime
+        and entry.program.student is None
+        and networks.is_available(context, state, entry)
     }
     return AssignmentContext(
-        networks=MappingProxyType({one.network.id: one.network for one in networks.list_networks(context, state)}),
+        networks=networks.map_networks(context, state),
         candidates=networks.list_candidates(context, state, client.offer.runtime),
         estimate=estimate,
         draw=build_draw(context, state, client),
@@ -146,23 +146,23 @@ def build_question(
 
 def choose_below(context: RunContext, state: RunState, client: ClientState, limit: Limit) -> ClientOutcome:
     """Choose a smaller submodel, of those known when the round began: the order of answers does not matter."""
-    ask = build_question(context, state, client, below=client.size, below_limit=limit)
-    return give_size(context, state, client, ask, context.roles.assigner.assign(ask))
+    question = build_question(context, state, client, below=client.size, below_limit=limit)
+    return give_size(context, state, client, question, context.roles.assigner.assign(question))
 
 
 def give_size(
-    context: RunContext, state: RunState, client: ClientState, ask: AssignmentContext, assigned: Assignment
+    context: RunContext, state: RunState, client: ClientState, question: AssignmentContext, assigned: Assignment
 ) -> ClientOutcome:
     """Give a client the submodel that was chosen; skip the client if there is none."""
     if assigned.candidate is not None:
-        ask = ask.of_network(assigned.candidate.architecture.network)
-    client = replace(client, limit=find_deciding_limit(ask, assigned.candidate, assigned.only))
+        question = question.of_network(assigned.candidate.architecture.network)
+    client = replace(client, limit=find_deciding_limit(question, assigned.candidate, assigned.only))
     if assigned.candidate is None:
-        reason = (assigned.reason or _explain_none(state, client, ask))[:MOST_CHARACTERS]
-        lasts: Lasts = "lasting" if obstacles.is_exhausted(ask, assigned.only) else "passing"
+        reason = (assigned.reason or _explain_none(state, client, question))[:MOST_CHARACTERS]
+        lasts: Lasts = "lasting" if obstacles.is_exhausted(question, assigned.only) else "passing"
         return replace(client, stage="skipped", given=None, reason=reason, lasts=lasts), ()
     size, draw = assigned.candidate.architecture, build_draw(context, state, client)
-    network = ask.networks[size.network]
+    network = question.networks[size.network]
     given = Submodel(
         size=size,
         architecture=assigned.placed or context.roles.assigner.place(network, size, draw),
@@ -174,27 +174,29 @@ def give_size(
     return client, request_tasks(state, [client])
 
 
-def _explain_none(state: RunState, client: ClientState, ask: AssignmentContext) -> str:
-    problems = [one.problem for key, one in sorted(state.live.estimates.items()) if key.endswith(client.offer.runtime)]
+def _explain_none(state: RunState, client: ClientState, question: AssignmentContext) -> str:
+    estimates = sorted(state.live.estimates.items())
+    problems = [estimate.problem for key, estimate in estimates if key.endswith(client.offer.runtime)]
     if problems and all(problems):
         return problems[0]
-    if ask.below is not None:
-        return f"no submodel below {ask.below.architecture.name!r} fits: its program {ask.too_much}"
-    return f"no submodel fits: the smallest {ask.why_not(ask.candidates[0]) or 'is not what the method gives'}"
+    if question.below is not None:
+        return f"no submodel below {question.below.architecture.name!r} fits: its program {question.too_much}"
+    why = question.why_not(question.candidates[0]) or "is not what the method gives"
+    return f"no submodel fits: the smallest {why}"
 
 
 BY_METHOD = "method"
 """A larger size would have fitted, but the method chose another."""
 
 
-def find_deciding_limit(ask: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
+def find_deciding_limit(question: AssignmentContext, given: Candidate | None, only: Candidate | None = None) -> str:
     """The limits that keep a client from a larger size.
 
     A limit decides if it alone excludes a larger size. If every larger size exceeds several limits, these decide
     together.
 
     Args:
-        ask: the question to the method.
+        question: the question to the method.
         given: its choice; None if nothing fits.
         only: if nothing fits, the one size that the method considered.
 
@@ -202,8 +204,9 @@ def find_deciding_limit(ask: AssignmentContext, given: Candidate | None, only: C
         Names of limits joined by "+", "method", or an empty text if the largest size was given.
     """
     if given is None and only is not None:
-        return "+".join(limit for limit in LIMITS if limit in ask.exceeded(only))
-    larger = [ask.exceeded(one) for one in ask.candidates if given is None or one.order > given.order]
+        return "+".join(limit for limit in LIMITS if limit in question.exceeded(only))
+    sizes = (candidate for candidate in question.candidates if given is None or candidate.order > given.order)
+    larger = [question.exceeded(candidate) for candidate in sizes]
     if not all(larger):
         return BY_METHOD
     alone = frozenset[str]().union(*(limits for limits in larger if len(limits) == 1))
@@ -237,9 +240,9 @@ def answer_refusal(context: RunContext, state: RunState, client: ClientState, re
 
 def find_lasting(context: RunContext, state: RunState, client: ClientState) -> Lasts:
     """Whether another attempt has the same outcome: no other size is left for the device."""
-    ask = build_question(context, state, client)
-    assigned = context.roles.assigner.assign(ask)
-    left = assigned.candidate is not None or not obstacles.is_exhausted(ask, assigned.only)
+    question = build_question(context, state, client)
+    assigned = context.roles.assigner.assign(question)
+    left = assigned.candidate is not None or not obstacles.is_exhausted(question, assigned.only)
     return "passing" if left else "lasting"
 
 

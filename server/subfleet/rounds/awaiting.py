@@ -268,9 +268,8 @@ def record_missing(state: RunState, names: Iterable[str], duty: Duty, *, most: i
         most: the most misses in a row that this one may raise a client to; None is no limit.
     """
     known = {name: get_punctuality(state, name, duty) for name in names}
-    return _replace_punctuality(
-        state, {name: one.after_miss() for name, one in known.items() if most is None or one.missed < most}, duty
-    )
+    fewer = {name: record for name, record in known.items() if most is None or record.missed < most}
+    return _replace_punctuality(state, {name: record.after_miss() for name, record in fewer.items()}, duty)
 
 
 def record_misses(state: RunState, duty: Duty, *, spared: Iterable[str] = ()) -> RunState:
@@ -302,8 +301,8 @@ def _has_done(state: RunState) -> bool:
 
 def _replace_punctuality(state: RunState, known: Mapping[str, Punctuality], duty: Duty) -> RunState:
     members = {
-        name: replace(member, punctuality=MappingProxyType({**member.punctuality, duty: one}))
-        for name, one in known.items()
+        name: replace(member, punctuality=MappingProxyType({**member.punctuality, duty: answered}))
+        for name, answered in known.items()
         if (member := state.live.members.get(name)) is not None
     }
     live = replace(state.live, members=state.live.members.updated(members))

@@ -122,7 +122,8 @@ def _exclude_suspects(context: RunContext, state: RunState, why: str, now_s: flo
 def _close_round(context: RunContext, state: RunState, result: AggregatedRound, now_s: float) -> Outcome:
     suspects = _list_stage(state, "suspect")
     without = "it" if len(suspects) == 1 else f"{len(suspects)} suspects"
-    state = _leave_out(context, state, {one.client_id: f"{one.reason}, but not without {without}" for one in suspects})
+    reasons = {client.client_id: f"{client.reason}, but not without {without}" for client in suspects}
+    state = _leave_out(context, state, reasons)
     close = Close(
         round=state.round,
         result=result,
@@ -159,7 +160,7 @@ def _begin_evaluation(context: RunContext, state: RunState, now_s: float) -> Run
 def _update_detection(context: RunContext, state: RunState, loss: float) -> OutlierDetection:
     """The outlier detection after a round."""
     usual = outliers.compute_usual_change(_measure_changes(state, "done").values())
-    excluded = {name: one for name, one in state.outliers.excluded.items() if one.until_round > state.round}
+    excluded = {name: entry for name, entry in state.outliers.excluded.items() if entry.until_round > state.round}
     return OutlierDetection(
         loss=loss,
         changes=(*state.outliers.changes, usual)[-context.config.outliers.remembered_rounds :],
@@ -187,8 +188,8 @@ def _leave_out(context: RunContext, state: RunState, why: Mapping[str, str]) -> 
     state, until = _refuse(state, why), state.round + context.config.outliers.exclusion_rounds
     if not why or until == state.round:
         return state
-    said = {name: f"left out until round {until}: in round {state.round} {reason}" for name, reason in why.items()}
-    new = {name: Exclusion(until_round=until, reason=reason) for name, reason in said.items()}
+    reasons = {name: f"left out until round {until}: in round {state.round} {reason}" for name, reason in why.items()}
+    new = {name: Exclusion(until_round=until, reason=reason) for name, reason in reasons.items()}
     excluded = MappingProxyType({**state.outliers.excluded, **new})
     return replace(state, outliers=replace(state.outliers, excluded=excluded))
 
@@ -253,7 +254,7 @@ def fail_attempt(context: RunContext, state: RunState, now_s: float) -> RunState
         times = AttemptTimes(since_s=now_s, since_attempt=state.run_attempt)
     failing = _update_failing(before.failing, state.clients)
     # The first reason says more than those that follow from it.
-    first = {name: one.first for name, one in failing.items() if name in state.clients}
+    first = {name: failure.first for name, failure in failing.items() if name in state.clients}
     waits_for = _group_reasons({**_list_reasons(state.clients), **first})
     failed_attempts = progress.FailedAttempts(
         count=before.count + 1, lost=before.lost + 1, waits_for=waits_for, failing=failing
@@ -280,10 +281,9 @@ def _update_failing(
     before: Mapping[str, progress.Failing], clients: Mapping[str, ClientState]
 ) -> Mapping[str, progress.Failing]:
     """The clients that have failed in every attempt, after one more."""
-    found = {
-        name: one for name, client in clients.items() if (one := _update_failure(before.get(name), client)) is not None
-    }
-    return MappingProxyType(dict(sorted(found.items()))) if found or before else before
+    updated = {name: _update_failure(before.get(name), client) for name, client in sorted(clients.items())}
+    failing = {name: failure for name, failure in updated.items() if failure is not None}
+    return MappingProxyType(failing) if failing or before else before
 
 
 def _update_failure(before: progress.Failing | None, client: ClientState) -> progress.Failing | None:
@@ -319,9 +319,9 @@ def _group_reasons(why: Mapping[str, str]) -> str:
     for name, text in sorted(why.items()):
         groups.setdefault(text[:_MOST_CHARACTERS], []).append(name)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group))
-    told = [f"{_join_names(names)} {text}" for text, names in ordered[:_MOST_REASONS]]
+    parts = [f"{_join_names(names)} {text}" for text, names in ordered[:_MOST_REASONS]]
     more = sum(len(names) for _, names in ordered[_MOST_REASONS:])
-    return "; ".join([*told, *([f"{more} more for other reasons"] if more else [])])
+    return "; ".join([*parts, *([f"{more} more for other reasons"] if more else [])])
 
 
 def _join_names(names: list[str]) -> str:

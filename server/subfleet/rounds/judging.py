@@ -104,12 +104,12 @@ def _find_example_problem(context: RunContext, state: RunState, task: Task, answ
     if not isinstance(work, Train) or work.paths is None:
         count = len(answer.operator_examples)
         return f"there are examples of {count} choices, but no paths were drawn" if count else ""
-    kept = get_network(context, state.lineages, task.architecture).network.operators_of(task.architecture)
-    if {choice for choice, _ in answer.operator_examples} != kept.keys():
+    operators = get_network(context, state.lineages, task.architecture).network.operators_of(task.architecture)
+    if {choice for choice, _ in answer.operator_examples} != operators.keys():
         return "there must be examples of every choice of the supernet and of no other, but there are not"
     expected = work.settings.passes_over(answer.sample_count)
     for choice, counts in answer.operator_examples:
-        if not {operator for operator, _ in counts} <= set(kept[choice]):
+        if not {operator for operator, _ in counts} <= set(operators[choice]):
             return f"choice {choice!r:.80} has examples of operators that its subspace lacks"
         total = sum(count for _, count in counts)
         if total != expected:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Drawn, Lineage
 from subfleet.elastic.memory_estimates import MemoryEstimates
+from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import Participant
 from subfleet.methods.run_networks import BeginContext, StandingContext
 from subfleet.protocol.submodel import Architecture
@@ -39,12 +40,17 @@ def list_lineages(context: RunContext, lineages: tuple[Lineage, ...]) -> tuple[L
 
 def list_living_lineages(context: RunContext, state: RunState) -> tuple[Lineage, ...]:
     """The lineages of the networks in use, in the order in which they appeared."""
-    return tuple(one for one in list_lineages(context, state.lineages) if one.living)
+    return tuple(lineage for lineage in list_lineages(context, state.lineages) if lineage.living)
 
 
 def list_networks(context: RunContext, state: RunState) -> tuple[Declared, ...]:
     """The networks in use: sizes may be chosen from them."""
-    return tuple(context.declared(one) for one in list_living_lineages(context, state))
+    return tuple(context.declared(lineage) for lineage in list_living_lineages(context, state))
+
+
+def map_networks(context: RunContext, state: RunState) -> Mapping[str, Network]:
+    """The networks in use by their ids."""
+    return MappingProxyType({declared.network.id: declared.network for declared in list_networks(context, state)})
 
 
 def get_network(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Declared:
@@ -55,12 +61,12 @@ def get_network(context: RunContext, lineages: Iterable[Lineage], architecture: 
     """
     if not architecture.network:
         return context.first
-    found = next((one for one in lineages if one.id == architecture.network), None)
-    if found is None:
+    lineage = next((lineage for lineage in lineages if lineage.id == architecture.network), None)
+    if lineage is None:
         raise ValueError(
             f"submodel {architecture.name!r} belongs to network {architecture.network!r}, which the run never had"
         )
-    return context.declared(found)
+    return context.declared(lineage)
 
 
 def estimate_size(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Candidate:
@@ -76,11 +82,11 @@ def list_carriers(context: RunContext, clients: Iterable[ClientState], lineage: 
 
 def find_own_size(context: RunContext, lineages: tuple[Lineage, ...], client: ClientState) -> Architecture | None:
     """The size of a network in use that a client has declared; None if it has declared none."""
-    living = [one for one in list_lineages(context, lineages) if one.living]
+    living = [lineage for lineage in list_lineages(context, lineages) if lineage.living]
     if client.offer.brought is None:
-        return client.offer.architecture if any(not one.id for one in living) else None
-    found = (one for one in living if client.offer.brought in one.members)
-    return next((context.declared(one).members[client.offer.brought] for one in found), None)
+        return client.offer.architecture if any(not lineage.id for lineage in living) else None
+    unions = (lineage for lineage in living if client.offer.brought in lineage.members)
+    return next((context.declared(lineage).members[client.offer.brought] for lineage in unions), None)
 
 
 def list_new_networks(context: RunContext, state: RunState) -> tuple[AnyFamily, ...]:
@@ -98,9 +104,9 @@ def find_standing(context: RunContext, state: RunState, client: ClientState) -> 
     known = client.participant
     if known is None or not state.lineages:  # most runs have one network
         return known if known is None or context.network.is_path(known.architecture) else None
+    networks = map_networks(context, state)
     if context.roles.networks.standing is None:
-        return known if any(one.id == known.architecture.network and one.living for one in state.lineages) else None
-    networks = MappingProxyType({one.id: context.declared(one).network for one in list_living_lineages(context, state)})
+        return known if known.architecture.network in networks else None
     architecture = context.roles.networks.standing(
         StandingContext(
             seed=context.config.seed,
@@ -116,14 +122,14 @@ def find_standing(context: RunContext, state: RunState, client: ClientState) -> 
     declared = get_network(context, state.lineages, architecture)
     size = declared.network.size_of(architecture)
     # With the name that tables show.
-    size = next((one for one in declared.space if one.architecture_id == size.architecture_id), size)
+    size = next((other for other in declared.space if other.architecture_id == size.architecture_id), size)
     return replace(known, architecture=architecture, size=size)
 
 
 def _is_ready(context: RunContext, state: RunState, client: ClientState, size: Architecture) -> bool:
     """See `StandingContext.ready`."""
     if client.size is not None and size.architecture_id == client.size.architecture_id:
-        return any(one.id == size.network and one.living for one in state.lineages)
+        return size.network in map_networks(context, state)
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
     if written is None or not is_available(context, state, written):
         return False
@@ -140,17 +146,18 @@ def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Linea
     if lineages == state.lineages:
         return state
     state = replace(state, lineages=lineages)
-    living = {one.id for one in list_living_lineages(context, state)}
-    written = {key: one for key, one in state.written.items() if one.program.size.network in living}
+    living = {lineage.id for lineage in list_living_lineages(context, state)}
+    written = {key: entry for key, entry in state.written.items() if entry.program.size.network in living}
     lost = state.written.keys() - written.keys()
-    sizes = {SizedProgram(size=one.size, target=one.target).key for one in (state.written[key].program for key in lost)}
-    of_written = {key: one for key, one in state.live.written_estimates.items() if key not in lost}
-    estimates = {key: one for key, one in state.live.estimates.items() if key.rpartition("/")[0] in living}
+    programs = (state.written[key].program for key in lost)
+    sizes = {SizedProgram(size=program.size, target=program.target).key for program in programs}
+    of_written = {key: estimate for key, estimate in state.live.written_estimates.items() if key not in lost}
+    estimates = {key: estimate for key, estimate in state.live.estimates.items() if key.rpartition("/")[0] in living}
     live = replace(state.live, written_estimates=MappingProxyType(of_written), estimates=MappingProxyType(estimates))
     return replace(
         state,
-        pool=tuple(one for one in state.pool if one.architecture.network in living),
-        queue=tuple(one for one in state.queue if one.size.network in living),
+        pool=tuple(size for size in state.pool if size.architecture.network in living),
+        queue=tuple(size for size in state.queue if size.size.network in living),
         written=MappingProxyType(written),
         live=live,
         unfit=MappingProxyType({key: why for key, why in state.unfit.items() if _parse_program_key(key) not in sizes}),
@@ -160,9 +167,9 @@ def replace_lineages(context: RunContext, state: RunState, lineages: tuple[Linea
 def find_trainable_attempts(context: RunContext, state: RunState) -> dict[str, int]:
     """By network, the first attempt with a program that trains a size of it."""
     attempts: dict[str, int] = {}
-    for one in state.written.values():
-        name, attempt = one.program.size.network, find_first_attempt(context, one)
-        if one.facts.planned_peak_bytes is not None and attempt != NEVER:
+    for written in state.written.values():
+        name, attempt = written.program.size.network, find_first_attempt(context, written)
+        if written.facts.planned_peak_bytes is not None and attempt != NEVER:
             attempts[name] = min(attempt, attempts.get(name, attempt))
     return attempts
 
@@ -191,14 +198,14 @@ def has_awaited_programs(context: RunContext, state: RunState) -> bool:
     """Whether a round with all answers stays open for programs that are being written."""
     first_attempts = context.config.programs_from
     if first_attempts:
-        return any(NEVER < first_attempts.get(one.key, NEVER) <= state.run_attempt + 1 for one in state.queue)
+        return any(NEVER < first_attempts.get(program.key, NEVER) <= state.run_attempt + 1 for program in state.queue)
     return bool(state.queue) and context.config.strict and context.roles.assigner.awaits_programs
 
 
 def list_first_attempts(context: RunContext, state: RunState) -> Mapping[str, int]:
     """The first attempt of each program, by its key, as `Run.programs_from` takes them."""
-    found = {key: find_first_attempt(context, one) for key, one in state.written.items()}
-    return dict(sorted({**{one.key: NEVER for one in state.queue}, **found}.items()))
+    attempts = {key: find_first_attempt(context, program) for key, program in state.written.items()}
+    return dict(sorted({**{program.key: NEVER for program in state.queue}, **attempts}.items()))
 
 
 def request_networks(context: RunContext, state: RunState) -> tuple[NetworksRequest, ...]:
@@ -225,10 +232,13 @@ def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]
     if context.roles.networks.begin is None:
         return ()
     clients = _list_answered(state)
-    brought = {one.client_id: one.offer.brought for one in clients if one.offer.brought is not None}
+    brought = {client.client_id: client.offer.brought for client in clients if client.offer.brought is not None}
     # With the budget that a log has for most of its time, if it is known.
-    lasting = [replace(one, offer=replace(one.offer, budget=one.offer.lasting or one.offer.budget)) for one in clients]
-    found = context.roles.networks.begin(
+    lasting = [
+        replace(client, offer=replace(client.offer, budget=client.offer.lasting or client.offer.budget))
+        for client in clients
+    ]
+    lineages = context.roles.networks.begin(
         BeginContext(
             network=context.network,
             rates=context.config.rates,
@@ -237,11 +247,11 @@ def choose_networks(context: RunContext, state: RunState) -> tuple[Lineage, ...]
             carried_by=partial(list_carriers, context, lasting),
         )
     )
-    for lineage in found:
+    for lineage in lineages:
         _check(context, lineage)
         context.declared(lineage)  # slow, and cached
     (first,) = list_lineages(context, ())
-    return (replace(first, retired_round=0), *found) if found else ()
+    return (replace(first, retired_round=0), *lineages) if lineages else ()
 
 
 def begin_with(
@@ -287,8 +297,9 @@ def request_estimates(context: RunContext, state: RunState, target: str) -> tupl
     """Request the cost estimates that sizes for a target are chosen by; nothing if all are known."""
     if not context.roles.assigner.planned_estimates:
         return ()
-    wanted = (_request(target, lineage) for lineage in list_living_lineages(context, state))
-    return tuple(one for one in wanted if one.key not in state.live.estimates)
+    living = list_living_lineages(context, state)
+    requests = (CostRequest(target=target, lineage=lineage if lineage.id else None) for lineage in living)
+    return tuple(request for request in requests if request.key not in state.live.estimates)
 
 
 def get_estimates(context: RunContext, state: RunState, target: str) -> CostEstimates:
@@ -312,13 +323,9 @@ def build_target_estimates(
     return TargetEstimates(estimate=estimate, candidates=tuple(map(estimate, declared.space)), problem=problem)
 
 
-def _request(target: str, lineage: Lineage) -> CostRequest:
-    return CostRequest(target=target, lineage=lineage if lineage.id else None)
-
-
 def _get_costs(context: RunContext, state: RunState, target: str) -> Mapping[str, Declared | TargetEstimates]:
     """The known costs of each network in use, on a target."""
     living = list_living_lineages(context, state)
     if not context.roles.assigner.planned_estimates:
         return {lineage.id: context.declared(lineage) for lineage in living}
-    return {lineage.id: state.live.estimates[_request(target, lineage).key] for lineage in living}
+    return {lineage.id: state.live.estimates[CostRequest(target=target, lineage=lineage).key] for lineage in living}

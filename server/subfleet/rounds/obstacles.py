@@ -41,7 +41,7 @@ def plan_bytes(
         links = facts.chain.restrict(dict(client.architecture.choices))
     except ProtocolError:  # the target lacks an operator of it
         return None
-    if any(list_lacking_operators(one.needs, operators) for link in links for one in link.operators):
+    if any(list_lacking_operators(operator.needs, operators) for link in links for operator in link.operators):
         return None
     return peak_bytes(facts.chain.plan_memory(links))
 
@@ -75,7 +75,7 @@ def select_models(client: ClientState, programs: Sequence[ProgramRef]) -> tuple[
     if left_bytes is None:
         return tuple(programs)
     targets = set[str]()
-    for program in sorted(programs, key=lambda one: one.target != client.offer.runtime):
+    for program in sorted(programs, key=lambda program: program.target != client.offer.runtime):
         taken_bytes = PLACED_COPIES * program.blob.size_bytes
         if taken_bytes <= left_bytes:
             targets.add(program.target)
@@ -116,15 +116,15 @@ LASTING_LIMITS: frozenset[Limit | None] = frozenset(
 """Limits of a program itself, which the device is then not given again."""
 
 
-def is_exhausted(ask: AssignmentContext, only: Candidate | None = None) -> bool:
+def is_exhausted(question: AssignmentContext, only: Candidate | None = None) -> bool:
     """Whether every size has an obstacle that lasts, so that no attempt has anything for the client.
 
     Args:
-        ask: the question to the method.
+        question: the question to the method.
         only: the one size that the method would give.
     """
-    asked = replace(ask, below=None)
-    return all(asked.exceeded(one) & LASTING_LIMITS for one in (ask.candidates if only is None else (only,)))
+    asked = replace(question, below=None)
+    return all(asked.exceeded(size) & LASTING_LIMITS for size in (question.candidates if only is None else (only,)))
 
 
 _MOST = 10_000
@@ -143,12 +143,11 @@ def record_unfit(state: RunState, client: ClientState, refusal: Refusal, why: st
     limit = REFUSALS[refusal.reason].limit
     if limit is None or limit not in LASTING_LIMITS:
         return state
-    scoring = client.task is not None and isinstance(client.task.work, Score)
-    sizes = (
-        [one.architecture for one in client.task.submodels] if client.task is not None and scoring else [client.size]
-    )
-    prefix = _name_programs(client.client_id, client.offer.runtime, scoring=scoring)
-    keys = [f"{prefix}{size.architecture_id}" for size in sizes if size is not None]
+    scored = () if client.task is None or not isinstance(client.task.work, Score) else client.task.submodels
+    own = () if client.size is None else (client.size,)
+    sizes = tuple(candidate.architecture for candidate in scored) or own
+    prefix = _name_programs(client.client_id, client.offer.runtime, scoring=bool(scored))
+    keys = [f"{prefix}{size.architecture_id}" for size in sizes]
     unfit = {**state.unfit, **dict.fromkeys(keys, Obstacle(limit=limit, why=why))}
     for key in list(unfit)[: max(0, len(unfit) - _MOST)]:
         del unfit[key]
@@ -170,6 +169,6 @@ def forget_refusals(state: RunState, client_id: str) -> RunState:
     """The state without a device's earlier refusals: it has restarted, perhaps with another runtime."""
     unfit = {key: why for key, why in state.unfit.items() if not key.startswith(f"{client_id}/")}
     disks = {name: size_bytes for name, size_bytes in state.disks.items() if name != client_id}
-    failing = {name: one for name, one in state.failed_attempts.failing.items() if name != client_id}
+    failing = {name: record for name, record in state.failed_attempts.failing.items() if name != client_id}
     failed_attempts = replace(state.failed_attempts, failing=MappingProxyType(failing))
     return replace(state, unfit=MappingProxyType(unfit), disks=MappingProxyType(disks), failed_attempts=failed_attempts)

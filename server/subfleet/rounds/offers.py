@@ -92,8 +92,8 @@ def _limit_forward_macs(context: RunContext, profile: Profile, round_number: int
     """Multiply-accumulates that a sample may take, by the seconds of a round and of a batch; None is no limit."""
     training, config = context.training(round_number), context.config
     limits = ((config.training_s, training.sample_passes(profile.sample_count)), (config.batch_s, training.batch_size))
-    found = [limit_forward_macs(profile.macs_per_s, seconds, count) for seconds, count in limits]
-    return min((most for most in found if most is not None), default=None)
+    limited = [limit_forward_macs(profile.macs_per_s, seconds, count) for seconds, count in limits]
+    return min((most for most in limited if most is not None), default=None)
 
 
 def _build_lasting_budget(context: RunContext, profile: Profile, telemetry: Telemetry) -> Budget | None:
@@ -157,7 +157,7 @@ def judge_declaration(context: RunContext, profile: Profile, before: tuple[str, 
     except ConfigError as error:
         problems = (*_list_problems(context.network, architecture), _OTHERWISE)
         return Declaration(problem=problems[0], reason=make_printable(str(error))[:MOST_CHARACTERS])
-    known = next((one for one in context.space if (one.axes, one.blocks) == (size.axes, size.blocks)), None)
+    known = next((other for other in context.space if (other.axes, other.blocks) == (size.axes, size.blocks)), None)
     if known is None:
         smallest, largest = context.space[0].name, context.space[-1].name
         return Declaration(
@@ -173,9 +173,9 @@ def reply_to_declaration(context: RunContext, profile: Profile, before: tuple[st
     """The answer to a profile that declares an architecture; see `judge_declaration` for the arguments."""
     if profile.architecture is None and not profile.network:
         return ()
-    found = judge_declaration(context, profile, before)
-    status: Verdict = "refused" if found.size is None and found.network is None else "accepted"
-    return (reply(profile.client_id, profile.message_id, status, found.reason, problem=found.problem),)
+    declaration = judge_declaration(context, profile, before)
+    status: Verdict = "refused" if declaration.size is None and declaration.network is None else "accepted"
+    return (reply(profile.client_id, profile.message_id, status, declaration.reason, problem=declaration.problem),)
 
 
 def remember_network(state: RunState, client: ClientState) -> RunState:
@@ -240,12 +240,12 @@ def count_classes(config: Run, profile: Profile) -> tuple[tuple[int, ...], str]:
         problem = f"its data have {len(counts)} classes, but the model has {class_count}"
         return counts, problem if len(counts) > class_count else ""
     try:
-        places = find_class_indices(profile.class_names, config.data.classes, class_count)
+        indices = find_class_indices(profile.class_names, config.data.classes, class_count)
     except ValueError as error:
         return (), str(error)
     ordered = [0] * class_count
-    for place, count in zip(places, counts, strict=True):
-        ordered[place] = count
+    for index, count in zip(indices, counts, strict=True):
+        ordered[index] = count
     return tuple(ordered), ""
 
 
@@ -277,9 +277,9 @@ def _find_shape_problem(config: Run, shape: tuple[int, ...]) -> str:
 def _find_kind_problem(config: Run, inputs: InputStatistics) -> str:
     """Whether the samples are indices or numbers unlike the model's inputs, or beyond its vocabulary."""
     vocabulary: int = getattr(config.model, "vocabulary", 0)
-    wanted = "indices" if vocabulary else "numbers"
-    if inputs.kind != wanted:
-        return f"its samples are {inputs.kind}, but the model takes {wanted}"
+    expected = "indices" if vocabulary else "numbers"
+    if inputs.kind != expected:
+        return f"its samples are {inputs.kind}, but the model takes {expected}"
     if vocabulary and inputs.maximum >= vocabulary:
         return f"its samples go up to {inputs.maximum:.0f}, but the model takes indices below {vocabulary}"
     return ""

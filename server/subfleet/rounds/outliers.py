@@ -112,25 +112,25 @@ def find_outliers(
         past: the usual change of each of the last accepted rounds.
         settings: of the run.
     """
-    found: dict[str, Outlier] = {}
+    result: dict[str, Outlier] = {}
     for kind, words in _COMPARED_KINDS.items():
         usual, source, of_round = _find_usual(kind, sizes, past)
         for name, size in sizes.items():
             change, most = getattr(size, kind), settings.change_factor * _compute_expected(kind, size, usual)
             share = HELD_FRACTION if of_round and not _trains_much_longer(size, usual) else 1.0
             most = max(most, share * getattr(size, f"held_{kind}", 0.0)) if most else math.inf
-            if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _get_scale(found.get(name)):
+            if change > most and (scale := max((most / change) ** _FALL, _LEAST_SCALE)) < _get_scale(result.get(name)):
                 times, at_most = (value / getattr(usual, kind) for value in (change, most))
                 why = f"{words} is {times:.3g} times {source}, but may be {at_most:.3g} times at most"
-                found[name] = Outlier(scale=scale, why=why)
-    return found
+                result[name] = Outlier(scale=scale, why=why)
+    return result
 
 
 def compute_usual_change(sizes: Iterable[ChangeSize]) -> ChangeSize:
     """The medians of a round's changes; of an even number of values, the lower of the middle two."""
     known = tuple(sizes)
     return ChangeSize(
-        **{one.name: _compute_median(getattr(size, one.name) for size in known) for one in fields(ChangeSize)}
+        **{kind.name: _compute_median(getattr(size, kind.name) for size in known) for kind in fields(ChangeSize)}
     )
 
 
@@ -139,12 +139,12 @@ def rank_outliers(sizes: Mapping[str, ChangeSize]) -> tuple[str, ...]:
     usual = compute_usual_change(sizes.values())
 
     def stands_out(name: str) -> float:
-        size, found = sizes[name], [0.0]
+        size, ratios = sizes[name], [0.0]
         for kind in (*_COMPARED_KINDS, "own"):
             if value := getattr(size, kind):
                 expected = _compute_expected(kind, size, usual)
-                found.append(value / expected if expected else math.inf)
-        return max(found)
+                ratios.append(value / expected if expected else math.inf)
+        return max(ratios)
 
     return tuple(sorted(sizes, key=lambda name: (-stands_out(name), name)))
 
@@ -171,7 +171,7 @@ def _find_usual(kind: str, sizes: Mapping[str, ChangeSize], past: Sequence[Chang
     """The usual change of a kind, its name, and whether it is of the round itself; 0 if unknown."""
     if len(sizes) >= COMPARED and getattr(usual := compute_usual_change(sizes.values()), kind):
         return usual, "the median of the round", True
-    return compute_usual_change(one for one in past if getattr(one, kind)), "that of the last rounds", False
+    return compute_usual_change(size for size in past if getattr(size, kind)), "that of the last rounds", False
 
 
 def _trains_much_longer(size: ChangeSize, usual: ChangeSize) -> bool:

@@ -62,9 +62,9 @@ def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Ou
     few = not state.clients or there < context.config.min_clients
     if not late and (few or next(awaiting.list_awaited_telemetry(context, state, now_s), None) is not None):
         return state, ()
-    if wanted := request_networks(context, state):
+    if requests := request_networks(context, state):
         if now_s - state.live.entered_s < context.config.deadlines.measure_s + context.config.deadlines.round_s:
-            return request_new(state, wanted)
+            return request_new(state, requests)
         state, _ = awaiting.close_clients(state, dict.fromkeys(_list_open(state), awaiting.NO_SIZE))
         return fail_attempt(context, state, now_s), ()
     missed = [name for name in sorted(list_expected(context, state, now_s)) if name not in state.clients]

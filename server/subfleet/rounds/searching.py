@@ -113,8 +113,8 @@ def _fail(state: RunState, reason: str, now_s: float) -> RunState:
 
 def find_searched_round(context: RunContext, state: RunState) -> int:
     """The round after which a supernet was searched and retired; 0 if none was. Only its checkpoint has all paths."""
-    retired = (one for one in state.lineages if one.retired_round)
-    return max((one.retired_round or 0 for one in retired if context.declared(one).network.choices), default=0)
+    supernets = (lineage for lineage in state.lineages if context.declared(lineage).network.choices)
+    return max((lineage.retired_round or 0 for lineage in supernets), default=0)
 
 
 def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
@@ -123,12 +123,12 @@ def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outco
     if search is None or search.federated is None or supernet is None:
         return state, ()
     state, actions = score_by_devices(context, state, supernet, search.federated, now_s)
-    told = state.live.scores
-    if told is None or told.closed < search.federated.rounds:
+    scoring = state.live.scores
+    if scoring is None or scoring.closed < search.federated.rounds:
         return state, actions
-    state, generation = replace(state, live=replace(state.live, scores=None)), told.made.generation
-    scores = average_scores(told) or told.made.scores  # the server's own, if it has any
-    if generation is not None and not scores and not told.clients:  # no device can compute this tier
+    state, generation = replace(state, live=replace(state.live, scores=None)), scoring.made.generation
+    scores = average_scores(scoring) or scoring.made.scores  # the server's own, if it has any
+    if generation is not None and not scores and not scoring.clients:  # no device can compute this tier
         memory = search.skip(get_memory(context, state), generation)
         return replace(state, memory=memory).enter(state.at, now_s), actions
     if generation is None or not scores:
@@ -137,8 +137,8 @@ def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outco
         round=state.aggregated_round,
         generation=generation,
         scores=scores,
-        seconds=now_s - told.requested_s,
-        devices=told,
+        seconds=now_s - scoring.requested_s,
+        devices=scoring,
     )
     state, more = _record_generation(context, state, search, close, now_s)
     return state, (*actions, *more)
@@ -154,7 +154,7 @@ def _record_generation(
 
 def _find_supernet(context: RunContext, state: RunState) -> Network | None:
     """The supernet in use; None if there is none."""
-    return next((one.network for one in list_networks(context, state) if one.network.choices), None)
+    return next((declared.network for declared in list_networks(context, state) if declared.network.choices), None)
 
 
 def _conclude(context: RunContext, state: RunState, search: PathSearch, network: Network | None) -> RunState | None:
@@ -165,15 +165,16 @@ def _conclude(context: RunContext, state: RunState, search: PathSearch, network:
     """
     if network is None:
         raise ValueError("a search has ended, but the run has no supernet")
-    found = tuple(search.conclude(get_memory(context, state), network, state.aggregated_round))
-    odd = [one.id for one in found if (one.parent, one.born_round) != (network.id, state.aggregated_round)]
+    new = tuple(search.conclude(get_memory(context, state), network, state.aggregated_round))
+    origin = (network.id, state.aggregated_round)
+    odd = [lineage.id for lineage in new if (lineage.parent, lineage.born_round) != origin]
     if odd:
         raise ValueError(f"a search has found networks {odd}, which do not descend from network {network.id!r}")
-    if not found:
+    if not new:
         return None
     lineages, after = list_lineages(context, state.lineages), state.aggregated_round
-    before = (replace(one, retired_round=after) if one.id == network.id else one for one in lineages)
-    return replace_lineages(context, state, (*before, *found))
+    before = (replace(lineage, retired_round=after) if lineage.id == network.id else lineage for lineage in lineages)
+    return replace_lineages(context, state, (*before, *new))
 
 
 _MOST_GUESSES = 2.0
@@ -188,11 +189,11 @@ def build_smallest_supernet(network: Network, generation: Generation) -> Archite
         generation: of its paths.
     """
     used = [set(operators) for operators in zip(*generation.paths, strict=True)]
-    kept = {
-        name: tuple(one for one in choice.operators if one in own)
+    choices = {
+        name: tuple(operator for operator in choice.operators if operator in own)
         for (name, choice), own in zip(network.choices.items(), used, strict=True)
     }
-    named = tuple((name, own) for name, own in kept.items() if own != network.choices[name].operators)
+    named = tuple((name, own) for name, own in choices.items() if own != network.choices[name].operators)
     return replace(network.full_architecture(), choices=named, name=f"supernet of {len(generation.paths)} paths")
 
 
@@ -221,7 +222,7 @@ def score_by_devices(
 
 def average_scores(scores: GenerationScores) -> tuple[float, ...]:
     """The mean score of each path over all counted labels; empty without any."""
-    return tuple(one / scores.weight for one in scores.sums) if scores.weight else ()
+    return tuple(total / scores.weight for total in scores.sums) if scores.weight else ()
 
 
 def _draw_clients(
@@ -230,7 +231,7 @@ def _draw_clients(
     """Draw the clients and extras of a scoring round: others in each round, the same again after a crash."""
     able = sorted(_list_able(context, state, scores, now_s))
     name = f"{context.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
-    extras = [one for one in able if get_punctuality(state, one, "paths").extra]
+    extras = [client_id for client_id in able if get_punctuality(state, client_id, "paths").extra]
     others = sorted(set(able) - set(extras))
     drawn = open_stream(name).sample(others, min(federated.clients, len(others)))
     return sorted((*drawn, *open_stream(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
@@ -248,16 +249,17 @@ def _list_able(context: RunContext, state: RunState, scores: GenerationScores, n
 
 def _close_scoring(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> RunState:
     """Add the scores of a scoring round, and begin the next one."""
-    found = [one.evaluated for _, one in sorted(state.clients.items()) if one.stage == "done" and one.evaluated]
-    labels = [one.label_count for one in found]
+    done = (client for _, client in sorted(state.clients.items()) if client.stage == "done")
+    answers = [client.evaluated for client in done if client.evaluated is not None]
+    labels = [answer.label_count for answer in answers]
     # The number of labels is only a claim of the device.
     limit = find_fraction_limit(labels, limit_client_fraction(context.config.max_client_fraction, len(labels)))
     weights = [float(own if limit is None or own <= limit else limit) for own in labels]
     together = math.fsum(weights)
-    told = [_read_scores(context, one) for one in found]
+    scored = [_read_scores(context, answer) for answer in answers]
     sums = scores.sums
-    if told:
-        means = (trimmed_mean(own, weights) for own in zip(*told, strict=True))
+    if scored:
+        means = (trimmed_mean(own, weights) for own in zip(*scored, strict=True))
         sums = tuple(before + together * mean for before, mean in zip(sums, means, strict=True))
     tasks = [(client, client.task) for client in state.clients.values() if client.task is not None]
     sent = (blob for _, task in tasks for blob in task.weights)
@@ -267,9 +269,9 @@ def _close_scoring(context: RunContext, state: RunState, scores: GenerationScore
         labels=scores.labels + sum(labels),
         weight=scores.weight + together,
         sums=sums,
-        answers=scores.answers + len(found),
+        answers=scores.answers + len(answers),
         clients=tuple(sorted({*scores.clients, *(client.client_id for client, _ in tasks)})),
-        supernet_bytes=max([scores.supernet_bytes, *(one.size_bytes for one in sent)]),
+        supernet_bytes=max([scores.supernet_bytes, *(blob.size_bytes for blob in sent)]),
     )
     central = scores.made.scores
     if central and scores.weight:
@@ -283,7 +285,7 @@ def _read_scores(context: RunContext, answer: Evaluated) -> list[float]:
     """The score of each path."""
     kind = context.config.training.objective.kind
     if kind.by_accuracy:
-        return [one.accuracy for one in answer.scores]
+        return [score.accuracy for score in answer.scores]
     # An unbounded loss of one device would decide alone.
     most = _MOST_GUESSES * kind.guess_loss(context.config.model.class_count, Totals(label_count=0, loss=0.0))
-    return [-min(one.loss, most) for one in answer.scores]
+    return [-min(score.loss, most) for score in answer.scores]

@@ -14,7 +14,7 @@ from subfleet.protocol.task import Train
 from subfleet.protocol.training import TrainingSettings
 from subfleet.rounds.awaiting import get_punctuality
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import estimate_size, list_networks
+from subfleet.rounds.networks import estimate_size, list_networks, map_networks
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import AggregatedRound
 from subfleet.search.candidates import TRAINING_MACS_PER_FORWARD, Candidate
@@ -33,11 +33,12 @@ def select_clients(context: RunContext, state: RunState) -> tuple[RunState, froz
     other client can take part.
     """
     able = tuple(client for _, client in sorted(state.clients.items()) if client.stage == "answered")
-    extras = frozenset(one.client_id for one in able if get_punctuality(state, one.client_id, "training").extra)
+    names = (client.client_id for client in able)
+    extras = frozenset(name for name in names if get_punctuality(state, name, "training").extra)
     if not extras or len(extras) == len(able) or context.config.calibrates(state.round):
         return _choose(context, state, able)
-    state, names = _choose(context, state, tuple(one for one in able if one.client_id not in extras))
-    return state, names | _draw_at_random(context, state, extras)
+    state, chosen = _choose(context, state, tuple(client for client in able if client.client_id not in extras))
+    return state, chosen | _draw_at_random(context, state, extras)
 
 
 def _draw_at_random(context: RunContext, state: RunState, names: frozenset[str]) -> frozenset[str]:
@@ -55,7 +56,7 @@ def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...])
         return state, _draw_at_random(context, state, names)
     estimate = _cache_estimates(context, state.lineages)
     training = context.training(state.round)
-    found = select(
+    selection = select(
         SelectionContext(
             clients=tuple(_build_available(context, state, client, training, estimate) for client in able),
             count=config.clients_per_round,
@@ -63,13 +64,13 @@ def _choose(context: RunContext, state: RunState, able: tuple[ClientState, ...])
             attempt=state.attempt,
             seed=config.seed,
             memory=get_memory(context, state),
-            networks=MappingProxyType({one.network.id: one.network for one in list_networks(context, state)}),
+            networks=map_networks(context, state),
         )
     )
-    chosen = names & set(found.clients)
+    chosen = names & set(selection.clients)
     if not chosen:
         raise ValueError(f"method {config.method.TYPE!r} chose none of {len(able)} clients, but must choose one")
-    return replace(state, memory=found.memory), chosen
+    return replace(state, memory=selection.memory), chosen
 
 
 def remember_round(
@@ -131,7 +132,7 @@ def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | 
     if client.trained is None or client.given is None or client.task is None or not isinstance(client.task.work, Train):
         return None
     update, size = client.trained.update, client.given.size
-    told = update.square_loss
+    reported = update.square_loss
     return LastUpdate(
         round=update.round,
         size=size,
@@ -139,7 +140,7 @@ def _build_last_update(client: ClientState, estimate: Estimate) -> LastUpdate | 
         sample_count=min(update.sample_count, client.offer.sample_count),
         epochs=client.task.work.settings.epochs,
         loss=update.loss,
-        square_loss=update.loss**2 if told is None else max(told, update.loss**2),
+        square_loss=update.loss**2 if reported is None else max(reported, update.loss**2),
         change_norm=client.trained.change.weights * math.sqrt(estimate(size).parameters),
         train_s=update.train_seconds,
         took_s=client.trained.took_s,

@@ -44,16 +44,16 @@ def list_lacking(context: RunContext, state: RunState) -> tuple[CostRequest | Se
     if search is None:
         return ()
     targets = {client.offer.runtime for client in state.clients.values() if client.stage not in ("skipped", "missing")}
-    unpriced = [wanted for target in sorted(targets) for wanted in request_estimates(context, state, target)]
+    unpriced = [request for target in sorted(targets) for request in request_estimates(context, state, target)]
     if unpriced or not targets:
         return tuple(unpriced)
-    found = state.explored_attempt == state.run_attempt and targets <= state.live.searches.keys()
-    return () if found else (SearchRequest(run_attempt=state.run_attempt),)
+    explored = state.explored_attempt == state.run_attempt and targets <= state.live.searches.keys()
+    return () if explored else (SearchRequest(run_attempt=state.run_attempt),)
 
 
 def request_new(state: RunState, requests: Iterable[Requested]) -> Outcome:
     """Make those requests that are not open yet."""
-    new = tuple(one for one in requests if one not in state.live.requested)
+    new = tuple(request for request in requests if request not in state.live.requested)
     if not new:
         return state, ()
     return replace(state, live=replace(state.live, requested=state.live.requested.union(new))), new
@@ -64,8 +64,8 @@ def give_sizes(context: RunContext, state: RunState) -> Outcome:
     count = sum(client.stage == "answered" for client in state.clients.values())
     if not count:
         return _request_programs(context, state)
-    if wanted := list_lacking(context, state):
-        return request_new(state, wanted)
+    if lacking := list_lacking(context, state):
+        return request_new(state, lacking)
     clients, actions = dict(state.clients), list[Action]()
     for name in nsmallest(AT_ONCE, (name for name, client in clients.items() if client.stage == "answered")):
         clients[name], more = propose_sizes(context, state, clients[name])
@@ -90,7 +90,7 @@ def _request_programs(context: RunContext, state: RunState) -> Outcome:
     known = {*state.written, *(program.key for program in state.queue)}
     ranked = rank_requested(requested_programs, known, context.config.exports_per_round)
     new = tuple(requested.program for requested in ranked)
-    actions = tuple(ProgramRequest(program=one, round=state.round) for one in new)
+    actions = tuple(ProgramRequest(program=program, round=state.round) for program in new)
     return replace(state, queue=(*state.queue, *new)), actions
 
 
@@ -126,18 +126,18 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
         if client.stage != "answered" or state.explored_attempt == state.run_attempt:
             continue
         target = client.offer.runtime
-        ask = replace(build_question(context, state, client, search=searches[target]), estimate=recalled[target])
-        found = [one for one in dict.fromkeys(method.explore(ask)) if one not in pool]
-        pool |= dict.fromkeys(found)
-        new += found
-        searches = {target: search.learn(found) for target, search in searches.items()}
+        question = replace(build_question(context, state, client, search=searches[target]), estimate=recalled[target])
+        sizes = [size for size in dict.fromkeys(method.explore(question)) if size not in pool]
+        pool |= dict.fromkeys(sizes)
+        new += sizes
+        searches = {target: search.learn(sizes) for target, search in searches.items()}
     handed = {target: search.with_estimates(estimates[target]) for target, search in searches.items()}
     written = (one.program for key, one in state.written.items() if key not in state.live.written_estimates)
     unpriced = (program for program in written if program.target in estimates)
     return SearchResult(
         sizes=tuple(new),
         searches=MappingProxyType(handed),
-        written_estimates=MappingProxyType({one.key: estimates[one.target](one.size) for one in unpriced}),
+        written_estimates={program.key: estimates[program.target](program.size) for program in unpriced},
     )
 
 
@@ -160,10 +160,10 @@ def propose_sizes(context: RunContext, state: RunState, client: ClientState) -> 
         return assign_client(context, state, client)
     unscorable = list_unfit_sizes(state, client.client_id, client.offer.runtime, scoring=True)
     proposed = propose(build_question(context, state, client))
-    proposals = [one for one in proposed if one.architecture.architecture_id not in unscorable]
+    proposals = [candidate for candidate in proposed if candidate.architecture.architecture_id not in unscorable]
     if len(proposals) < _LEAST:
         return assign_client(context, state, client)
-    waiting = replace(client, stage="scoring", proposals=tuple(one.architecture for one in proposals))
+    waiting = replace(client, stage="scoring", proposals=tuple(candidate.architecture for candidate in proposals))
     return waiting, request_tasks(state, [waiting])
 
 
@@ -172,14 +172,14 @@ def send_scoring(
 ) -> ClientOutcome:
     """Send the candidates with programs that fit the budget; with fewer than two no score is needed."""
     budget, width = client.offer.budget, client.offer.packing_width
-    planned = {one: planned_for(one.planned_peak_bytes, one.packings, width) for one in candidates}
-    fitting = [one for one, size_bytes in planned.items() if size_bytes <= budget.memory_bytes]
+    planned = {size: planned_for(size.planned_peak_bytes, size.packings, width) for size in candidates}
+    fitting = [candidate for candidate, size_bytes in planned.items() if size_bytes <= budget.memory_bytes]
     if budget.disk_bytes is not None:  # the smallest ones, as many as fit together
-        taken = accumulate(one.program.blob.size_bytes + one.weights.size_bytes for one in fitting)
+        taken = accumulate(candidate.program.blob.size_bytes + candidate.weights.size_bytes for candidate in fitting)
         fitting = fitting[: sum(taken_bytes <= budget.disk_bytes for taken_bytes in taken)]
     if len(fitting) < _LEAST:
         return assign_client(context, state, client)
-    task = build_score_task(context, state, client, {one: planned[one] for one in fitting}, now_s)
+    task = build_score_task(context, state, client, {candidate: planned[candidate] for candidate in fitting}, now_s)
     return replace(client, task=task), (SendTask(task=task),)
 
 
@@ -188,15 +188,15 @@ def assign_best(context: RunContext, state: RunState, client: ClientState, score
     best = _find_best(client, scores)
     if best is None:
         return assign_client(context, state, replace(client, task=None))
-    ask = build_question(context, state, client)
-    return give_size(context, state, client, ask, Assignment(candidate=ask.estimate(best)))
+    question = build_question(context, state, client)
+    return give_size(context, state, client, question, Assignment(candidate=question.estimate(best)))
 
 
 def _find_best(client: ClientState, scores: Scores) -> Architecture | None:
     if client.task is None or not isinstance(client.task.work, Score):
         return None
     # Candidates are ordered from smallest to largest.
-    known = [(one.score, place) for place, one in enumerate(scores.scores) if one.score is not None]
+    known = [(score.score, index) for index, score in enumerate(scores.scores) if score.score is not None]
     return client.task.submodels[max(known)[1]].architecture if known else None
 
 

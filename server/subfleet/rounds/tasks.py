@@ -102,7 +102,8 @@ def build_score_task(
         now_s: monotonic time.
     """
     candidates = tuple(
-        TaskSubmodel(architecture=one.size, program=one.program, weights=one.weights) for one in planned_bytes
+        TaskSubmodel(architecture=candidate.size, program=candidate.program, weights=candidate.weights)
+        for candidate in planned_bytes
     )
     content = Score(settings=derive_score_training(context.training(state.round)), batches=BATCHES)
     return _build_task(context, state, client, content, candidates, max(planned_bytes.values()), now_s)

@@ -61,17 +61,17 @@ def weigh_round(
     limit = find_fraction_limit(weights.values(), share)
     most = math.inf if limit is None else float(limit)
     total = math.fsum(min(weight, most) for weight in weights.values())
-    found = {}
+    counted = {}
     for client in clients:
         weight = weights[client.client_id]
         scaled = f"scaled by {client.scale:.3g}, as {client.outlier}" if client.scale < 1 else ""
         capped = f"its share is capped at {share:g} of the round" if weight > most else ""
-        found[client.client_id] = Weight(
+        counted[client.client_id] = Weight(
             counted=min(weight, most),
             share=min(weight, most) / total if total else 0.0,
             lowered="; ".join(why for why in (known[client.client_id][1], scaled, capped) if why),
         )
-    return found
+    return counted
 
 
 def find_fraction_limit(weights: Iterable[float], max_fraction: float) -> Fraction | None:

@@ -219,7 +219,7 @@ class EstimateIndex:
             top = rows
             for column in (columns.parameters, utilisation):
                 top = top[column[top] == column[top].max()]
-            row = int(max(top, key=lambda place: self._candidates[place].architecture))
+            row = int(max(top, key=lambda index: self._candidates[index].architecture))
             if not query.refused(self._candidates[row]):
                 return Fit(candidate=self._candidates[row], utilisation=float(utilisation[row]))
             rows = rows[rows != row]
