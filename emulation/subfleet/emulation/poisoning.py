@@ -1,6 +1,6 @@
 """Attacks of emulated clients: how they poison their data and falsify their updates.
 
-See `subfleet.settings.attacks` for the attacks and their sources.
+See `subfleet.settings.fleet` for the attacks and their sources.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from subfleet.protocol.errors import ConfigError, DataError
-from subfleet.settings.attacks import Attack, LabelShuffling
+from subfleet.settings.fleet import Attack, LabelShuffling
 from subfleet.tasks.dataset import Dataset
 
 TRIGGER_SIDE = 3
