@@ -27,7 +27,7 @@ from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
-from subfleet.journal.outliers import describe_outliers
+from subfleet.journal.totals import describe_outliers
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
