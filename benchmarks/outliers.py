@@ -27,11 +27,11 @@ from subfleet.emulation.batch.trainers import create_trainers
 from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
-from subfleet.journal.outliers import describe_outliers
+from subfleet.journal.totals import describe_outliers
 from subfleet.methods.heterofl import HeteroFL
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.attacks import LabelShuffling
+from subfleet.settings.fleet import LabelShuffling
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import LogClock, OutlierSettings

@@ -23,8 +23,7 @@ from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, TrainResult
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.training import TrainingSettings
-from subfleet.settings.attacks import Attack, Backdoor, LabelShuffling
-from subfleet.settings.fleet import DeviceSettings, FleetSettings
+from subfleet.settings.fleet import Attack, Backdoor, DeviceSettings, FleetSettings, LabelShuffling
 from subfleet.settings.reading import read_run
 from subfleet.trainers.job_files import write_change
 

@@ -15,7 +15,7 @@ from subfleet.journal.records import ClientRow
 from subfleet.methods.anycostfl import AnycostFL
 from subfleet.protocol.update_codecs import AnyUpdateCodec, Qsgd, TopK, TopKQsgd, Uncompressed
 from subfleet.serving.run_context import create_context
-from subfleet.settings.attacks import LabelShuffling
+from subfleet.settings.fleet import LabelShuffling
 
 pytestmark = [pytest.mark.slow, pytest.mark.export]
 

@@ -89,6 +89,10 @@ def test_other_methods_have_the_devices_and_the_samples_of_the_game() -> None:
         assert not network_of(run.model).choices
 
 
+OPERATORS = ["conv1", "dsconv3", "mbconv1_double", "mbconv3", "identity"]
+"""Few: each of each block is a program."""
+
+
 @pytest.mark.export
 @pytest.mark.parametrize("scoring", mostly_long(["server", "devices"], "devices"))
 def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
@@ -100,7 +104,7 @@ def test_a_short_game_goes_from_a_supernet_to_a_network_for_each_tier(
         "fedoras",
         (
             *("rounds=4", "training.epochs=1", "deploy_targets=[]", "data.held_out=0.2", "method.supernet_rounds=2"),
-            f"method.search={search}",
+            *(f"method.search={search}", "model.widths=[8, 16]", f"model.operators=[{OPERATORS}]"),
         ),
     )
     with ExportPool(cache, workers=1) as exports:

@@ -9,7 +9,7 @@ import pytest
 
 from subfleet.emulation.predictions import evaluate_models
 from subfleet.protocol.errors import RunError
-from subfleet.reporting.personalised_models import measure_models
+from subfleet.reporting.results import measure_models
 
 
 @pytest.fixture

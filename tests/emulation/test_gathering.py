@@ -14,13 +14,11 @@ from subfleet.device_profiles.populations import load_population
 from subfleet.emulation.files import write_files
 from subfleet.emulation.gathering import build_profile, gather_run
 from subfleet.emulation.processes import run_processes
-from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
 from subfleet.protocol.errors import ConfigError, FileError
 from subfleet.protocol.readings import Reading
-from subfleet.settings.attacks import LabelShuffling
-from subfleet.settings.fleet import DeviceSettings, FleetSettings
+from subfleet.settings.fleet import DeviceSettings, FleetSettings, LabelShuffling
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
 
@@ -162,12 +160,14 @@ def test_a_device_says_once_what_it_has(device: dict[str, str], words: str) -> N
         DeviceSettings(id="a", **device)  # type: ignore[arg-type]
 
 
-def test_attackers_are_those_that_the_run_names_and_client_processes_refuse_them(tmp_path: Path) -> None:
+def test_attackers_are_those_that_the_run_names_and_client_processes_refuse_them(
+    tmp_path: Path, exports: ExportPool
+) -> None:
     honest = DeviceSettings(id="honest", log="laptop", count=2)
     run = with_devices(honest, DeviceSettings(id="eve", log="laptop", attack=LabelShuffling(strength=5.0)))
     assert [device.attack for device in gather_run(run).devices] == [None, None, LabelShuffling(strength=5.0)]
-    with ExportPool(CacheFolder(path=tmp_path)) as pool, pytest.raises(ConfigError, match="'eve' has an attack"):
-        run_processes(run, tmp_path / "run", Unobserved(), threading.Event(), exports=pool)
+    with pytest.raises(ConfigError, match="'eve' has an attack"):
+        run_processes(run, tmp_path / "run", Unobserved(), threading.Event(), exports=exports)
 
 
 def test_client_processes_read_the_profiles_that_a_population_gave(tmp_path: Path) -> None:

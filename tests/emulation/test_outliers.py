@@ -20,7 +20,7 @@ from subfleet.emulation.gathering import EmulatedDevice, GatheredRun
 from subfleet.emulation.partitions import partition
 from subfleet.export.pool import ExportPool
 from subfleet.journal.guarding import Unobserved
-from subfleet.journal.outliers import describe_outliers
+from subfleet.journal.totals import describe_outliers
 from subfleet.methods import METHODS, AnyMethod
 from subfleet.methods.fedavg import FedAvg
 from subfleet.methods.heterofl import HeteroFL

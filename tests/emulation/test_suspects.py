@@ -9,7 +9,7 @@ from emulation.batch_cases import LARGE_BYTES, client, experiment
 from subfleet.emulation.batch.run import BatchResult, run_batch
 from subfleet.emulation.gathering import GatheredRun
 from subfleet.export.pool import ExportPool
-from subfleet.settings.attacks import LabelShuffling
+from subfleet.settings.fleet import LabelShuffling
 from subfleet.settings.sections import OutlierSettings
 
 pytestmark = pytest.mark.slow

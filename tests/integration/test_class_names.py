@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.journal.records import RoundRecord
 from subfleet.link.broker import EmbeddedBroker
@@ -73,7 +72,9 @@ def url() -> Iterator[str]:
         yield broker.url
 
 
-def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(tmp_path: Path, url: str) -> None:
+def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(
+    tmp_path: Path, url: str, exports: ExportPool
+) -> None:
     """Its folders' ranks are 0, 1, 2: trained as such, the digits 7, 8, 9 would be unlearned by everyone."""
     train, test = read_dataset("digits:train"), read_dataset("digits:test")
     few = np.flatnonzero(np.isin(train.labels, [int(name) for name in FEW]))[::3]
@@ -96,7 +97,6 @@ def test_a_device_with_three_of_ten_classes_trains_them_as_what_they_are(tmp_pat
     )
     notes = Notes()
     with ExitStack() as stack:
-        exports = stack.enter_context(ExportPool(CacheFolder(path=tmp_path / "exports"), workers=1))
         for name, folder in data.items():
             stack.enter_context(joined(url, tmp_path, name, folder))
         server = Server(

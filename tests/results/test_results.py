@@ -10,14 +10,13 @@ from xml.etree import ElementTree
 import pytest
 
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
-from subfleet.journal.outliers import describe_outliers
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, RunResult, compute_participation
+from subfleet.journal.totals import describe_outliers
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.errors import FileError
 from subfleet.protocol.task_kinds import METRICS
-from subfleet.reporting.personalised_models import add_metric, copy_models
+from subfleet.reporting.results import add_metric, copy_models, write_results
 from subfleet.reporting.results import build_summary as summary_of
-from subfleet.reporting.results import write_results
 from subfleet.reporting.texts import CLIENT_COLUMNS, describe_ending, describe_participation, describe_result
 
 pytestmark = pytest.mark.slow  # drawing takes more than a second

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.lineage import Copied, Lineage, Replicated
-from subfleet.journal.costs import RunCosts, Timing
 from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.totals import RunCosts, Timing
 from subfleet.reporting.texts import describe_costs, describe_networks, describe_times, format_amount
 
 CONFIG = Mlp(input_shape=(6,), class_count=3, widths=(8,), depths=(1,), group_size=4)

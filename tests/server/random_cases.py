@@ -19,7 +19,7 @@ from subfleet.methods.fedadp import FedADP
 from subfleet.methods.fedfa import FedFA
 from subfleet.methods.fedoras import FedorAS
 from subfleet.methods.fedtrans import Growth
-from subfleet.methods.sattler import Clustering, SattlerMemory, Split
+from subfleet.methods.sattler import Clustering, SattlerMemory
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.exhaustive import never
@@ -119,26 +119,22 @@ def _split(context: RunContext, aggregate: AggregationRequest) -> tuple[Clusteri
         assert client.architecture is not None
         clusters.setdefault(client.architecture.network, []).append(client.client_id)
     memory: SattlerMemory = aggregate.memory
-    splits = [
-        Split(
-            parent=parent,
-            halves=(
-                (f"c{2 * (memory.split_count + place) + 1}", tuple(clients[:-1])),
-                (f"c{2 * (memory.split_count + place) + 2}", tuple(clients[-1:])),
-            ),
+    splits = {
+        parent: (
+            (f"c{2 * (memory.split_count + place) + 1}", tuple(clients[:-1])),
+            (f"c{2 * (memory.split_count + place) + 2}", tuple(clients[-1:])),
         )
         for place, (parent, clients) in enumerate(sorted(clusters.items()))
         if len(clients) > 1
-    ]
-    parents = {split.parent for split in splits}
+    }
     before = list_lineages(context, aggregate.lineages)
-    kept = (replace(one, retired_round=aggregate.round) if one.id in parents else one for one in before)
+    kept = (replace(one, retired_round=aggregate.round) if one.id in splits else one for one in before)
     born = (
-        Lineage(id=name, config=MODEL, parent=split.parent, map=Copied(), born_round=aggregate.round)
-        for split in splits
-        for name, _ in split.halves
+        Lineage(id=name, config=MODEL, parent=parent, map=Copied(), born_round=aggregate.round)
+        for parent, halves in splits.items()
+        for name, _ in halves
     )
-    return Clustering(splits=tuple(splits)), (*kept, *born) if splits else aggregate.lineages
+    return Clustering(splits=splits), (*kept, *born) if splits else aggregate.lineages
 
 
 def _grown(context: RunContext, aggregate: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:

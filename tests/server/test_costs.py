@@ -13,9 +13,9 @@ from server.coordinator_cases import CLIENTS, context_of, prepared, profile, tel
 from server.server_rig import World, config, fleet
 
 from subfleet.elastic.cost import estimate_cost
-from subfleet.journal.costs import RunCosts, Timing, sum_costs
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult
 from subfleet.journal.rows import build_round_record
+from subfleet.journal.totals import RunCosts, Timing, sum_costs
 from subfleet.link.traffic import Traffic
 from subfleet.methods import AnyMethod
 from subfleet.methods.adaptive import FedAdam

@@ -29,7 +29,7 @@ from server.searching_cases import (
     supernet_round,
 )
 
-from subfleet.journal.generations import describe_generation
+from subfleet.journal.networks import describe_generation
 from subfleet.journal.rows import build_generation_record
 from subfleet.link.traffic import Traffic
 from subfleet.methods.tier_search import TierMemory, TierSearch, list_network_tiers

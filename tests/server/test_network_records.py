@@ -152,10 +152,10 @@ def test_people_are_told_when_a_network_may_be_trained() -> None:
     unwritable = state_of(written(FIRST, 1), written(WIDER, 2, peak_bytes=None), run_attempt=2)
     ready = state_of(written(FIRST, 1), written(WIDER, 2), run_attempt=2)
     more = state_of(*ready.written.values(), written(WIDER, 3, target="executorch"), run_attempt=3)
-    assert describe_readiness(CONTEXT, nothing, unwritable) == ()
-    assert describe_readiness(CONTEXT, nothing, ready) == ("network m1 may be trained from the next round on",)
-    assert describe_readiness(CONTEXT, ready, more) == ()
-    assert describe_readiness(CONTEXT, RunState(), state_of(written(FIRST, 1), lineages=(), run_attempt=1)) == ()
+    assert not list(describe_readiness(CONTEXT, nothing, unwritable))
+    assert tuple(describe_readiness(CONTEXT, nothing, ready)) == ("network m1 may be trained from the next round on",)
+    assert tuple(describe_readiness(CONTEXT, ready, more)) == ()
+    assert tuple(describe_readiness(CONTEXT, RunState(), state_of(written(FIRST, 1), lineages=(), run_attempt=1))) == ()
 
 
 def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
@@ -163,10 +163,10 @@ def test_what_is_told_of_a_run_that_is_played_again_is_what_was_told() -> None:
     early = written(WIDER, 2)
     again = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 4}))
     state = state_of(early, run_attempt=2)
-    assert describe_readiness(again, state_of(run_attempt=2), state) == ()
+    assert tuple(describe_readiness(again, state_of(run_attempt=2), state)) == ()
     said = ("network m1 may be trained from the next round on",)
-    assert describe_readiness(again, state, replace(state, round=3)) == said
-    assert describe_readiness(again, replace(state, round=3), replace(state, round=4)) == ()
+    assert tuple(describe_readiness(again, state, replace(state, round=3))) == said
+    assert tuple(describe_readiness(again, replace(state, round=3), replace(state, round=4))) == ()
     rounds = played(*[[""]] * 5)
     assert build_network_records(again, state, rounds, ())[1].ready_round == 4
     never = replace(CONTEXT, config=replace(CONTEXT.config, programs_from={early.program.key: 0}))

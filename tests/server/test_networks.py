@@ -391,9 +391,9 @@ def test_what_a_client_trained_last_is_ready_and_what_was_written_in_a_turn_coun
 
 def test_people_are_told_of_networks() -> None:
     after = (replace(FIRST, retired_round=3), replace(COPY, born_round=3), Lineage(id="d", config=CONFIG, born_round=3))
-    assert describe_networks((), after) == (
+    assert tuple(describe_networks((), after)) == (
         "the first network has retired",
         "network a has appeared, copied from the first network",
         "network d has appeared, drawn anew",
     )
-    assert describe_networks(after, after) == ()
+    assert not list(describe_networks(after, after))

@@ -14,8 +14,7 @@ from server.searching_cases import BY_SERVER, HELD_OUT, journal_in, made_now, se
 from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.lineage import Chosen, Lineage
 from subfleet.elastic.supernets import path_architecture
-from subfleet.journal.generations import GenerationRecord, TuningRecord, build_tuning_record
-from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.networks import GenerationRecord, NetworkRecord, TuningRecord, build_tuning_record
 from subfleet.journal.rows import build_record, build_round_record
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.topics import Topics

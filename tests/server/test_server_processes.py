@@ -17,7 +17,6 @@ from server.server_rig import Notes, World, config, fleet
 
 from subfleet.device_profiles import find_demo_log
 from subfleet.elastic.families.records.residual import PreactResNet
-from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.protocol.training import TrainingSettings
@@ -95,7 +94,7 @@ def _samples(count: int, seed: int) -> Dataset:
 
 
 @pytest.mark.export
-def test_real_agents_train_real_programs(tmp_path: Path, url: str) -> None:
+def test_real_agents_train_real_programs(tmp_path: Path, url: str, exports: ExportPool) -> None:
     write_npz(tmp_path / "test.npz", _samples(200, 0))
     for place, name in enumerate(("jetson", "laptop")):
         write_npz(tmp_path / f"{name}.npz", _samples(80, place + 1))
@@ -111,7 +110,6 @@ def test_real_agents_train_real_programs(tmp_path: Path, url: str) -> None:
     )
     notes = Notes()
     with ExitStack() as stack:
-        exports = stack.enter_context(ExportPool(CacheFolder(path=tmp_path / "exports")))
         clients = [
             stack.enter_context(_join(url, tmp_path, name, profile))
             for name, profile in (("jetson", "jetson_orin_nano"), ("laptop", "laptop"))

@@ -19,8 +19,7 @@ from subfleet.methods.standalone import Standalone
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.protocol.training import ObjectiveSettings, TrainingSettings
-from subfleet.settings.attacks import Backdoor
-from subfleet.settings.fleet import DeviceSettings, FleetSettings
+from subfleet.settings.fleet import Backdoor, DeviceSettings, FleetSettings
 from subfleet.settings.reading import list_included_runs, read_run
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings, PartitionSettings

@@ -95,7 +95,7 @@ def test_random_numbers_are_uniform_and_promised_for_ever() -> None:
 )
 def test_another_step_draws_other_numbers(changed: StepOrigin) -> None:
     numbers = step_random((2000,), ORIGIN)
-    for other in (step_random((2000,), changed), step_random((2000,), ORIGIN, place=1)):
+    for other in (step_random((2000,), changed), step_random((2000,), ORIGIN, index=1)):
         assert np.abs(np.corrcoef(other, numbers)[0, 1]) < 0.1
 
 

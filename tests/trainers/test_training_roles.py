@@ -61,7 +61,7 @@ def test_every_step_is_fed_what_its_roles_mean(tmp_path: Path) -> None:
         assert fed["labels"].tolist() == dataset.labels[indices].tolist()
         assert fed["mask"].tolist() == mask.tolist()
         assert fed["random.0"].tolist() == step_random((4, 4), origin).tolist()
-        assert fed["random.1"].tolist() == step_random((2,), origin, place=1).tolist()
+        assert fed["random.1"].tolist() == step_random((2,), origin, index=1).tolist()
         assert fed["classes"].tolist() == held.tolist()
         assert (fed["rate"], fed["proximal_mu"], fed["distillation_weight"]) == (np.float32(0.05), 0.25, 0.5)
         assert fed["first"].tolist() == np.asarray(WEIGHTS["w"]).tolist()

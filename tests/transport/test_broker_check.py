@@ -14,7 +14,7 @@ from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerAddress, parse_url
 from subfleet.transport.base import Connected, Delivery, Disconnected, Will
 from subfleet.transport.broker_check import BrokerReport, examine_broker
-from subfleet.transport.broker_terms import BrokerTerms, ask_terms
+from subfleet.transport.broker_terms import BrokerTerms, query_terms
 from subfleet.transport.mqtt import MqttTransport
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
@@ -116,7 +116,7 @@ def test_a_broker_of_mqtt_3_only_is_tried_as_well(embedded_url: str) -> None:
     report = _examined(parse_url(embedded_url))
     assert report.findings[0].text.startswith("reached, and it let us in; it speaks MQTT 3.1.1; a message takes")
     assert (report.shortcomings, report.chunk_bytes, report.terms) == ((), CHUNK_BYTES, BrokerTerms())
-    assert ask_terms(parse_url("mqtt://127.0.0.1:1"), "a") is None
+    assert query_terms(parse_url("mqtt://127.0.0.1:1"), "a") is None
 
 
 def test_a_session_learns_what_a_broker_hangs_up_for(tmp_path: Path) -> None:

@@ -89,16 +89,16 @@ def test_a_sender_that_knows_the_limit_cuts_what_it_is_asked_for(tmp_path: Path)
 def test_a_larger_chunk_that_was_only_late_is_believed() -> None:
     remembered: list[int] = []
     sizes = ChunkSizes(remember=remembered.append)
-    sizes.came(30_720, 30_720)
+    sizes.learn(30_720, 30_720)
     assert sizes.chunk_bytes == 30_720
-    sizes.came(CHUNK_BYTES, 30_720)
+    sizes.learn(CHUNK_BYTES, 30_720)
     assert (sizes.chunk_bytes, remembered) == (CHUNK_BYTES, [30_720, CHUNK_BYTES])
 
 
 @pytest.mark.parametrize("length", [1, 3_839, 3_840, 40_000, 61_439])
 def test_the_rest_of_a_blob_is_no_sign_of_a_limit(length: int) -> None:
     sizes = ChunkSizes()
-    sizes.came(length, CHUNK_BYTES)
+    sizes.learn(length, CHUNK_BYTES)
     assert sizes.chunk_bytes == CHUNK_BYTES
 
 
@@ -106,7 +106,7 @@ def test_a_limit_that_the_broker_names_holds_whatever_comes() -> None:
     sizes = ChunkSizes()
     sizes.limit(32_768)
     assert sizes.chunk_bytes == 30_720
-    sizes.came(CHUNK_BYTES, 30_720)
+    sizes.learn(CHUNK_BYTES, 30_720)
     assert sizes.chunk_bytes == 30_720
 
 
@@ -121,7 +121,7 @@ def test_what_is_known_of_a_broker_outlives_the_process_for_a_week(tmp_path: Pat
     assert ChunkSizes.remembered(one).chunk_bytes == 15_360
     now_s += 8 * 24 * 3600
     assert one.chunk_bytes == CHUNK_BYTES
-    ChunkSizes.remembered(one).came(30_720, 30_720)
+    ChunkSizes.remembered(one).learn(30_720, 30_720)
     assert one.chunk_bytes == 30_720
 
 

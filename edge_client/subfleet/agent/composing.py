@@ -96,7 +96,7 @@ def compose_scores(settings: AgentSettings, current: CurrentTask, event: Scoring
         run_id=current.task.run_id,
         round=current.task.round,
         client_id=settings.client_id,
-        scores=tuple(replace(one, reason=_make_sendable(one.reason)) for one in event.scores),
+        scores=tuple(replace(score, reason=_make_sendable(score.reason)) for score in event.scores),
         seconds=now_s - current.arrived_at_s,
         message_id=f"scores.{current.task.task_id}",
     )

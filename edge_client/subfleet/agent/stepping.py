@@ -223,7 +223,7 @@ def _on_task(settings: AgentSettings, state: AgentState, task: Task, now_s: floa
     current = CurrentTask(task=task, stage="waiting", lacking=frozenset(), arrived_at_s=now_s)
     state = replace(state, current=current, busy_at_s=now_s)
     actions += (Publish(message=compose_ack(settings, task, "accepted")),)
-    foreign = [one.target for one in task.programs if one.target not in settings.profile.runtimes]
+    foreign = [program.target for program in task.programs if program.target not in settings.profile.runtimes]
     if foreign and not isinstance(task.work, Deploy):
         detail = f"the program is for {foreign[0]!r}, but this device runs {list(settings.profile.runtimes)}"
         state, more = refuse(settings, state, "runtime", detail, now_s)

@@ -39,10 +39,10 @@ def find_objection(task: Task, weighed: Weighed, reading: Reading | None, left_s
         reading: the last one of the device; None before the first.
         left_s: seconds until the deadline of the task.
     """
-    fetched_bytes, wanted_bytes = _count_fetched_bytes(task, weighed.lacking), needed_bytes(task, weighed.lacking)
-    if wanted_bytes > weighed.room_bytes:
+    fetched_bytes, required_bytes = _count_fetched_bytes(task, weighed.lacking), needed_bytes(task, weighed.lacking)
+    if required_bytes > weighed.room_bytes:
         detail = (
-            f"the task takes {wanted_bytes} bytes of disk, of which {fetched_bytes} are to be fetched, but "
+            f"the task takes {required_bytes} bytes of disk, of which {fetched_bytes} are to be fetched, but "
             f"{weighed.room_bytes} bytes may be written"
         )
         return Objection(reason="disk", detail=detail, available_bytes=weighed.room_bytes)

@@ -228,4 +228,4 @@ def drop_task(state: AgentState) -> Step:
 
 
 def _append_recent(known: tuple[str, ...], newest: str, most: int = KEPT_TASK_IDS) -> tuple[str, ...]:
-    return (*(one for one in known if one != newest), newest)[-most:]
+    return (*(task_id for task_id in known if task_id != newest), newest)[-most:]

@@ -125,10 +125,10 @@ def make_profile(
 
 
 def _list_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _SOFTWARE:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

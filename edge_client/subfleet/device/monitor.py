@@ -92,10 +92,10 @@ class ControlGroups:
 
     def headroom(self) -> MemoryHeadroom | None:
         """The tightest limit; None where there is none."""
-        found = [
+        limits = [
             room for folder, version in self._list_folders() if (room := _read_headroom(folder, version)) is not None
         ]
-        return min(found, key=lambda room: room.free_bytes, default=None)
+        return min(limits, key=lambda room: room.free_bytes, default=None)
 
     def _list_folders(self) -> list[tuple[Path, int]]:
         try:
@@ -237,8 +237,8 @@ class LiveMeter:
     def _read_temperature(self) -> float | None:
         read = getattr(self._psutil, "sensors_temperatures", None)  # not there on macOS and Windows
         sensors = read() if read is not None else {}
-        found = [float(entry.current) for entries in sensors.values() for entry in entries]
-        return max(filter(math.isfinite, found), default=None)
+        readings = [float(entry.current) for entries in sensors.values() for entry in entries]
+        return max(filter(math.isfinite, readings), default=None)
 
     def _read_battery(self) -> tuple[float | None, bool | None]:
         read = getattr(self._psutil, "sensors_battery", None)

@@ -57,16 +57,16 @@ def _describe_state() -> str:
         boot = _BOOT.read_text(encoding="utf-8")
     except OSError:
         return ""
-    folders = [(place, _read_change_time(place or ".")) for place in sys.path]
+    folders = [(folder, _read_change_time(folder or ".")) for folder in sys.path]
     variables = [os.environ.get(name, "") for name in _LIBRARIES]
     plain = [boot, platform.machine(), sys.executable, sys.version, folders, variables]
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
-def _read_change_time(place: str) -> int:
+def _read_change_time(folder: str) -> int:
     # To install or remove a package renames entries of its folder.
     try:
-        return os.stat(place).st_mtime_ns  # noqa: PTH116 - entries of sys.path are text of any kind
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116 - entries of sys.path are text of any kind
     except (OSError, ValueError):
         return 0
 

@@ -127,9 +127,9 @@ def _predict(options: argparse.Namespace) -> int:
             numbers = ", ".join(f"{number:.4g}" for number in prediction.numbers[:_SHOWN_CLASSES])
             sys.stdout.write(f"predicted: {numbers}{', ...' * (count > _SHOWN_CLASSES)}\n")
             return int(ExitCode.OK)
-        found = Counter(prediction.names).most_common()
-        classes = ", ".join(f"{name} ({times})" for name, times in found[:_SHOWN_CLASSES])
-        more = f" and {len(found) - _SHOWN_CLASSES} more classes" if len(found) > _SHOWN_CLASSES else ""
+        counts = Counter(prediction.names).most_common()
+        classes = ", ".join(f"{name} ({times})" for name, times in counts[:_SHOWN_CLASSES])
+        more = f" and {len(counts) - _SHOWN_CLASSES} more classes" if len(counts) > _SHOWN_CLASSES else ""
         sys.stdout.write(f"predicted: {classes}{more}\n")
     return int(ExitCode.OK)
 

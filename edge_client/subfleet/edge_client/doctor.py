@@ -86,10 +86,10 @@ def examine(options: DoctorOptions) -> Examination:
     packages = {name: try_package(module, name) for name, module in _NEEDED.items()}
     findings = [
         _check_python(),
-        *(check_package(*found) for found in packages.items()),
+        *(check_package(*entry) for entry in packages.items()),
         *_check_runtimes(profile, tried),
     ]
-    broken = {name for name, found in packages.items() if found.broken}
+    broken = {name for name, result in packages.items() if result.broken}
     # Read before memory is measured: the samples are there while the device trains.
     data = [] if options.data is None else [_check_data(profile, options.data, tried, broken)]
     memory, budget_bytes = _check_memory(profile, sum(taken_bytes for _, taken_bytes in data), broken)
@@ -162,26 +162,26 @@ def check_package(name: str, tried: TrialResult) -> Finding:
     return Finding(check=name, text=tried.text) if tried.works else _explain_unusable(name, tried)
 
 
-def _is_older(found: str, oldest: str) -> bool:
-    numbers = re.match(r"(\d+)\.(\d+)", found)  # a system's own build may tell none
+def _is_older(version: str, oldest: str) -> bool:
+    numbers = re.match(r"(\d+)\.(\d+)", version)  # a system's own build may have no version
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < tuple(map(int, oldest.split(".")))
 
 
 def _check_runtimes(profile: DeviceProfile, tried: Mapping[str, TrialResult]) -> list[Finding]:
     """Report the working runtimes, and each installed one that does not work."""
-    working = [f"{name} ({found.text})" for name, found in tried.items() if found.works]
+    working = [f"{name} ({result.text})" for name, result in tried.items() if result.works]
     text = f"none of {list(tried)} can be used with the provider {profile.provider!r}"
-    first = next((found for found in tried.values() if found.broken), next(iter(tried.values())))
+    first = next((result for result in tried.values() if result.broken), next(iter(tried.values())))
     findings = [
         Finding(check="runtimes", text=", ".join(working))
         if working
         else Finding(check="runtimes", code=first.code, text=text, remedy=first.sentence)
     ]
-    for name, found in tried.items():
-        if found.broken:
-            findings.append(_explain_unusable(f"runtime {name}", found))
-        elif not found.works:
-            findings.append(Finding(check=f"runtime {name}", text=f"not used, as {found.text}"))
+    for name, result in tried.items():
+        if result.broken:
+            findings.append(_explain_unusable(f"runtime {name}", result))
+        elif not result.works:
+            findings.append(Finding(check=f"runtime {name}", text=f"not used, as {result.text}"))
     return findings
 
 
@@ -195,7 +195,7 @@ def _check_data(
     """Report on the data, and return the memory of the samples during training."""
     for package in _READS_DATA & set(broken):
         return _skip_check("data", package), 0
-    names = [name for name, found in tried.items() if not found.broken] or list(tried)
+    names = [name for name, result in tried.items() if not result.broken] or list(tried)
     try:
         trainer, summary = choose_trainer(names, data, profile.provider, attempt=lambda name, _: tried[name])
     except Exception as error:  # noqa: BLE001 - see _failed

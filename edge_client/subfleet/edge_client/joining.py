@@ -91,7 +91,7 @@ def join(options: JoinOptions) -> None:
         summary = _summarise(opened.data, options)
         announced = describe_device(client_id, profile, opened.target, summary, meter, held_out=opened.held_out)
         settings = _make_settings(
-            announced, [one for one in (opened.data, opened.held_out) if one is not None], options
+            announced, [part for part in (opened.data, opened.held_out) if part is not None], options
         )
         known = KnownBroker(store.folder / KNOWN_BROKERS, address.where)
         device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.remembered(known))
@@ -125,8 +125,8 @@ def _make_settings(announced: Profile, data: Sequence[DataSummary], options: Joi
     """Make the agent's settings from its profile and its data."""
     return AgentSettings(
         profile=announced,
-        data_bytes=max(one.data_bytes for one in data),
-        streams=all(one.streams for one in data),
+        data_bytes=max(part.data_bytes for part in data),
+        streams=all(part.streams for part in data),
         leave_when_finished=options.leave_when_finished,
     )
 

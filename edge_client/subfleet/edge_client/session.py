@@ -305,7 +305,7 @@ class EdgeSession:
             case Weigh():
                 self._weigh(action)
             case PlaceModels():
-                self._place(action)
+                self._place_models(action)
             case _:
                 never(action)
 
@@ -372,7 +372,7 @@ class EdgeSession:
             _LOG.warning("the free disk space cannot be determined: %s", error)
             return None
 
-    def _place(self, action: PlaceModels) -> None:
+    def _place_models(self, action: PlaceModels) -> None:
         task_id = action.task.task_id
         try:
             self._events.append(ModelsPlaced(task_id=task_id, files=self._store.place_models(action.task)))

@@ -132,9 +132,9 @@ class AgentStore:
         self.blobs.pin(action.pinned)
         lacking = frozenset(blob.sha256 for blob in task.blobs if not self.blobs.has(blob))
         room_bytes = self.blobs.room_bytes
-        wanted_bytes = needed_bytes(task, lacking)
-        if wanted_bytes <= room_bytes:
-            self.blobs.make_room(wanted_bytes - self.blobs.count_begun_bytes(lacking))
+        required_bytes = needed_bytes(task, lacking)
+        if required_bytes <= room_bytes:
+            self.blobs.make_room(required_bytes - self.blobs.count_begun_bytes(lacking))
         return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
     def disk_budget_bytes(self, pinned: Set[str]) -> int:

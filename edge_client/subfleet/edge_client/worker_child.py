@@ -65,11 +65,11 @@ def main(arguments: Sequence[str]) -> None:
 
     # Not `sys.stdin`, which the end of the interpreter closes while a thread may still read it.
     source = os.fdopen(os.dup(0), "rb")
-    place = Workplace.of_line(source.readline())
-    log_to_standard_error(place.log_level, form=LOG_FORM)
+    workplace = Workplace.of_line(source.readline())
+    log_to_standard_error(workplace.log_level, form=LOG_FORM)
     orders = _Orders(source)
     try:
-        work, opened = _open(place)
+        work, opened = _open(workplace)
     except Exception as error:  # noqa: BLE001 - the rim: whatever it is, the agent says it
         _LOG.debug("no task can be done", exc_info=True)
         code, text = explain_error(error)
@@ -78,21 +78,21 @@ def main(arguments: Sequence[str]) -> None:
     tell(opened)
     while True:
         order = orders.next()
-        with _limit_memory(place, order):
+        with _limit_memory(workplace, order):
             outcome = work.do(order.task, order.memory_limit_bytes, orders.stopped(order))
-        tell(_check_report(TaskEnded(outcome=outcome, held_bytes=work.held_bytes), place.work_folder))
+        tell(_check_report(TaskEnded(outcome=outcome, held_bytes=work.held_bytes), workplace.work_folder))
 
 
-def _open(place: Workplace) -> tuple[TaskWork, Opened]:
-    trainer, summary = choose_trainer(place.runtimes, place.data, place.provider)
-    held_out = None if place.held_out is None else trainer.describe(place.held_out)
+def _open(workplace: Workplace) -> tuple[TaskWork, Opened]:
+    trainer, summary = choose_trainer(workplace.runtimes, workplace.data, workplace.provider)
+    held_out = None if workplace.held_out is None else trainer.describe(workplace.held_out)
     work = TaskWork(
         trainers={trainer.target: trainer},
-        blob_path=partial(_find_blob, place.blobs),
-        work_folder=place.work_folder,
-        data=place.data,
-        held_out=place.held_out,
-        threads=place.threads,
+        blob_path=partial(_find_blob, workplace.blobs),
+        work_folder=workplace.work_folder,
+        data=workplace.data,
+        held_out=workplace.held_out,
+        threads=workplace.threads,
     )
     return work, Opened(target=trainer.target, data=summary, held_out=held_out)
 
@@ -120,15 +120,15 @@ def _find_blob(folder: Path, blob: BlobRef) -> Path:
     raise FileError(f"blob {blob.sha256[:12]} is not in {str(folder)!r}; fetch it first")
 
 
-def _limit_memory(place: Workplace, order: Order) -> AbstractContextManager[None]:
+def _limit_memory(workplace: Workplace, order: Order) -> AbstractContextManager[None]:
     """Limit memory by the system during a task: the watch checks it only between steps.
 
     A graphics processor's driver maps memory that takes none, so that nothing is limited beside one.
     """
-    if place.provider != CPU:
+    if workplace.provider != CPU:
         return nullcontext()
     # Samples are read, and transformed into others, beside what is planned.
-    beside_bytes = 2 * order.data_bytes + _SPARE_BYTES + place.threads * _STACK_BYTES
+    beside_bytes = 2 * order.data_bytes + _SPARE_BYTES + workplace.threads * _STACK_BYTES
     return limit_growth(order.memory_limit_bytes + beside_bytes)
 
 

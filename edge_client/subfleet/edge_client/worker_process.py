@@ -55,9 +55,9 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, place: Workplace, *, stop_s: float = STOP_S, clock: Callable[[], float] = time.monotonic
+        self, workplace: Workplace, *, stop_s: float = STOP_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._place = place
+        self._workplace = workplace
         self._stop_s = stop_s
         self._clock = clock
         self._held_bytes = 0
@@ -66,7 +66,7 @@ class WorkerProcess:
         self._kill_at_s: float | None = None
         self._ready: Outcome | None = None
         self._problem: StartFailed | None = None
-        self._child = _Child(place)
+        self._child = _Child(workplace)
         try:
             self.opened = self._open()
         except BaseException:
@@ -123,7 +123,7 @@ class WorkerProcess:
     def _open(self) -> Opened:
         """Wait until the process is ready, as long as runtimes and data take to load."""
         line = self._child.line(None)
-        report = None if line in (None, _END) else decode_report(line, self._place.work_folder)
+        report = None if line in (None, _END) else decode_report(line, self._workplace.work_folder)
         if isinstance(report, Opened):
             return report
         if isinstance(report, StartFailed):
@@ -142,7 +142,7 @@ class WorkerProcess:
         if line == _END:
             return self._handle_exit()
         try:
-            report = decode_report(line, self._place.work_folder)
+            report = decode_report(line, self._workplace.work_folder)
         except ProtocolError as error:
             # The task's end may be lost with this line, so that the process must end with it.
             return self._fail_task(f"said what cannot be read ({error})", "failed")
@@ -173,7 +173,7 @@ class WorkerProcess:
             self._child.close()
             self._held_bytes = 0
             return None
-        discard(self._place.work_folder, task.task_id)
+        discard(self._workplace.work_folder, task.task_id)
         self._renew()
         available_bytes = min(self._memory_limit_bytes, task.planned_peak_bytes) // 2 if reason == "memory" else None
         detail = f"the process that did the task {how}"
@@ -188,13 +188,13 @@ class WorkerProcess:
     def _renew(self) -> None:
         self._child.close()
         self._held_bytes, self._problem = 0, None
-        self._child = _Child(self._place)
+        self._child = _Child(self._workplace)
 
 
 class _Child:
     """One run of the worker process, with its pipes. It shares this process's standard error."""
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(self, workplace: Workplace) -> None:
         # A session of its own: Ctrl-C at the terminal is for the agent.
         self._popen = subprocess.Popen(
             make_child_command(_CHILD, str(os.getpid())),
@@ -205,7 +205,7 @@ class _Child:
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="subfleet-worker", daemon=True)
         self._reader.start()
-        self.send(place.line())
+        self.send(workplace.line())
 
     @property
     def process_id(self) -> int:

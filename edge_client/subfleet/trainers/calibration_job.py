@@ -60,7 +60,7 @@ def _calibrate(job: Job[Calibrate], context: JobContext) -> Tally:
         _add(sums, call, weights, layout)
         context.watch.check()
     tally.end(host.now_s() - started_s)
-    write_arrays(job.output_path, {name: array for one in sums.values() for name, array in one.arrays().items()})
+    write_arrays(job.output_path, {name: array for norm in sums.values() for name, array in norm.arrays().items()})
     return tally
 
 
@@ -113,5 +113,5 @@ def _make_zero_statistics(layout: StepLayout, norms: Mapping[str, object]) -> di
 
 def _add(sums: Mapping[str, _Sums], call: ProgramCall, weights: Mapping[str, Array], layout: StepLayout) -> None:
     samples = int(np.count_nonzero(call.fed[layout.sample_mask.name]))
-    for name, one in sums.items():
-        one.add(samples, weights[f"{name}.{_MEAN}"], weights[f"{name}.{_VARIANCE}"])
+    for name, norm in sums.items():
+        norm.add(samples, weights[f"{name}.{_MEAN}"], weights[f"{name}.{_VARIANCE}"])

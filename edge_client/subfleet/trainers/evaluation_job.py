@@ -80,12 +80,12 @@ def evaluate_job(
 def _average(results: Sequence[EvaluationResult]) -> EvaluationResult:
     """Average the results of a population, with the score of each path."""
     return EvaluationResult(
-        loss=fmean(one.loss for one in results),
-        accuracy=fmean(one.accuracy for one in results),
+        loss=fmean(result.loss for result in results),
+        accuracy=fmean(result.accuracy for result in results),
         sample_count=results[0].sample_count,
         label_count=results[0].label_count,
         measured_peak_bytes=results[0].measured_peak_bytes,
-        scores=tuple(PathScore(loss=one.loss, accuracy=one.accuracy) for one in results),
+        scores=tuple(PathScore(loss=result.loss, accuracy=result.accuracy) for result in results),
     )
 
 
@@ -98,8 +98,10 @@ def _find_path(links: Sequence[Link], operators: Sequence[str]) -> Path:
     path = tuple(stage for stage in list_stages(links) if stage.operator.name == named.get(stage.link, ""))
     if len(path) != len(links):
         known = {(stage.link, stage.operator.name) for stage in path}
-        odd = next(one for one in named.items() if one not in known)
-        raise ProtocolError(f"a path names the operator {odd[1]!r:.80} of {odd[0]!r:.80}, which the subspace lacks")
+        unknown = next(choice for choice in named.items() if choice not in known)
+        raise ProtocolError(
+            f"a path names the operator {unknown[1]!r:.80} of {unknown[0]!r:.80}, which the subspace lacks"
+        )
     return path
 
 
@@ -107,7 +109,10 @@ def _load(job: Job[Evaluate], loaded: Loaded, links: Sequence[Link], paths: Sequ
     """Load the operators of the paths, if the largest path fits the memory limit."""
     used = {(stage.link, stage.operator.name) for path in paths for stage in path}
     needed = tuple(
-        Link(name=link.name, operators=tuple(one for one in link.operators if (link.name, one.name) in used))
+        Link(
+            name=link.name,
+            operators=tuple(operator for operator in link.operators if (link.name, operator.name) in used),
+        )
         for link in links
     )
     held_bytes = loaded.layout.chain.plan_memory(links).held_bytes

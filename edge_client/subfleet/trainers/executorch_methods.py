@@ -77,15 +77,15 @@ def check_manifest(manifest: ProgramManifest, shapes: MethodShapes) -> None:
     Raises:
         TrainingError: they differ; names the first value that does.
     """
-    for kind, named, found in (
+    for kind, named, actual in (
         ("inputs", manifest.inputs, shapes.inputs),
         ("outputs", manifest.outputs, shapes.outputs),
     ):
-        if len(named) != len(found):
+        if len(named) != len(actual):
             raise TrainingError(
-                f"the program has {len(found)} {kind}, but its manifest names {len(named)}; it must be exported again"
+                f"the program has {len(actual)} {kind}, but its manifest names {len(named)}; it must be exported again"
             )
-        for value, (dtype, shape) in zip(named, found, strict=True):
+        for value, (dtype, shape) in zip(named, actual, strict=True):
             if (_DTYPES.get(value.dtype, value.dtype), value.shape) != (dtype, shape):
                 raise TrainingError(
                     f"the program's {value.name!r:.80} is {dtype} of shape {shape}, but its manifest says "

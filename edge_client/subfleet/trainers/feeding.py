@@ -148,11 +148,11 @@ def make_scoring_batches(
 
 def _take_round_part(job: Job[Train | Calibrate], dataset: Dataset) -> Dataset:
     """Select the samples of a round of training."""
-    kept = job.work.settings.round_count(len(dataset))
-    if kept == len(dataset):
+    count = job.work.settings.round_count(len(dataset))
+    if count == len(dataset):
         return dataset
     part = draw_round_part(
-        len(dataset), kept, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id
+        len(dataset), count, seed=job.work.settings.seed, round_number=job.round, client_id=job.client_id
     )
     return dataset.take(part)
 
@@ -194,8 +194,8 @@ def _make_batch_calls(
     """Yield the calls of a batch's parts; `last` marks the last batch."""
     parts = list(batch)
     counts = [_count_labels(labels[part], part_mask) for part, part_mask in parts]
-    for place, (part, part_mask) in enumerate(parts):
-        ends_batch = place == len(parts) - 1
+    for index, (part, part_mask) in enumerate(parts):
+        ends_batch = index == len(parts) - 1
         scalars = {layout.batch_weight: sum(counts), layout.apply: float(ends_batch)}
         # Under no name here, so that it is free before the next call's is made.
         yield ProgramCall(
@@ -204,10 +204,10 @@ def _make_batch_calls(
                 layout.input.name: look(part, part_mask),
                 layout.label.name: labels[part],
                 layout.sample_mask.name: part_mask,
-                **_draw_random(layout, origin, place),
+                **_draw_random(layout, origin, index),
                 **{value.name: np.array(number, np.float32) for value, number in scalars.items() if value},
             },
-            count=counts[place],
+            count=counts[index],
             batch_count=sum(counts),
             ends_batch=ends_batch,
             last=ends_batch and last,
@@ -222,8 +222,8 @@ def _count_labels(labels: Labels, mask: npt.NDArray[np.float32]) -> float:
 
 def _draw_random(layout: StepLayout, origin: StepOrigin, part: int) -> dict[str, Array]:
     return {
-        value.name: step_random(value.shape, origin, place=place, part=part)
-        for place, value in enumerate(layout.random)
+        value.name: step_random(value.shape, origin, index=index, part=part)
+        for index, value in enumerate(layout.random)
     }
 
 

@@ -120,15 +120,15 @@ def open_context(
     layout = read_layout(manifest, evaluates=isinstance(job.work, Evaluate))
     dataset = read_data(job, layout.values)
     sha256 = hash_program(job.program_path)
-    kept = host.take(sha256, job.threads)
-    before_bytes = 0 if kept is None else kept.loaded.planned_bytes
-    watch = host.watch(job.memory_limit_bytes, held_bytes=0 if kept is None else kept.held_bytes)
+    package = host.take(sha256, job.threads)
+    before_bytes = 0 if package is None else package.loaded.planned_bytes
+    watch = host.watch(job.memory_limit_bytes, held_bytes=0 if package is None else package.held_bytes)
     try:
-        if kept is None:
+        if package is None:
             programs = runtime.programs(job.threads)
             loaded = Loaded(sha256=sha256, target=target, threads=job.threads, layout=layout, programs=programs)
         else:
-            loaded = kept.loaded
+            loaded = package.loaded
         watch.check()
         yield JobContext(dataset=dataset, loaded=loaded, watch=watch, host=host, stopped=stopped)
         watch.check()
@@ -136,7 +136,7 @@ def open_context(
         # What a package holds is counted once, in the job that loaded it. Counted anew in each, all that a job adds to
         # the process and gives back after it (its thread's stack) would be added to it again and again.
         grown_bytes = loaded.planned_bytes - before_bytes
-        held_bytes = watch.held_bytes() if kept is None else max(kept.held_bytes + grown_bytes, 0)
+        held_bytes = watch.held_bytes() if package is None else max(package.held_bytes + grown_bytes, 0)
         host.keep(loaded, held_bytes=held_bytes, limit_bytes=job.memory_limit_bytes)
     finally:
         host.release()

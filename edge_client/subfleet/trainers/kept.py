@@ -68,8 +68,8 @@ class Slot:
     @property
     def held_bytes(self) -> int:
         """Memory that the kept package holds; 0 where there is none."""
-        kept = self._kept
-        return 0 if kept is None else kept.held_bytes
+        package = self._kept
+        return 0 if package is None else package.held_bytes
 
     @property
     def shared(self) -> bool:
@@ -78,10 +78,10 @@ class Slot:
 
     def take(self, sha256: str, threads: int) -> Kept | None:
         """Take the kept package if it has this digest and number of threads; otherwise it is dropped."""
-        kept, self._kept = self._kept, None
-        if kept is None or (kept.loaded.sha256, kept.loaded.threads) != (sha256, threads):
+        package, self._kept = self._kept, None
+        if package is None or (package.loaded.sha256, package.loaded.threads) != (sha256, threads):
             return None
-        return kept
+        return package
 
     def keep(self, loaded: Loaded, *, held_bytes: int, limit_bytes: int) -> None:
         """Keep a package for the next job, unless it holds too much of the last one's memory limit."""

@@ -35,20 +35,20 @@ def select_values(values: Iterable[ValueInfo], accepts: Callable[[ValueInfo], bo
     return tuple(value for value in values if accepts(value))
 
 
-def get_one(values: Iterable[ValueInfo], role: Role) -> ValueInfo:
+def get_required(values: Iterable[ValueInfo], role: Role) -> ValueInfo:
     """Get the only value of a role; raises ProtocolError if there is none or more than one."""
-    found = get_optional(values, role)
-    if found is None:
+    value = get_optional(values, role)
+    if value is None:
         raise ProtocolError(f"the program has no value of role {role!r}, but must have 1")
-    return found
+    return value
 
 
 def get_optional(values: Iterable[ValueInfo], role: Role) -> ValueInfo | None:
     """Get the only value of a role, or None; raises ProtocolError if there are several."""
-    found = select_values(values, lambda value: value.role == role)
-    if len(found) > 1:
-        raise ProtocolError(f"the program has {len(found)} values of role {role!r}, but may have 1")
-    return found[0] if found else None
+    selected = select_values(values, lambda value: value.role == role)
+    if len(selected) > 1:
+        raise ProtocolError(f"the program has {len(selected)} values of role {role!r}, but may have 1")
+    return selected[0] if selected else None
 
 
 def check_values(manifest: ProgramManifest, purpose: str) -> None:
@@ -71,9 +71,9 @@ def check_values(manifest: ProgramManifest, purpose: str) -> None:
 
 def check_tensors(weights: Iterable[ValueInfo]) -> None:
     """Check that no two parameters or buffers share a tensor; raises ProtocolError."""
-    found = list(weights)
-    names = [value.tensor for value in found]
-    if not any(value.role == "parameter" for value in found) or "" in names or len(set(names)) != len(names):
+    stored = list(weights)
+    names = [value.tensor for value in stored]
+    if not any(value.role == "parameter" for value in stored) or "" in names or len(set(names)) != len(names):
         raise ProtocolError("a program must have one parameter or more, each of a tensor of its own")
 
 
@@ -193,10 +193,10 @@ def read_step_layout(manifest: ProgramManifest) -> StepLayout:
     count, squares = get_optional(manifest.outputs, "count"), get_optional(manifest.outputs, "squares")
     return StepLayout(
         batch_size=manifest.batch_size,
-        input=get_one(manifest.inputs, "input"),
-        label=get_one(manifest.inputs, "label"),
-        sample_mask=get_one(manifest.inputs, "sample_mask"),
-        learning_rate=get_one(manifest.inputs, "learning_rate"),
+        input=get_required(manifest.inputs, "input"),
+        label=get_required(manifest.inputs, "label"),
+        sample_mask=get_required(manifest.inputs, "sample_mask"),
+        learning_rate=get_required(manifest.inputs, "learning_rate"),
         random=select_values(manifest.inputs, lambda value: value.role == "random"),
         coefficients=select_values(manifest.inputs, lambda value: value.role == "coefficient"),
         class_mask=get_optional(manifest.inputs, "class_mask"),
@@ -207,8 +207,8 @@ def read_step_layout(manifest: ProgramManifest) -> StepLayout:
         frozen=frozen,
         zeroed=select_values(manifest.inputs, lambda value: value.role in _CARRIED and value.role not in _STORED),
         carried=match_carried(manifest.inputs, manifest.outputs),
-        loss=get_one(manifest.outputs, "loss").name,
-        correct=get_one(manifest.outputs, "correct").name,
+        loss=get_required(manifest.outputs, "loss").name,
+        correct=get_required(manifest.outputs, "correct").name,
         count="" if count is None else count.name,
         squares="" if squares is None else squares.name,
     )
@@ -287,17 +287,17 @@ def read_evaluation_layout(manifest: ProgramManifest) -> EvaluationLayout:
     _check_roles(manifest)
     weights = select_values(manifest.inputs, lambda value: value.role in ("parameter", "buffer"))
     check_tensors(weights)
-    label, logits = get_one(manifest.inputs, "label"), get_one(manifest.outputs, "logits")
+    label, logits = get_required(manifest.inputs, "label"), get_required(manifest.outputs, "logits")
     _check_logits(logits, label)
     return EvaluationLayout(
         batch_size=manifest.batch_size,
-        input=get_one(manifest.inputs, "input"),
+        input=get_required(manifest.inputs, "input"),
         label=label,
-        sample_mask=get_one(manifest.inputs, "sample_mask"),
+        sample_mask=get_required(manifest.inputs, "sample_mask"),
         weights=weights,
-        loss=get_one(manifest.outputs, "loss").name,
-        correct=get_one(manifest.outputs, "correct").name,
-        count=get_one(manifest.outputs, "count").name,
+        loss=get_required(manifest.outputs, "loss").name,
+        correct=get_required(manifest.outputs, "correct").name,
+        count=get_required(manifest.outputs, "count").name,
         logits=logits.name,
     )
 

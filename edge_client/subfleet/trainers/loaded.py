@@ -55,13 +55,13 @@ class Loaded:
             FileError: the packed program cannot be read.
             ProtocolError: it is not what its manifest says.
         """
-        room = self.layout.chain.plan_memory(links)
-        drawable, left_bytes = room.select_operators(job.memory_limit_bytes)
+        memory = self.layout.chain.plan_memory(links)
+        drawable, left_bytes = memory.select_operators(job.memory_limit_bytes)
         if not drawable:
             # Nothing is allocated on the word of a received manifest alone.
-            raise MemoryLimitError(needed_bytes=room.least_peak_bytes, limit_bytes=job.memory_limit_bytes)
+            raise MemoryLimitError(needed_bytes=memory.least_peak_bytes, limit_bytes=job.memory_limit_bytes)
         drawable = self.load(drawable, job, drops=drops)
-        least_bytes = sum(min(one.kept_bytes for one in link.operators) for link in drawable)
+        least_bytes = sum(min(operator.kept_bytes for operator in link.operators) for link in drawable)
         if least_bytes > left_bytes:
             needed_bytes = job.memory_limit_bytes + least_bytes - left_bytes
             raise MemoryLimitError(needed_bytes=needed_bytes, limit_bytes=job.memory_limit_bytes)
@@ -104,13 +104,13 @@ class Loaded:
                 self.refused[piece] = str(error)
 
     def _drop_refused(self, link: Link) -> Link:
-        left = tuple(one for one in link.operators if one.piece not in self.refused)
-        for one in link.operators:
-            if one.piece in self.refused:
-                why = self.refused[one.piece]
+        left = tuple(operator for operator in link.operators if operator.piece not in self.refused)
+        for operator in link.operators:
+            if operator.piece in self.refused:
+                why = self.refused[operator.piece]
                 if not link.open:
                     raise LoadError(why)
                 if not left:
                     raise LoadError(f"no operator of link {link.name!r:.80} can be loaded, the last because {why}")
-                _LOG.warning("operator %s of %s is never drawn: %s", one.name, link.name, why)
+                _LOG.warning("operator %s of %s is never drawn: %s", operator.name, link.name, why)
         return Link(name=link.name, operators=left)

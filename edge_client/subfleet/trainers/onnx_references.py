@@ -107,36 +107,36 @@ def _read_operator(kind: str, number: int, value: int | memoryview) -> bytes:
 
 def _read_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """The fields of a message: numbers with a value, or with the bytes of what has no number for its value."""
-    place = 0
-    while place < len(message):
-        tag, place = _read_varint(message, place)
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < tag < _END_OF_TAGS or number == 0:
             raise _make_error(f"a field has the tag {tag}")
         if wire_type == _VARINT:
-            value, place = _read_varint(message, place)
+            value, position = _read_varint(message, position)
             yield number, value
             continue
         if wire_type == _BYTES:
-            size, place = _read_varint(message, place)
+            size, position = _read_varint(message, position)
         elif wire_type in _FIXED_BYTES:
             size = _FIXED_BYTES[wire_type]
         else:
             raise _make_error(f"a field has the wire type {wire_type}")
-        if size > len(message) - place:
-            raise _make_error(f"a field of {size} bytes stands where {len(message) - place} are left")
-        yield number, message[place : place + size]
-        place += size
+        if size > len(message) - position:
+            raise _make_error(f"a field of {size} bytes stands where {len(message) - position} are left")
+        yield number, message[position : position + size]
+        position += size
 
 
-def _read_varint(message: memoryview, place: int) -> tuple[int, int]:
+def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
     """Read a number of variable length; returns it with the position behind it."""
     number = 0
-    for index in range(min(_MOST_VARINT_BYTES, len(message) - place)):
-        byte = message[place + index]
+    for index in range(min(_MOST_VARINT_BYTES, len(message) - position)):
+        byte = message[position + index]
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            return number, place + index + 1
+            return number, position + index + 1
     raise _make_error("a number has no end")
 
 

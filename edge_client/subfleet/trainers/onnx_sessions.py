@@ -76,12 +76,12 @@ def open_session(
     return call_guarded(lambda: runtime.InferenceSession(bytes(model), options, providers=providers), what)
 
 
-def check_values(kind: str, named: tuple[ValueInfo, ...], found: Any) -> None:
+def check_values(kind: str, named: tuple[ValueInfo, ...], actual: Any) -> None:
     """Compare a session's inputs or outputs with those of its manifest; raises TrainingError where they differ."""
     expected = {(value.name, _TYPES.get(value.dtype, value.dtype), value.shape) for value in named}
-    given = {(value.name, value.type, tuple(value.shape)) for value in found}
-    if expected != given:
-        odd = sorted(str(entry) for entry in expected ^ given)
+    present = {(value.name, value.type, tuple(value.shape)) for value in actual}
+    if expected != present:
+        odd = sorted(str(entry) for entry in expected ^ present)
         raise TrainingError(
             f"the program's {kind} are not those of its manifest, first {odd[0]:.120}; it must be exported again"
         )
@@ -107,9 +107,9 @@ def call_guarded(call: Callable[[], Any], what: str = "ONNX Runtime refused the 
         if any(words in str(error) for words in _NO_MEMORY):
             raise MemoryError(str(error)) from error
         for kind, pattern in _TOO_NEW:
-            if found := pattern.search(str(error)):
+            if match := pattern.search(str(error)):
                 raise TrainingError(
-                    f"{what}: it is of {kind} {found[1]}, but this runtime reads {found[2]} at most; install a newer "
+                    f"{what}: it is of {kind} {match[1]}, but this runtime reads {match[2]} at most; install a newer "
                     "runtime, or export with an older toolchain"
                 ) from error
         reason = _OWN_SOURCE.sub("", str(error).strip().partition("\n")[0], count=1)

@@ -154,11 +154,11 @@ def predict_dataset(model: Model, dataset: Dataset) -> Prediction:
     tally = MetricTally(kind, outputs.shape[-1], by_class=True)
     tally.add(outputs, labels)
     metrics = compute_metrics(kind, tally.totals(_compute_loss(outputs, labels) if kind.over_classes else 0.0))
-    found = _predict(kind, outputs)
+    predictions = _predict(kind, outputs)
     numbers = kind.labels == "numbers"
     return Prediction(
-        labels=() if numbers else tuple(int(label) for label in found.ravel()),
-        numbers=tuple(float(number) for number in found.ravel()) if numbers else (),
+        labels=() if numbers else tuple(int(label) for label in predictions.ravel()),
+        numbers=tuple(float(number) for number in predictions.ravel()) if numbers else (),
         metrics=metrics,
         headline=kind.headline,
         classes=form.classes,
@@ -171,12 +171,13 @@ def _run_batch(model: Model, dataset: Dataset, start: int) -> npt.NDArray[np.flo
     part = dataset.inputs[start : start + batch_size]
     missing = batch_size - len(part)
     padded = np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
-    found = model.infer(padded)
-    if found.shape[:1] != (batch_size,) or not np.issubdtype(found.dtype, np.floating):
+    logits = model.infer(padded)
+    if logits.shape[:1] != (batch_size,) or not np.issubdtype(logits.dtype, np.floating):
         raise TrainingError(
-            f"the model gives {found.dtype} of shape {found.shape}, but must give outputs of shape ({batch_size}, ...)"
+            f"the model gives {logits.dtype} of shape {logits.shape}, but must give outputs of shape "
+            f"({batch_size}, ...)"
         )
-    real = np.asarray(found[: len(part)], np.float32)
+    real = np.asarray(logits[: len(part)], np.float32)
     return real if real.ndim > 1 else real[:, np.newaxis]
 
 

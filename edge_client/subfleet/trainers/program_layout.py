@@ -129,7 +129,7 @@ class ProgramLayout:
             raise ProtocolError("the program is a chain, but the task names no paths through it; name another")
 
     def links(self, choices: Mapping[str, Collection[str]]) -> tuple[Link, ...]:
-        """The links of a subspace; see `Chain.kept`. A plain program has no choices: they were made before."""
+        """List the links of a subspace; see `Chain.restrict`. A plain program has no choices."""
         return self.chain.links if self.plain else self.chain.restrict(choices)
 
     def weights(self, links: Sequence[Link]) -> tuple[ValueInfo, ...]:

@@ -47,7 +47,7 @@ class ProgramSession:
         self._programs = loaded.programs
         self._runs = loaded.runs
         self._trains = isinstance(self._layout.values, StepLayout)
-        self._told = tuple(self._layout.read_outputs.items())
+        self._reported = tuple(self._layout.read_outputs.items())
         self._constants = {name: self._programs.hold(array) for name, array in constants.items()}
         self._held = {stage: self._hold_first(stage, weights) for stage in list_stages(links)}
         self._spare: dict[Key, Value] = self._make_twins() if self._layout.plain else {}
@@ -101,9 +101,9 @@ class ProgramSession:
         """Return weights and buffers by the network's names, and release everything."""
         # The spare set goes first, so that a copy from another device finds its memory free.
         self._spare, self._constants, self._turns = {}, {}, []
-        found = self._collect("parameter", "buffer")
+        state = self._collect("parameter", "buffer")
         self._held = {}
-        return found
+        return state
 
     def _collect(self, *roles: Role, copies: bool = False) -> dict[str, Array]:
         return {
@@ -211,7 +211,7 @@ class ProgramSession:
         return Operands(values=values, spare=spare)
 
     def _read_outputs(self, given: Mapping[Role, Value]) -> Mapping[str, Array]:
-        return {name: self._programs.array(given[role]) for role, name in self._told if role in given}
+        return {name: self._programs.array(given[role]) for role, name in self._reported if role in given}
 
 
 def _sum_squares(array: _Floats) -> float:

@@ -152,7 +152,9 @@ def unpack(package: Program) -> Callable[[str], Program]:
         return lambda _: package
     bodies = decode_container(package.body).tensors
     pieces = {piece.name: piece for piece in package.manifest.pieces}
-    memory = MemoryPlan(activation_bytes=max(one.peak_bytes for link in chain.links for one in link.operators))
+    memory = MemoryPlan(
+        activation_bytes=max(operator.peak_bytes for link in chain.links for operator in link.operators)
+    )
 
     def program(name: str) -> Program:
         if name not in bodies:

@@ -57,8 +57,8 @@ def score_job(job: Job[Score], stopped: Callable[[], bool], *, target: str, runt
                 context.check_stopped("scoring was stopped")
                 session.step(path, fed)
                 context.watch.check()
-            found = session.gradients()
+            gradient = session.gradients()
             del session
-            gradients.append({name: array for name, array in found.items() if array.ndim >= _LAYER_DIMENSIONS})
-            del found
+            gradients.append({name: array for name, array in gradient.items() if array.ndim >= _LAYER_DIMENSIONS})
+            del gradient
         return zico(gradients)

@@ -69,8 +69,8 @@ class TorchRuntime:
         def infer(samples: Array) -> Array:
             with torch.no_grad():
                 logits = _call_guarded(lambda: module(_make_tensor(samples, self._provider)))
-            found: Array = logits.cpu().numpy()
-            return found
+            outputs: Array = logits.cpu().numpy()
+            return outputs
 
         form = ModelForm(
             sample_shape=described.model.input_shape,
@@ -108,8 +108,8 @@ class _TorchPrograms:
 
     def array(self, value: Value) -> Array:
         """See `Programs.array`."""
-        found: Array = value.cpu().numpy()
-        return found
+        array: Array = value.cpu().numpy()
+        return array
 
     def _run(
         self, step: "Step", operands: Operands, fed: Mapping[str, Value], *, last: bool = False

@@ -39,7 +39,7 @@ class DrawnPaths:
     ) -> None:
         self._links = tuple(drawable)
         self._stages = {(stage.link, stage.operator.name): stage for stage in list_stages(drawable)}
-        self._counts = {link.name: {one.name: 0 for one in link.operators} for link in subspace if link.open}
+        self._counts = {link.name: {operator.name: 0 for operator in link.operators} for link in subspace if link.open}
         self._make_draws = None if settings is None else _make_draws(drawable, settings, left_bytes)
 
     def draw(self, origin: StepOrigin) -> Path:
@@ -65,15 +65,15 @@ def _make_draws(drawable: Sequence[Link], settings: PathSettings, left_bytes: in
     stages = [
         PathPlace(
             name=link.name,
-            operators=tuple(one.name for one in link.operators),
-            costs=tuple((one.forward_macs, one.kept_bytes) for one in link.operators),
+            operators=tuple(operator.name for operator in link.operators),
+            costs=tuple((operator.forward_macs, operator.kept_bytes) for operator in link.operators),
         )
         for link in drawable
     ]
     try:
         return PathDrawer(stages, (settings.forward_macs, left_bytes), settings.sampler)
     except ConfigError as error:
-        least_macs = sum(min(one.forward_macs for one in link.operators) for link in drawable)
+        least_macs = sum(min(operator.forward_macs for operator in link.operators) for link in drawable)
         raise ProtocolError(
             f"a path may take {settings.forward_macs} multiplications and keep {left_bytes} bytes, but none of the "
             f"task's subspace does: the cheapest takes {least_macs} multiplications; allow more"

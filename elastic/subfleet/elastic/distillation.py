@@ -67,10 +67,10 @@ def distil(
     Args:
         network: the network.
         state: the full model's tensors by name.
-        architectures: the students; each of their divergences counts equally. One that is there twice counts twice, and
-            costs no more than once.
-        settings: how.
-        seed: of the noise.
+        architectures: the students; each of their divergences counts equally. A student that is listed twice counts
+            twice, at the cost of one.
+        settings: mode, iterations, batch size, learning rate and temperature.
+        seed: seed of the noise.
 
     Returns:
         The new full model; it shares no memory with the old one where it differs.

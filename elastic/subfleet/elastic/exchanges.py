@@ -96,7 +96,7 @@ def _narrow(tensor_map: Replicate, tensor: Tensor) -> Tensor:
     narrowed = tensor.reshape(tensor_map.unfolded).double()
     for dim, (source, reads) in enumerate(zip(tensor_map.sources, tensor_map.reads, strict=True)):
         if source is not None:
-            count = tensor_map.kept[dim]
+            count = tensor_map.unfolded_local[dim]
             cut = narrowed.narrow(dim, count, narrowed.shape[dim] - count).sum(dim, keepdim=True)
             narrowed = narrowed.narrow(dim, 0, count) + (cut / count if reads else 0.0)
     return narrowed.reshape(tensor_map.local).to(tensor.dtype)

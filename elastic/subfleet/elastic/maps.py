@@ -35,13 +35,13 @@ class Gather:
         index: a slice for each factor; or, if the indices of any factor are not a slice, an index tensor for each,
             shaped to broadcast against the others.
         unfolded: shape of the full tensor with one dimension for each factor; None if no dimension is a product.
-        kept: the same shape of the local tensor.
+        unfolded_local: the same shape of the local tensor.
         local: shape of the local tensor.
     """
 
     index: tuple[slice, ...] | tuple[Tensor, ...]
     unfolded: tuple[int, ...] | None = None
-    kept: tuple[int, ...] | None = None
+    unfolded_local: tuple[int, ...] | None = None
     local: tuple[int, ...] | None = None
 
     def extract(self, tensor: Tensor) -> Tensor:
@@ -52,10 +52,10 @@ class Gather:
 
     def scatter(self, local: Tensor, into: Tensor) -> None:
         """Add `local` to its elements of `into`, in place. Every index occurs once, so nothing is added twice."""
-        if self.unfolded is None or self.kept is None:
+        if self.unfolded is None or self.unfolded_local is None:
             into[self.index] += local
         else:
-            into.view(self.unfolded)[self.index] += local.reshape(self.kept)
+            into.view(self.unfolded)[self.index] += local.reshape(self.unfolded_local)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,8 +81,8 @@ def tensor_maps(network: Network, architecture: Architecture) -> dict[str, Tenso
     """
     names = network.shapes(architecture)
     sizes = {name: axis.size for name, axis in network.axes.items()}
-    kept = {name: kept_indices(architecture.make_index_set(name), size) for name, size in sizes.items()}
-    return {name: _gather_of(network.tensors[name], sizes, kept) for name in names}
+    indices = {name: kept_indices(architecture.make_index_set(name), size) for name, size in sizes.items()}
+    return {name: _gather_of(network.tensors[name], sizes, indices) for name in names}
 
 
 def placements(network: Network, architecture: Architecture) -> tuple[Placement, ...]:
@@ -161,24 +161,24 @@ def overwrite(tensor_map: TensorMap, local: Tensor, full: Tensor) -> Tensor:
     return torch.where(held > 0, embed(tensor_map, local, shape), full)
 
 
-def _gather_of(decl: TensorDecl, sizes: Mapping[str, int], kept: Mapping[str, Sequence[int]]) -> Gather:
+def _gather_of(decl: TensorDecl, sizes: Mapping[str, int], indices: Mapping[str, Sequence[int]]) -> Gather:
     """Create the map that keeps some indices of each axis.
 
     Args:
         decl: the tensor.
         sizes: sizes of the axes in the tensor that is cut.
-        kept: kept indices of each axis.
+        indices: kept indices of each axis.
     """
     factors = [factor for dim in decl.factors for factor in dim]
-    indices = [range(factor) if isinstance(factor, int) else kept[factor] for factor in factors]
-    index = _index(indices)
+    of_factors = [range(factor) if isinstance(factor, int) else indices[factor] for factor in factors]
+    index = _index(of_factors)
     if len(factors) == len(decl.shape):
         return Gather(index=index)
     return Gather(
         index=index,
         unfolded=factor_sizes(factors, sizes),
-        kept=tuple(map(len, indices)),
-        local=decl.local_shape({name: len(own) for name, own in kept.items()}),
+        unfolded_local=tuple(map(len, of_factors)),
+        local=decl.local_shape({name: len(own) for name, own in indices.items()}),
     )
 
 

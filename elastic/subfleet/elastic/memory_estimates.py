@@ -71,10 +71,10 @@ class MemoryEstimates:
 
     @classmethod
     def unpack(cls, content: bytes) -> "MemoryEstimates":
-        """What `packed` wrote.
+        """Decode the content that `pack` encoded.
 
         Raises:
-            ProtocolError: it did not write that.
+            ProtocolError: the content holds no cost estimates.
         """
         arrays = decode_arrays(content)
         try:

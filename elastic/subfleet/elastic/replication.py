@@ -52,7 +52,7 @@ class Replicate:
         shares: for each factor, the share of each index among the copies of one, float64 with sum 1 per copied index.
         reads: whether the tensor reads the factor.
         unfolded: shape of the full tensor with one dimension for each factor.
-        kept: the same shape of the local tensor.
+        unfolded_local: the same shape of the local tensor.
         local: shape of the local tensor.
     """
 
@@ -60,7 +60,7 @@ class Replicate:
     shares: tuple[Tensor | None, ...]
     reads: tuple[bool, ...]
     unfolded: tuple[int, ...]
-    kept: tuple[int, ...]
+    unfolded_local: tuple[int, ...]
     local: tuple[int, ...]
 
     def extract(self, tensor: Tensor) -> Tensor:
@@ -68,14 +68,14 @@ class Replicate:
         result = tensor.reshape(self.unfolded).double()
         for dim, source, share, reads in self._iterate_copies(result.device):
             shape = [*result.shape]
-            shape[dim] = self.kept[dim]
+            shape[dim] = self.unfolded_local[dim]
             counted = result if reads else result * _along(share, dim, result.dim())
             result = result.new_zeros(shape).index_add_(dim, source, counted)
         return result.reshape(self.local).to(tensor.dtype)
 
     def scatter(self, local: Tensor, into: Tensor) -> None:
         """Add to a full tensor: computed indices to every copy, and read indices by the copy's share."""
-        result = local.reshape(self.kept).double()
+        result = local.reshape(self.unfolded_local).double()
         for dim, source, share, reads in self._iterate_copies(result.device):
             copied = result.index_select(dim, source)
             result = copied * _along(share, dim, result.dim()) if reads else copied
@@ -247,7 +247,7 @@ class Replication:
             ),
             reads=tuple(index > 0 and decl.role in _READING for index, dim in enumerate(decl.factors) for _ in dim),
             unfolded=factor_sizes(factors, whole),
-            kept=factor_sizes(factors, sizes),
+            unfolded_local=factor_sizes(factors, sizes),
             local=local,
         )
 

@@ -1,4 +1,4 @@
-"""Settings of the robust rules, which need every single update; `subfleet.elastic.robust_rules` computes them."""
+"""Settings of the robust rules, which read each update on its own; `subfleet.elastic.robust_rules` applies them."""
 
 import typing
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ class CoordinateMedian:
     an even number of values it is the mean of the middle two.
 
     Attributes:
-        least_clients: elements that fewer clients hold have no median that withstands anybody.
-        otherwise: what becomes of these: "mean", the weighted mean, so that the widest parts of the model still learn;
-            or "stay" as they were.
+        least_clients: number of clients that must hold an element for its median to be taken.
+        otherwise: what happens to elements that fewer clients hold: "mean" takes the weighted mean, so that the widest
+            parts of the model still learn; "stay" leaves them as they were.
     """
 
     TYPE: ClassVar[str] = "coordinate_median"
@@ -72,12 +72,12 @@ class MultiKrum:
 
     Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017, section 4.
     Distances are taken on the elements that all clients hold. A client's score is the sum of its n - f - 2 smallest
-    squared distances, and the n - f clients with the smallest scores are averaged, each wherever it holds an element:
-    what lies outside the common part is only as safe as their choice.
+    squared distances, and the n - f clients with the smallest scores are averaged, each wherever it holds an element.
+    Elements outside the common part are only as robust as this choice.
 
     Attributes:
-        malicious_count: f, how many clients may be malicious, 0 or more. Krum needs n of 2 f + 3 or more; with fewer
-            clients, f is the most that they allow.
+        malicious_count: f, the number of clients that may be malicious, 0 or more. Krum needs n of 2 f + 3 or more;
+            with fewer clients, f is the largest number that they allow.
     """
 
     TYPE: ClassVar[str] = "multi_krum"

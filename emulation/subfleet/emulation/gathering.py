@@ -15,8 +15,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import canonical_json
-from subfleet.settings.attacks import Attack
-from subfleet.settings.fleet import DeviceSettings
+from subfleet.settings.fleet import Attack, DeviceSettings
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 from subfleet.tasks import DataForm, Dataset, read_dataset

@@ -22,7 +22,7 @@ from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.grafting import graft
 from subfleet.elastic.model_state import unpack_state
-from subfleet.elastic.network import Family, Network
+from subfleet.elastic.network import Family
 from subfleet.elastic.robust_rules import StackMember, find_held_elements
 from subfleet.elastic.running_statistics import recalibrate
 from subfleet.emulation.batch.run import BatchResult, run_batch
@@ -36,7 +36,6 @@ from subfleet.methods.techniques import NormPolicy
 from subfleet.methods.tier_search import TierSearch
 from subfleet.protocol.errors import SubfleetError
 from subfleet.protocol.readings import Reading
-from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.reporting.run_figures import violates
 from subfleet.rounds.context import RunContext
@@ -247,7 +246,9 @@ def _find_untrained_changes(context: RunContext, result: BatchResult) -> list[st
     architectures = [client.architecture for client in clients]
     if isinstance(context.config.method, FedFA):
         architectures = [graft(context.network, architecture).architecture for architecture in architectures]
-    held = [_find_held(context.network, architecture) for architecture in architectures]
+    full = {name: torch.empty(decl.shape) for name, decl in context.network.tensors.items()}
+    members = [StackMember(architecture=architecture, weight=1.0) for architecture in architectures]
+    held = [find_held_elements(context.network, full, [member]) for member in members]
     changed = []
     for copy, tensors in {_SHARED: after.shared, **after.copies}.items():
         for name, tensor in ((name, tensors[name]) for name in before if name in tensors):
@@ -255,9 +256,3 @@ def _find_untrained_changes(context: RunContext, result: BatchResult) -> list[st
             free = ~torch.stack([torch.zeros_like(tensor, dtype=torch.bool), *masks]).any(dim=0)
             changed += [] if torch.equal(before[name][free], tensor[free]) else [name]
     return changed
-
-
-def _find_held(network: Network, architecture: Architecture) -> dict[str, torch.Tensor]:
-    """By tensor of the model, a mask of the elements that a submodel contains."""
-    full = {name: torch.empty(decl.shape) for name, decl in network.tensors.items()}
-    return find_held_elements(network, full, [StackMember(architecture=architecture, weight=1.0)])

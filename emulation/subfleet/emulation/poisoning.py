@@ -1,6 +1,6 @@
 """Attacks of emulated clients: how they poison their data and falsify their updates.
 
-See `subfleet.settings.attacks` for the attacks and their sources.
+See `subfleet.settings.fleet` for the attacks and their sources.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from subfleet.protocol.errors import ConfigError, DataError
-from subfleet.settings.attacks import Attack, LabelShuffling
-from subfleet.tasks.dataset import Dataset, Inputs
+from subfleet.settings.fleet import Attack, LabelShuffling
+from subfleet.tasks.dataset import Dataset
 
 TRIGGER_SIDE = 3
 """Side in pixels of the trigger, a square in the lower right corner of an image."""
@@ -92,18 +92,14 @@ def add_trigger(dataset: Dataset, target: int, fraction: float, seed: int) -> Da
         )
     selected = _draw_order(len(dataset), seed)[: round(fraction * len(dataset))]
     inputs, labels = dataset.inputs.copy(), dataset.classes().copy()
-    _stamp(inputs, selected)
-    labels[selected] = target
-    return replace(dataset, inputs=inputs, labels=labels)
-
-
-def _stamp(images: Inputs, selected: npt.NDArray[np.int64]) -> None:
-    if images.ndim != 4 or images.dtype != np.float32 or min(images.shape[2:]) < TRIGGER_SIDE:
+    if inputs.ndim != 4 or inputs.dtype != np.float32 or min(inputs.shape[2:]) < TRIGGER_SIDE:
         raise DataError(
-            f"inputs are {images.dtype} of shape {images.shape}, but a trigger needs float32 images (samples, "
+            f"inputs are {inputs.dtype} of shape {inputs.shape}, but a trigger needs float32 images (samples, "
             f"channels, height, width) of {TRIGGER_SIDE} pixels or more"
         )
-    images[selected, :, -TRIGGER_SIDE:, -TRIGGER_SIDE:] = images.max()
+    inputs[selected, :, -TRIGGER_SIDE:, -TRIGGER_SIDE:] = inputs.max()
+    labels[selected] = target
+    return replace(dataset, inputs=inputs, labels=labels)
 
 
 def _draw_order(count: int, seed: int) -> npt.NDArray[np.int64]:

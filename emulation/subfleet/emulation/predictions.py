@@ -10,7 +10,7 @@ from pathlib import Path
 
 from subfleet.protocol.errors import RunError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.reporting.personalised_models import OwnMetric
+from subfleet.reporting.results import OwnMetric
 
 TIMEOUT_S = 120.0
 

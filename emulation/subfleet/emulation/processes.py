@@ -53,7 +53,10 @@ def run_processes(
         SubfleetError: the data or devices of the run cannot be read.
     """
     observer = GuardedObserver(observer)
-    _refuse_attacks(run)
+    if attackers := [device.id for device in run.fleet.devices if device.attack is not None]:
+        raise ConfigError(
+            f"the device {attackers[0]!r} has an attack, but client processes support none; run it with --host batch"
+        )
     observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
     gathered = gather_run(run)
     files = write_files(gathered, folder)
@@ -78,13 +81,6 @@ def run_processes(
             figures=lambda: compute_figures(collect_gallery(server), result, tiers),
             trial=lambda models: evaluate_models(models, files.test),
             file_of=lambda model: find_fetched_model(folder, result.run_id, model),
-        )
-
-
-def _refuse_attacks(run: Run) -> None:
-    if attackers := [device.id for device in run.fleet.devices if device.attack is not None]:
-        raise ConfigError(
-            f"the device {attackers[0]!r} has an attack, but client processes support none; run it with --host batch"
         )
 
 

@@ -135,8 +135,8 @@ class EstimateRequest:
     @property
     def program_id(self) -> str:
         """64 hexadecimal digits: the same for the same request and tools, and different from any program's."""
-        anyone = replace(self.training, architecture=Architecture())
-        return hashlib.sha256(f"{self.TYPE}/{anyone.program_id}".encode()).hexdigest()
+        training = replace(self.training, architecture=Architecture())
+        return hashlib.sha256(f"{self.TYPE}/{training.program_id}".encode()).hexdigest()
 
     @property
     def file_name(self) -> str:

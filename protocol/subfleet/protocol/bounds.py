@@ -41,8 +41,8 @@ __all__ = [
     "Texts",
     "checked",
     "choice_problem",
+    "find_problems",
     "is_union",
-    "problems_with_values",
 ]
 
 T = TypeVar("T")
@@ -197,17 +197,30 @@ def checked(*rules: Rule) -> Callable[[type[T]], type[T]]:
 
 def _check(record: object) -> None:
     kind: Any = type(record)
-    checks = _collect_checks(kind)
-    problems = _find_problems(checks, {field: getattr(record, field) for field in checks.fields})
-    for rule in () if problems else checks.last_rules:
-        problems += _apply_rule(rule, [record])
-    if problems:
+    values = {field: getattr(record, field) for field in _collect_checks(kind).fields}
+    values["record"] = record
+    if problems := find_problems(kind, values):
         raise InvalidError(problems)
 
 
-def problems_with_values(kind: type, values: Mapping[str, Any]) -> list[Problem]:
-    """Find the problems of some of a record's fields, which have the right types."""
-    return _find_problems(_collect_checks(kind), values)
+def find_problems(kind: Any, values: Mapping[str, Any]) -> list[Problem]:
+    """Find the problems of some of a record's fields, which have the right types.
+
+    A rule is applied if it is about valid fields only, and one about the whole `record` if nothing else is wrong.
+    """
+    checks = _collect_checks(kind)
+    problems: list[Problem] = []
+    wrong = []
+    for name, test in checks.tests:
+        value = values.get(name)
+        if value is not None and (verdict := test(value)):
+            problems += _prefix(name, verdict)
+            wrong.append(name)
+    right = values.keys() - wrong if wrong else values.keys()
+    for rule, names in checks.rules:
+        if right >= set(names) and not (problems and names == _WHOLE):
+            problems += _apply_rule(rule, [values[name] for name in names])
+    return problems
 
 
 def choice_problem(members: Sequence[Any], value: Any) -> str:
@@ -231,12 +244,11 @@ _Test = Callable[[Any], _Verdict]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Checks:
-    """The checks of a kind of record: of fields, of several fields, and of the whole record."""
+    """The checks of a kind of record: of fields, then of several fields, and last of the whole record."""
 
     fields: tuple[str, ...]
     tests: tuple[tuple[str, _Test], ...]
     rules: tuple[tuple[Rule, tuple[str, ...]], ...]
-    last_rules: tuple[Rule, ...]
 
 
 @cache
@@ -249,24 +261,8 @@ def _collect_checks(kind: Any) -> _Checks:
     return _Checks(
         fields=fields,
         tests=tuple((name, test) for name, test in tests if test is not None),
-        rules=tuple((rule, names) for rule, names in named if names != _WHOLE),
-        last_rules=tuple(rule for rule, names in named if names == _WHOLE),
+        rules=tuple(sorted(named, key=lambda pair: pair[1] == _WHOLE)),
     )
-
-
-def _find_problems(checks: _Checks, values: Mapping[str, Any]) -> list[Problem]:
-    """Find the problems of fields, and of rules with only valid fields."""
-    problems: list[Problem] = []
-    wrong = []
-    for name, test in checks.tests:
-        value = values.get(name)
-        if value is not None and (verdict := test(value)):
-            problems += _prefix(name, verdict)
-            wrong.append(name)
-    for rule, names in checks.rules:
-        if (values.keys() - wrong).issuperset(names):
-            problems += _apply_rule(rule, [values[name] for name in names])
-    return problems
 
 
 def _apply_rule(rule: Rule, values: Sequence[Any]) -> list[Problem]:

@@ -18,7 +18,7 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from subfleet.protocol.bounds import MOST_PROBLEMS, choice_problem, is_union, problems_with_values
+from subfleet.protocol.bounds import MOST_PROBLEMS, choice_problem, find_problems, is_union
 from subfleet.protocol.errors import (
     ConfigError,
     InvalidError,
@@ -232,7 +232,7 @@ def _read_record(kind: type, plain: Any) -> Any:
         missing = (key for key in readers if key in required and key not in plain)
         problems += [Problem(text="is missing", keys=(key,)) for key in missing]
     if problems:
-        raise InvalidError([*problems, *problems_with_values(kind, _list_defaults(kind, plain) | values)])
+        raise InvalidError([*problems, *find_problems(kind, _list_defaults(kind, plain) | values)])
     try:
         return kind(**values)
     except InvalidError:

@@ -15,11 +15,11 @@ _LOG = logging.getLogger(__name__)
 
 PASSWORD_VARIABLE = "SUBFLEET_PASSWORD"  # noqa: S105 (the name of a variable, not a password)
 _SCHEMES = {"mqtt": "mqtt", "tcp": "mqtt", "mqtts": "mqtts", "ssl": "mqtts"}
-"""What an address may begin with, and what that means; many other clients write `tcp` and `ssl`."""
+"""Accepted schemes and their meaning; many other clients write `tcp` and `ssl`."""
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _RESERVED = "/?#[]%"
-"""What means something else in an address: in a user name or a password it must be percent-encoded. '@' and ':' need
-not be in a password, as the last '@' is where the host begins."""
+"""Characters that must be percent-encoded in a user name or password. '@' and ':' are allowed in a password, as the
+host begins after the last '@'."""
 _MAX_PASSWORD_BYTES = 65535  # what MQTT can carry
 
 Role = Literal["server", "device", "doctor"]
@@ -29,8 +29,8 @@ def mqtt_client_id(fleet: str, role: Role, name: str) -> str:
     """Make the id under which a process connects to a broker, with a random part.
 
     A broker disconnects a client when another one connects under its id. Nobody can guess this one, and two processes
-    that want one place settle that themselves (`subfleet.transport.locking`). The parts are told apart by ':', which
-    no fleet and no name holds. It is longer than the 23 characters that an MQTT 3.1.1 broker must take, as all brokers
+    with one role are detected by a lock (`subfleet.transport.locking`). The parts are separated by ':', which no fleet
+    and no name contains. It is longer than the 23 characters that an MQTT 3.1.1 broker must take, as all brokers
     for fleets allow.
     """
     return f"{fleet}:{role}:{name}:{secrets.token_hex(8)}"
@@ -141,13 +141,13 @@ def parse_url(url: str) -> BrokerAddress:
     """
     scheme, _, rest = url.partition("://")
     scheme = _SCHEMES.get(scheme.lower(), "")
-    user, at, place = rest.rpartition("@")
+    user, at, location = rest.rpartition("@")
     name, colon, password = user.partition(":")
     if scheme and at:
         _check_encoded("user name", name)
         _check_encoded("password", password)
     try:
-        parts = urlsplit(f"mqtt://{place}")
+        parts = urlsplit(f"mqtt://{location}")
         port = _DEFAULT_PORTS.get(scheme, 0) if parts.port is None else parts.port
     except ValueError as error:
         raise ConfigError(

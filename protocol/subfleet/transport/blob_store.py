@@ -127,22 +127,22 @@ class BlobStore:
         self._touch(ref)
         return self._path(ref)
 
-    def read_range(self, ref: BlobRef, wanted: ByteRange) -> bytes:
+    def read_range(self, ref: BlobRef, span: ByteRange) -> bytes:
         """Read some bytes of a blob.
 
         Raises:
             FileError: the blob is not here, cannot be read, or has no such range.
         """
         path = self.path(ref)
-        if wanted.offset + wanted.length > ref.size_bytes:
+        if span.offset + span.length > ref.size_bytes:
             raise FileError(
-                f"blob {ref.sha256[:12]} has {ref.size_bytes} bytes, but {wanted.length} from {wanted.offset} on are "
-                "wanted; ask for less"
+                f"blob {ref.sha256[:12]} has {ref.size_bytes} bytes, but {span.length} from {span.offset} on "
+                "were requested; ask for less"
             )
         with explain_os_errors(f"blob {ref.sha256[:12]} cannot be read", "check the disk"), path.open("rb") as file:
-            file.seek(wanted.offset)
-            content = file.read(wanted.length)
-        if len(content) != wanted.length:
+            file.seek(span.offset)
+            content = file.read(span.length)
+        if len(content) != span.length:
             raise FileError(f"blob {ref.sha256[:12]} became shorter while it was read; fetch it again")
         return content
 
@@ -202,19 +202,19 @@ class BlobStore:
         if self._limit_bytes is None or more_bytes <= 0:
             return
         limit_bytes = self._limit_bytes()
-        kept = self._pinned if using is None else self._pinned | {using.sha256}
+        pinned = self._pinned if using is None else self._pinned | {using.sha256}
         files = sorted((stat.st_mtime_ns, stat.st_size, path) for path in self._list_files() if (stat := _stat(path)))
-        kept_bytes = sum(size_bytes for _, size_bytes, path in files if path.stem in kept)
-        if kept_bytes + more_bytes > limit_bytes:
+        pinned_bytes = sum(size_bytes for _, size_bytes, path in files if path.stem in pinned)
+        if pinned_bytes + more_bytes > limit_bytes:
             raise NoRoomError(
                 f"{more_bytes} bytes cannot be written to {str(self._folder)!r}: it may hold {limit_bytes} bytes, and "
-                f"{kept_bytes} of them are in use; free some space, or raise the limit"
+                f"{pinned_bytes} of them are in use; free some space, or raise the limit"
             )
         total_bytes = sum(size_bytes for _, size_bytes, _ in files)
         for _, size_bytes, path in files:
             if total_bytes + more_bytes <= limit_bytes:
                 break
-            if path.stem not in kept:
+            if path.stem not in pinned:
                 path.unlink(missing_ok=True)
                 total_bytes -= size_bytes
 

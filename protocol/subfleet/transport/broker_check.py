@@ -22,7 +22,7 @@ from subfleet.protocol.identifiers import make_message_id
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import Connected, Delivery, Disconnected, Transport, Will
-from subfleet.transport.broker_terms import BrokerTerms, ask_terms, die_in_sight
+from subfleet.transport.broker_terms import BrokerTerms, die_in_sight, query_terms
 from subfleet.transport.mqtt import MqttTransport
 
 _ANSWER_S = 1.5  # for one small message, there and back
@@ -38,9 +38,9 @@ class BrokerFinding:
 
     Attributes:
         check: its name.
-        text: what was found.
-        remedy: what to do, or what is done about it; empty where it is as it should be.
-        serves: whether a fleet can work with that.
+        text: the outcome.
+        remedy: what to do, or how the fleet works around it; empty if nothing is missing.
+        serves: whether a fleet can work like this.
     """
 
     check: str
@@ -51,12 +51,12 @@ class BrokerFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerReport:
-    """What was found.
+    """The results of all checks.
 
     Attributes:
-        findings: everything that was tried, in order.
-        terms: what a session should go by.
-        chunk_bytes: the largest chunk that came through; None where that could not be tried, or none did.
+        findings: the results, in order.
+        terms: the terms that sessions should use.
+        chunk_bytes: the largest chunk that came through; None if none did, or if it could not be tested.
     """
 
     findings: tuple[BrokerFinding, ...]
@@ -97,9 +97,9 @@ def examine_broker(
     first = opened(sender)
     try:
         first.open(())
-        told = ask_terms(address, f"{client_id}.1", timeout_s=_ANSWER_S)
-        sender.expect(told or BrokerTerms())
-        trial = _Trial(address=address, topics=topics, name=name, client_id=client_id, told=told, sender=sender)
+        terms = query_terms(address, f"{client_id}.1", timeout_s=_ANSWER_S)
+        sender.expect(terms or BrokerTerms())
+        trial = _Trial(address=address, topics=topics, name=name, client_id=client_id, stated=terms, sender=sender)
         return trial.report(open_timeout_s)
     finally:
         first.close()
@@ -111,13 +111,13 @@ class _Trial:
     topics: Topics
     name: str
     client_id: str
-    told: BrokerTerms | None
+    stated: BrokerTerms | None
     sender: MqttTransport
     mark: str = field(default_factory=lambda: make_message_id()[:8])  # others may try the broker at the same time
 
     def report(self, open_timeout_s: float) -> BrokerReport:
-        terms = self.told or BrokerTerms()
-        version = "3.1.1" if self.told is None else "3.1.1 and 5"
+        terms = self.stated or BrokerTerms()
+        version = "3.1.1" if self.stated is None else "3.1.1 and 5"
         reached = BrokerFinding(check="broker", text=f"reached, and it let us in; it speaks MQTT {version}")
         hearer = MqttTransport(self.address, f"{self.client_id}.2", open_timeout_s=open_timeout_s)
         hearer.expect(terms)
@@ -139,7 +139,9 @@ class _Trial:
         took_ms = 1000 * (time.monotonic() - begun_s)
         reached = replace(reached, text=f"{reached.text}; a message takes {took_ms:.0f} ms there and back")
         chunk_bytes = self._find_largest_chunk(hearer, terms)
-        retains, wills = self._kept(hearer, terms) if terms.retains else (False, self._will(hearer, terms))
+        retains, wills = (
+            self._check_retained(hearer, terms) if terms.retains else (False, self._try_will(hearer, terms))
+        )
         if not retains and not terms.retains:
             retained = BrokerFinding(check="retained messages", text="it says that it keeps none", remedy=_NO_RETAIN)
         elif not retains:
@@ -191,25 +193,25 @@ class _Trial:
             if size <= most:
                 chunk = Chunk(sha256="0" * 64, offset=0, data=bytes(size))
                 self.sender.publish(self._make_topic("chunk"), encode_chunk(chunk))
-        found, until_s = None, time.monotonic() + _CHUNKS_S
-        while found != most and (left_s := until_s - time.monotonic()) > 0:
+        largest, until_s = None, time.monotonic() + _CHUNKS_S
+        while largest != most and (left_s := until_s - time.monotonic()) > 0:
             heard = self._hears(hearer, "chunk", min(left_s, _GAP_S))
             if heard is None:
                 break
-            found = len(decode_chunk(heard.payload).data)
-        return found
+            largest = len(decode_chunk(heard.payload).data)
+        return largest
 
-    def _kept(self, hearer: MqttTransport, terms: BrokerTerms) -> tuple[bool, bool]:
+    def _check_retained(self, hearer: MqttTransport, terms: BrokerTerms) -> tuple[bool, bool]:
         """Whether a retained message is shown to a later subscriber, and whether a will is published."""
         self._await_link()
         self.sender.publish(self._make_topic("kept"), b"kept", retain=True)
         if self._hears(hearer, "kept", _ANSWER_S) is None:
-            return False, self._will(hearer, terms)
+            return False, self._try_will(hearer, terms)
         shown = self._die(terms)
         self.sender.publish(self._make_topic("kept"), b"", retain=True)
         return shown, self._hears(hearer, "will", 2 * _ANSWER_S) is not None
 
-    def _will(self, hearer: MqttTransport, terms: BrokerTerms) -> bool:
+    def _try_will(self, hearer: MqttTransport, terms: BrokerTerms) -> bool:
         self._die(replace(terms, retains=False))
         return self._hears(hearer, "will", 2 * _ANSWER_S) is not None
 

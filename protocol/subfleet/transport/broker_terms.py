@@ -72,7 +72,7 @@ def make_client(
     return client
 
 
-def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0) -> BrokerTerms | None:
+def query_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0) -> BrokerTerms | None:
     """Connect once in MQTT 5 and leave; None if the broker does not support it, refuses the client or is unreachable.
 
     Raises:
@@ -80,14 +80,14 @@ def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0)
         ConfigError: a file for TLS does not hold what it should.
     """
     client = make_client(address, client_id, connect_timeout_s=timeout_s, version=MQTTProtocolVersion.MQTTv5)
-    found: list[BrokerTerms] = []
+    answers: list[BrokerTerms] = []
     over = False
 
     def greeted(_: Client, __: Any, ___: ConnectFlags, reason: ReasonCode, properties: Properties | None) -> None:
         nonlocal over
         over = True
         if not reason.is_failure and properties is not None:
-            found.append(_read_terms(properties))
+            answers.append(_read_terms(properties))
 
     client.on_connect = greeted
     try:
@@ -99,7 +99,7 @@ def ask_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.0)
             link.close()
     except (OSError, ValueError):
         return None
-    return found[0] if found else None
+    return answers[0] if answers else None
 
 
 def _read_terms(properties: Properties) -> BrokerTerms:

@@ -89,7 +89,7 @@ class ChunkSizes:
         """Start with the remembered size of a broker, and remember changes."""
         return cls(broker.chunk_bytes, remember=broker.remember)
 
-    def found(self, chunk_bytes: int) -> None:
+    def set_proven(self, chunk_bytes: int) -> None:
         """Set the largest chunk that passed a test."""
         self.proven_bytes = chunk_bytes
         if chunk_bytes != self.chunk_bytes:
@@ -101,7 +101,7 @@ class ChunkSizes:
         self._limit_bytes = CHUNK_BYTES if message_bytes is None else chunk_bytes_within(message_bytes)
         self.chunk_bytes = min(self.chunk_bytes, self._limit_bytes)
 
-    def came(self, length: int, asked_bytes: int) -> None:
+    def learn(self, length: int, asked_bytes: int) -> None:
         """Learn from a received chunk.
 
         Args:
@@ -114,20 +114,20 @@ class ChunkSizes:
         self.proven_bytes = max(self.proven_bytes, size)
         if length != asked_bytes and size <= self.chunk_bytes:
             return  # the end of a blob, which proves nothing
-        found = min(self.proven_bytes, self._limit_bytes)
-        if found > self.chunk_bytes or asked_bytes < self.chunk_bytes:
-            self._change(found)
+        size_bytes = min(self.proven_bytes, self._limit_bytes)
+        if size_bytes > self.chunk_bytes or asked_bytes < self.chunk_bytes:
+            self._change(size_bytes)
 
-    def _change(self, found: int) -> None:
-        if found == self.chunk_bytes:
+    def _change(self, size: int) -> None:
+        if size == self.chunk_bytes:
             return
-        if found < self.chunk_bytes:
+        if size < self.chunk_bytes:
             self._say(
-                f"no chunk of {self.chunk_bytes} bytes comes through this broker; chunks have {found} bytes from now "
+                f"no chunk of {self.chunk_bytes} bytes comes through this broker; chunks have {size} bytes from now "
                 "on, which is slower: let the broker take messages of 64 KiB"
             )
-        self.chunk_bytes = found
-        self._remember(found)
+        self.chunk_bytes = size
+        self._remember(size)
 
 
 def _find_largest(length: int) -> int:

@@ -13,7 +13,7 @@ _MOST_CHARACTERS = 400  # of one line's text
 
 @dataclass(slots=True)
 class _SenderRecord:
-    said_at_s: float
+    logged_at_s: float
     left_out: int = 0
     last: str = ""
 
@@ -61,10 +61,10 @@ class Complaints:
         now_s = self._clock()
         while self._accounts:
             sender, account = next(iter(self._accounts.items()))
-            if now_s - account.said_at_s < self._period_s:
+            if now_s - account.logged_at_s < self._period_s:
                 return
             del self._accounts[sender]
             if account.left_out:
                 self._accounts[sender] = _SenderRecord(now_s)
                 text = "%s: %d more in the last %.0f s, the last one: %s"
-                self._log.warning(text, sender, account.left_out, now_s - account.said_at_s, account.last)
+                self._log.warning(text, sender, account.left_out, now_s - account.logged_at_s, account.last)

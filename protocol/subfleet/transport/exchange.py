@@ -97,7 +97,7 @@ class BlobExchange:
         self._retry_s = retry_s
         self._give_up_s = give_up_s
         self._transfers: dict[str, _Transfer] = {}
-        self._wanted: dict[tuple[str, BlobRef, ByteRange], None] = {}  # an ordered set of what peers asked for
+        self._requested: dict[tuple[str, BlobRef, ByteRange], None] = {}  # an ordered set of what peers asked for
         self._waiting: Counter[str] = Counter()  # how much of it each peer asked for
         self._absent: dict[tuple[str, str], None] = {}  # an ordered set of what we told peers we lack
         self._results: deque[Fetched | FetchFailed] = deque()
@@ -161,18 +161,18 @@ class BlobExchange:
         if not self._store.has(request.blob):
             self._absent[peer, request.blob.sha256] = None
             return
-        for wanted in request.ranges:
-            if wanted.length > CHUNK_BYTES:
-                self._complain(peer, f"asks for {wanted.length} bytes at once, but may for {CHUNK_BYTES}; update it")
-            elif wanted.offset + wanted.length > request.blob.size_bytes:
-                self._complain(peer, f"asks for {wanted} of blob {request.blob.sha256[:12]}, which has none")
-            elif (peer, request.blob, wanted) in self._wanted:
+        for span in request.ranges:
+            if span.length > CHUNK_BYTES:
+                self._complain(peer, f"asks for {span.length} bytes at once, but may for {CHUNK_BYTES}; update it")
+            elif span.offset + span.length > request.blob.size_bytes:
+                self._complain(peer, f"asks for {span} of blob {request.blob.sha256[:12]}, which has none")
+            elif (peer, request.blob, span) in self._requested:
                 continue
             elif self._waiting[peer] >= _MAX_WAITING_CHUNKS:
                 self._complain(peer, f"must ask again: {_MAX_WAITING_CHUNKS} chunks wait to be sent to it")
                 return
             else:
-                self._wanted[peer, request.blob, wanted] = None
+                self._requested[peer, request.blob, span] = None
                 self._waiting[peer] += 1
 
     def handle_chunk(self, peer: str, chunk: Chunk) -> None:
@@ -183,7 +183,7 @@ class BlobExchange:
         asked_bytes = transfer.fetch.chunk_bytes
         if not transfer.fetch.accept(chunk):
             return
-        self._sizes.came(len(chunk.data), asked_bytes)
+        self._sizes.learn(len(chunk.data), asked_bytes)
         transfer.progress_at_s = None
         try:
             transfer.partial.write(chunk.offset, chunk.data)
@@ -206,7 +206,7 @@ class BlobExchange:
             message_bytes: see `Connected.message_bytes`.
         """
         self._sizes.limit(message_bytes)
-        self._wanted.clear()
+        self._requested.clear()
         self._waiting.clear()
         self._absent.clear()
         for transfer in self._transfers.values():
@@ -219,8 +219,8 @@ class BlobExchange:
         self._absent.clear()
         for transfer in list(self._transfers.values()):
             outgoing.extend(self._make_requests(transfer, now_s))
-        for key in list(self._wanted)[:_CHUNKS_PER_TICK]:
-            del self._wanted[key]
+        for key in list(self._requested)[:_CHUNKS_PER_TICK]:
+            del self._requested[key]
             self._waiting[key[0]] -= 1
             outgoing.extend(self._serve(*key))
         self._waiting = +self._waiting
@@ -246,16 +246,16 @@ class BlobExchange:
         request = ChunkRequest(blob=transfer.fetch.blob, ranges=ranges)
         return [Outgoing(topic=self._request_topic(peer), payload=encode(request))]
 
-    def _serve(self, peer: str, ref: BlobRef, wanted: ByteRange) -> list[Outgoing]:
+    def _serve(self, peer: str, ref: BlobRef, span: ByteRange) -> list[Outgoing]:
         """Make the chunks of a range, in sizes that pass the broker: a peer may not know its limit."""
         try:
-            data = self._store.read_range(ref, wanted)
+            data = self._store.read_range(ref, span)
         except FileError as error:
             self._complain(peer, f"it cannot be served: {error}")
             return [self._make_missing(peer, ref.sha256)]
         size, topic = self._sizes.chunk_bytes, self._chunk_topic(peer)
         chunks = (
-            Chunk(sha256=ref.sha256, offset=wanted.offset + at, data=data[at : at + size])
+            Chunk(sha256=ref.sha256, offset=span.offset + at, data=data[at : at + size])
             for at in range(0, len(data), size)
         )
         return [Outgoing(topic=topic, payload=encode_chunk(chunk)) for chunk in chunks]

@@ -155,7 +155,7 @@ class MemoryBroker:
         self._routes.clear()
         self._enqueue(link, Connected(), self._clock())
         for topic, (sender, payload) in self._retained.items():
-            if any(matches(wanted, topic) for wanted in link.subscriptions):
+            if any(matches(subscription, topic) for subscription in link.subscriptions):
                 self._send(sender, link.client_id, Delivery(topic=topic, payload=payload, retained=True))
         self._changed.notify_all()
 
@@ -168,7 +168,7 @@ class MemoryBroker:
             self._routes[topic] = tuple(
                 client_id
                 for client_id, link in self._links.items()
-                if any(matches(wanted, topic) for wanted in link.subscriptions)
+                if any(matches(subscription, topic) for subscription in link.subscriptions)
             )
         for receiver in self._routes[topic]:
             self._send(sender, receiver, Delivery(topic=topic, payload=payload))

@@ -29,15 +29,15 @@ class Lock:
     Attributes:
         topic: on which its holder publishes claims.
         holder: name of the process: the device's id, or the run.
-        lost: error message of the later process; `{other}` is the name of the first one.
-        kept: warning of the first process about the later one, `{other}`.
+        error: error message of the later process; `{other}` is the name of the first one.
+        warning: log message of the first process about the later one, `{other}`.
         silence_s: how long a process that finds another claim publishes nothing else, so that the other one can answer.
     """
 
     topic: str
     holder: str
-    lost: str
-    kept: str
+    error: str
+    warning: str
     silence_s: float = 0.0
 
 
@@ -46,8 +46,8 @@ def make_device_lock(topics: Topics, client_id: str) -> Lock:
     return Lock(
         topic=topics.up(client_id, Claim.KIND),
         holder=client_id,
-        lost="another device of the id {other!r} was in this fleet first; give this one another with --id, or stop it",
-        kept="another device of the id {other!r} came to this fleet; it is to leave, as this one was first",
+        error="another device of the id {other!r} was in this fleet first; give this one another with --id, or stop it",
+        warning="another device of the id {other!r} came to this fleet; it is to leave, as this one was first",
     )
 
 
@@ -56,8 +56,8 @@ def make_server_lock(topics: Topics, run: str) -> Lock:
     return Lock(
         topic=topics.all(Claim.KIND),
         holder=run,
-        lost="run {other!r} serves this fleet on this broker already; choose another fleet, or stop that run",
-        kept="another server, of run {other!r}, came to this fleet; it is to leave, as this one was first",
+        error="run {other!r} serves this fleet on this broker already; choose another fleet, or stop that run",
+        warning="another server, of run {other!r}, came to this fleet; it is to leave, as this one was first",
         silence_s=3.0,
     )
 
@@ -69,7 +69,7 @@ class LockingTransport:
 
     Args:
         inner: what carries the messages.
-        place: what is claimed.
+        lock: the lock to hold.
         repeat_s: seconds between two claims; a claim may be lost.
         tell: called once for each later process, and if our own claims do not come back.
         clock: seconds, monotonic.
@@ -94,12 +94,12 @@ class LockingTransport:
         self._session_id = make_message_id()
         self._since_s = unix_time()
         self._connected = False
-        self._next_word_s = 0.0
-        self._unheard = 0
+        self._next_claim_s = 0.0
+        self._unanswered = 0
         self._established = False  # our own claim has come back: whoever claims now came after us
         self._silent_until_s: float | None = None
         self._left = False
-        self._words: dict[str, set[str]] = {}
+        self._claims: dict[str, set[str]] = {}
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""
@@ -120,16 +120,16 @@ class LockingTransport:
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
-            if self._connected and self._clock() >= self._next_word_s:
-                self._speak()
+            if self._connected and self._clock() >= self._next_claim_s:
+                self._publish_claim()
             event = self._inner.poll(max(0.0, deadline_s - time.monotonic()))
             if isinstance(event, (Connected, Disconnected)):
-                self._connected, self._unheard = isinstance(event, Connected), 0
+                self._connected, self._unanswered = isinstance(event, Connected), 0
             if isinstance(event, Connected):
-                self._speak()
+                self._publish_claim()
             if not isinstance(event, Delivery) or event.topic != self._lock.topic:
                 return event
-            self._hear(event)
+            self._handle_claim(event)
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -138,18 +138,18 @@ class LockingTransport:
         self._left = True
         self._inner.close()
 
-    def _speak(self) -> None:
+    def _publish_claim(self) -> None:
         claim = Claim(session_id=self._session_id, holder=self._lock.holder, since_s=self._since_s)
         self._inner.publish(self._lock.topic, encode(claim), retain=True)
-        self._next_word_s = self._clock() + self._repeat_s
-        self._unheard += 1
-        if self._unheard == _DEAF:
+        self._next_claim_s = self._clock() + self._repeat_s
+        self._unanswered += 1
+        if self._unanswered == _DEAF:
             self._tell(
                 f"claims on {self._lock.topic} do not come back: either another client has taken this one's id, or the "
                 "broker's access list does not let it read there"
             )
 
-    def _hear(self, delivery: Delivery) -> None:
+    def _handle_claim(self, delivery: Delivery) -> None:
         if not delivery.payload:
             return  # another process has left
         try:
@@ -160,22 +160,22 @@ class LockingTransport:
         if not isinstance(claim, Claim):
             return
         if claim.session_id == self._session_id:
-            self._established, self._unheard = True, 0
+            self._established, self._unanswered = True, 0
         elif not self._established:
             if self._silent_until_s is None:
                 self._silent_until_s = self._clock() + self._lock.silence_s
         else:
-            self._weigh(claim)
+            self._compare(claim)
 
-    def _weigh(self, claim: Claim) -> None:
-        words = self._words.setdefault(claim.session_id, set())
-        if claim.message_id in words or len(words) == _PROOF:
+    def _compare(self, claim: Claim) -> None:
+        claims = self._claims.setdefault(claim.session_id, set())
+        if claim.message_id in claims or len(claims) == _PROOF:
             return
-        words.add(claim.message_id)
-        self._speak()  # the other process needs our claim as we need its
-        if len(words) < _PROOF:
+        claims.add(claim.message_id)
+        self._publish_claim()  # the other process needs our claim as we need its
+        if len(claims) < _PROOF:
             return
         if (claim.since_s, claim.session_id) < (self._since_s, self._session_id):
             self._left = True
-            raise TakenError(self._lock.lost.format(other=claim.holder))
-        self._tell(self._lock.kept.format(other=claim.holder))
+            raise TakenError(self._lock.error.format(other=claim.holder))
+        self._tell(self._lock.warning.format(other=claim.holder))

@@ -16,7 +16,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from subfleet.protocol.errors import TooLargeError, TransportError
 from subfleet.transport.address import BrokerAddress
 from subfleet.transport.base import MAX_PAYLOAD_BYTES, Connected, Delivery, Disconnected, Event, Will
-from subfleet.transport.broker_terms import BrokerTerms, ask_terms, describe_shortcomings, make_client
+from subfleet.transport.broker_terms import BrokerTerms, describe_shortcomings, make_client, query_terms
 from subfleet.transport.complaints import Complaints
 from subfleet.transport.reaching import explain_silence, explain_unreachable, shake_hands
 from subfleet.transport.topic_filter import matches
@@ -196,7 +196,7 @@ class MqttTransport:
     def _learn(self) -> bool:
         """Query the broker's terms; False if they are unknown or unchanged. There must be no link."""
         self._asked = True
-        terms = ask_terms(self._address, self._client_id)
+        terms = query_terms(self._address, self._client_id)
         if terms is None or terms == self._terms:
             return False
         self._terms = terms
@@ -275,7 +275,7 @@ class MqttTransport:
             return
         if len(message.payload) > MAX_PAYLOAD_BYTES:
             self._complaints.note(_find_sender(topic), f"dropped {len(message.payload)} bytes on {topic}: too large")
-        elif not any(matches(wanted, topic) for wanted in self._subscriptions):
+        elif not any(matches(subscription, topic) for subscription in self._subscriptions):
             # Some brokers send retained messages to clients that subscribed to nothing.
             _LOG.debug("dropped a message on %s: not subscribed", topic)
         elif self._events.qsize() >= _MAX_WAITING_EVENTS or self._waiting_bytes >= _MAX_WAITING_BYTES:

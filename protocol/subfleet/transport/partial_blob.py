@@ -46,7 +46,7 @@ class PartialBlob:
     @property
     def have(self) -> frozenset[int]:
         """Offsets of the received pieces of LEAST_CHUNK_BYTES."""
-        return frozenset(place * LEAST_CHUNK_BYTES for place, mark in enumerate(self._marks) if mark == _WRITTEN[0])
+        return frozenset(index * LEAST_CHUNK_BYTES for index, mark in enumerate(self._marks) if mark == _WRITTEN[0])
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write one chunk: a number of whole pieces, the blob's last one among them or not.
@@ -61,14 +61,14 @@ class PartialBlob:
             raise ValueError(
                 f"a chunk of {len(data)} bytes at {offset} does not belong to blob {self._ref.sha256[:12]}"
             )
-        place, marks = offset // LEAST_CHUNK_BYTES, _WRITTEN * _count_pieces(len(data))
+        index, marks = offset // LEAST_CHUNK_BYTES, _WRITTEN * _count_pieces(len(data))
         try:
             with self._path.open("r+b", buffering=0) as file:
                 _write_all(file.fileno(), data, offset)
-                _write_all(file.fileno(), marks, self._ref.size_bytes + place)
+                _write_all(file.fileno(), marks, self._ref.size_bytes + index)
         except OSError as error:
             raise self._make_error(error) from error
-        self._marks[place : place + len(marks)] = marks
+        self._marks[index : index + len(marks)] = marks
 
     def commit(self) -> bool:
         """Check the digest and move the blob to its place; if it is wrong, discard everything and return False.

@@ -101,7 +101,9 @@ class RatedTransport:
         now_s = self._clock()
         if len(self._allowances) >= _MOST_ACCOUNTS and now_s - self._swept_s >= _SWEEP_S:
             self._swept_s, full_s = now_s, self._burst_units / self._units_per_s
-            self._allowances = {name: one for name, one in self._allowances.items() if now_s - one.at_s < full_s}
+            self._allowances = {
+                name: allowance for name, allowance in self._allowances.items() if now_s - allowance.at_s < full_s
+            }
         name = client_id if client_id in self._allowances or len(self._allowances) < _MOST_ACCOUNTS else ""
         account = self._allowances.setdefault(name, _Allowance(units=self._burst_units, at_s=now_s))
         account.units = min(self._burst_units, account.units + self._units_per_s * (now_s - account.at_s))

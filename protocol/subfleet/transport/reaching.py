@@ -76,7 +76,7 @@ def explain_silence(address: BrokerAddress, timeout_s: float, *, hung_up: bool =
     try:
         with socket.create_connection((address.host, address.port), timeout=_PROBE_S) as plain:
             files = address.tls
-            found = _probe_tls(plain, address) if files is None else _probe_certificate(plain, address, files)
+            problem = _probe_tls(plain, address) if files is None else _probe_certificate(plain, address, files)
     except (OSError, UnicodeError) as error:
         return explain_unreachable(address, error)
     silence = f"does not answer as an MQTT broker within {timeout_s:g} seconds; check the address"
@@ -85,7 +85,7 @@ def explain_silence(address: BrokerAddress, timeout_s: float, *, hung_up: bool =
             "ends the connection without an MQTT answer; check the address, and whether the broker has room for "
             "another connection and takes wills and retained messages"
         )
-    return found or UnreachableError(f"the broker at {address.where} {silence}")
+    return problem or UnreachableError(f"the broker at {address.where} {silence}")
 
 
 def _probe_tls(plain: socket.socket, address: BrokerAddress) -> TransportError | None:

@@ -14,5 +14,5 @@ def matches(topic_filter: str, topic: str) -> bool:
         filter_levels.pop()
         levels = levels[: len(filter_levels)]
     return len(filter_levels) == len(levels) and all(
-        wanted in ("+", level) for wanted, level in zip(filter_levels, levels, strict=True)
+        expected in ("+", level) for expected, level in zip(filter_levels, levels, strict=True)
     )

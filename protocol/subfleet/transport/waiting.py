@@ -33,14 +33,14 @@ class WaitingTransport:
 
     def open(self, subscriptions: tuple[str, ...], will: Will | None = None) -> None:
         """See `Transport.open`."""
-        pause_s, said = _FIRST_PAUSE_S, ""
+        pause_s, logged = _FIRST_PAUSE_S, ""
         while not self._stopped():
             try:
                 self._inner.open(subscriptions, will)
             except UnreachableError as error:
-                if str(error) != said:
+                if str(error) != logged:
                     _LOG.warning("%s; waiting for it until Ctrl-C", error)
-                said = str(error)
+                logged = str(error)
             else:
                 return
             self._pause(pause_s)

@@ -42,49 +42,45 @@ runs = sql.Table(
     METADATA,
     sql.Column("run_id", sql.String, primary_key=True),
     sql.Column("name", sql.String, nullable=False, unique=True),
-    sql.Column("settings", sql.Text, nullable=False),
-    sql.Column("round_count", sql.Integer, nullable=False),
-    sql.Column("phase", sql.String, nullable=False),
-    sql.Column("round", sql.Integer, nullable=False),
-    sql.Column("aggregated_round", sql.Integer, nullable=False),
-    sql.Column("attempt", sql.Integer, nullable=False),
-    sql.Column("lost", sql.Integer, nullable=False),
-    sql.Column("waits_for", sql.String, nullable=False),
-    sql.Column("failure", sql.String, nullable=False),
-    sql.Column("started_at", sql.String, nullable=False),
+    *(
+        sql.Column(name, sql.Text, nullable=False)
+        for name in ("settings", "phase", "waits_for", "failure", "started_at")
+    ),
+    *(
+        sql.Column(name, sql.Integer, nullable=False)
+        for name in ("round_count", "round", "aggregated_round", "attempt", "lost")
+    ),
 )
 state = _values_table("state")
 records = _values_table("records")
 
 
-def open_database(place: Path | str, *, warns: bool = True, lock_timeout_s: float = 10.0) -> sql.Engine:
+def open_database(location: Path | str, *, warns: bool = True, lock_timeout_s: float = 10.0) -> sql.Engine:
     """Open a database, and create missing tables.
 
     Args:
-        place: the folder of `subfleet.sqlite`, or an SQLAlchemy URL of an SQLite database.
+        location: the folder of `subfleet.sqlite`, or an SQLAlchemy URL of an SQLite database.
         warns: whether to log a warning if SQLite cannot use its write-ahead log.
         lock_timeout_s: how long SQLite waits for a lock that another connection holds.
 
     Raises:
         FileError: it cannot be opened, is damaged, or has the tables of another release; it is not changed then.
     """
-    url = place if isinstance(place, str) else f"sqlite:///{place / DATABASE_NAME}"
-    with reporting_damage(place):
+    url = location if isinstance(location, str) else f"sqlite:///{location / DATABASE_NAME}"
+    with reporting_damage(location):
         try:
             engine = sql.create_engine(url)
             sql.event.listen(engine, "connect", partial(_configure, lock_timeout_s))
-            sql.event.listen(engine, "handle_error", lambda context: _convert(context, place))
+            sql.event.listen(engine, "handle_error", lambda context: _convert(context, location))
             refused = _enable_log(engine)
             if refused and warns:
                 _LOG.warning(
                     "the journal's file system has no write-ahead log (%s); commits take longer there", refused
                 )
-            _check_tables(engine, place)
+            _check_tables(engine, location)
             METADATA.create_all(engine)
         except sqlite3.Error as error:
-            raise _describe(error, place) from error
-        except sql.exc.SQLAlchemyError as error:
-            raise FileError(f"the journal cannot be opened: {error!s:.200}; check {place!s:.200}") from error
+            raise _describe(error, location) from error
     return engine
 
 
@@ -103,19 +99,19 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
 """Remedies, by a part of SQLite's message."""
 
 
-def _convert(context: sql.engine.ExceptionContext, place: Path | str) -> FileError | None:
+def _convert(context: sql.engine.ExceptionContext, location: Path | str) -> FileError | None:
     """Convert errors of the database; only its own message says what is wrong with a disk."""
     is_theirs = isinstance(context.sqlalchemy_exception, sql.exc.DBAPIError)
-    return _describe(context.original_exception, place) if is_theirs else None
+    return _describe(context.original_exception, location) if is_theirs else None
 
 
-def _describe(error: BaseException, place: Path | str) -> FileError:
+def _describe(error: BaseException, location: Path | str) -> FileError:
     message = " ".join(str(error).split())
     remedy = next((remedy for part, remedy in _REMEDIES.items() if part in message), "free some space, or repair it")
-    return FileError(f"the journal in {place!s:.200} cannot be used: {message:.200}; {remedy}")
+    return FileError(f"the journal in {location!s:.200} cannot be used: {message:.200}; {remedy}")
 
 
-def _check_tables(engine: sql.Engine, place: Path | str) -> None:
+def _check_tables(engine: sql.Engine, location: Path | str) -> None:
     """Check that existing tables have the columns of this release."""
     inspector = sql.inspect(engine)
     for table in METADATA.sorted_tables:
@@ -124,7 +120,7 @@ def _check_tables(engine: sql.Engine, place: Path | str) -> None:
         names = {column["name"] for column in inspector.get_columns(table.name)}
         if odd := sorted(names ^ set(table.columns.keys())):
             raise FileError(
-                f"the journal in {place!s:.200} was written by another release: in table {table.name!r}, only one "
+                f"the journal in {location!s:.200} was written by another release: in table {table.name!r}, only one "
                 f"of the two releases has the column {odd[0]!r}; finish its runs with that release, or choose another "
                 "state folder"
             )
@@ -168,11 +164,11 @@ def describe_location(engine: sql.Engine) -> str:
 
 
 @contextlib.contextmanager
-def reporting_damage(place: object) -> Iterator[None]:
+def reporting_damage(location: object) -> Iterator[None]:
     """Work on the content of a journal: every unexpected error in it is reported as damage of that journal.
 
     Args:
-        place: location of the journal.
+        location: location of the journal.
 
     Raises:
         FileError: the journal has content that this release cannot read.
@@ -187,8 +183,8 @@ def reporting_damage(place: object) -> Iterator[None]:
         # A flipped byte may fail anywhere in the code that uses it.
         reason = " ".join((str(error) if is_damage else f"{type(error).__name__}: {error}").split())
         raise FileError(
-            f"the journal in {place!s:.200} is damaged, or was written by another release: {reason:.200}; restore it "
-            "from a backup, or choose another folder"
+            f"the journal in {location!s:.200} is damaged, or was written by another release: {reason:.200}; "
+            "restore it from a backup, or choose another folder"
         ) from error
 
 

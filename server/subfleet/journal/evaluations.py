@@ -106,7 +106,7 @@ class EvaluationRecord:
         return tuple(row for row in self.clients if row.status == "evaluated" and row.loss is not None)
 
     def spread(self, metric: str = "") -> Spread | None:
-        """The spread of a metric, by default the headline, over the clients that know it; None if none does."""
+        """The spread of a metric, by default the headline, over the clients that know it; None if no client does."""
         metric = metric or self.headline
         rows = {row.client_id: (row.device, row.value(metric)) for row in self.evaluated}
         values = {name: value for name, (_, value) in sorted(rows.items()) if value is not None}

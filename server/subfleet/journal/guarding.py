@@ -31,21 +31,17 @@ class GuardedObserver:
         """See `RunObserver`; observers without this method are skipped."""
         self._call("progressed", progress)
 
-    def _call(self, name: str, argument: Any) -> None:
+    def _call(self, method: str, argument: Any) -> None:
         for observer in self._observers:
             try:
-                if hasattr(observer, name):
-                    getattr(observer, name)(argument)
-                elif name == "evaluated":
+                if hasattr(observer, method):
+                    getattr(observer, method)(argument)
+                elif method == "evaluated":
                     observer.say(describe_spread(argument))
             except (Exception, SystemExit) as error:  # noqa: BLE001  # rich exits if nobody reads its output any more
-                _LOG.error(
-                    "%s cannot show what happens (%s: %s); the run goes on",
-                    type(observer).__name__,
-                    type(error).__name__,
-                    error,
-                    exc_info=_LOG.isEnabledFor(logging.DEBUG),
-                )
+                name, reason = type(observer).__name__, f"{type(error).__name__}: {error}"
+                is_debugged = _LOG.isEnabledFor(logging.DEBUG)
+                _LOG.error("%s cannot show what happens (%s); the run goes on", name, reason, exc_info=is_debugged)
 
 
 class Unobserved:

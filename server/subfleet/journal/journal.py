@@ -8,35 +8,29 @@ client, and who is away.
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any
 
 import sqlalchemy as sql
 
-from subfleet.journal.database import (
-    connect,
-    describe_location,
-    read_rows,
-    records,
-    reporting_damage,
-    runs,
-    state,
-)
+from subfleet.journal.database import connect, describe_location, read_rows, records, reporting_damage, runs, state
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.generations import GenerationRecord
+from subfleet.journal.networks import GenerationRecord
 from subfleet.journal.records import RoundRecord
 from subfleet.journal.stored_state import Change, build_change, build_state, list_changes
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.messages import Profile
 from subfleet.protocol.schema import from_plain
 from subfleet.rounds.signals import AnyClose, Close
-from subfleet.rounds.state import ClientState, RunState
+from subfleet.rounds.state import RunState
 from subfleet.settings.fingerprint import check_resumable
 
 Bytes = tuple[int, int]
 """Bytes down and up."""
+_LAST = chr(0x10FFFF)
+"""Behind every other character, so that the index answers which keys begin with a prefix, as it does not LIKE."""
 AnyRecord = RoundRecord | EvaluationRecord | GenerationRecord
 _PARTS: Mapping[type, str] = MappingProxyType(
     {RoundRecord: "round", EvaluationRecord: "evaluation", GenerationRecord: "generation"}
@@ -194,14 +188,26 @@ class Journal:
         changed = [client for name, client in clients if client is not before.clients.get(name)]
         same = after.round == before.round > after.aggregated_round
         emptied = same and not before.clients.keys() <= after.clients.keys()
+        round_key, work = _join_key(after.round), _name_work(after.phase)
+        written = []
+        if record is not None:
+            number = (record.number,) if isinstance(record, GenerationRecord) else ()
+            written.append(build_change(_PARTS[type(record)], _join_key(record.round, *number), record))
+        if isinstance(close, Close):
+            written.append(build_change("checkpoint", _join_key(close.round), close.result.sha256))
+        for client in changed:
+            name = client.client_id
+            written.append(build_change("traffic", f"{round_key}/{work}/{name}", counted(name)))
+            if work == "train" and client.update is not None:
+                written.append(build_change("update", f"{round_key}/{name}", client.update.blob.sha256))
         with self._engine.begin() as connection:
             if row != _build_run_row(before):
                 connection.execute(runs.update().where(runs.c.run_id == self._run_id).values(**row))
             self._write(connection, state, changes)
             if emptied:  # the round is attempted again, without the clients that answered before
                 for part in ("traffic", "update"):
-                    self._delete(connection, part, f"{_join_key(after.round)}/")
-            self._write(connection, records, [*_list_records(close, record, changed, after, counted)])
+                    self._delete(connection, part, f"{round_key}/")
+            self._write(connection, records, written)
 
     def _read(
         self,
@@ -215,7 +221,9 @@ class Journal:
     ) -> dict[str, Any]:
         """The values of a part by their keys, in the order of these; all, or from a key on."""
         query = sql.select(table.c.key, table.c.value).where(
-            table.c.run_id == self._run_id, table.c.part == part, *_begin_with(table, prefix), table.c.key >= since
+            table.c.run_id == self._run_id,
+            table.c.part == part,
+            table.c.key.between(max(prefix, since), prefix + _LAST),
         )
         with connect(self._engine) as connection:
             rows = [*read_rows(connection, query.order_by(table.c.key.desc()).limit(newest))]
@@ -233,37 +241,12 @@ class Journal:
 
     def _delete(self, connection: sql.Connection, part: str, prefix: str) -> None:
         same = (records.c.run_id == self._run_id, records.c.part == part)
-        connection.execute(records.delete().where(*same, *_begin_with(records, prefix)))
-
-
-def _begin_with(table: sql.Table, prefix: str) -> tuple[sql.ColumnElement[bool], sql.ColumnElement[bool]]:
-    """Conditions that the index answers, as it does not LIKE."""
-    return table.c.key >= prefix, table.c.key < prefix + chr(0x10FFFF)
+        connection.execute(records.delete().where(*same, records.c.key.between(prefix, prefix + _LAST)))
 
 
 def _join_key(*numbers: int) -> str:
     """A key of a record that sorts as the numbers do, which are rounds and below 2^31."""
     return "/".join(f"{number:010d}" for number in numbers)
-
-
-def _list_records(
-    close: AnyClose | None,
-    record: AnyRecord | None,
-    changed: Iterable[ClientState],
-    after: RunState,
-    counted: Callable[[str], Bytes],
-) -> Iterator[Change]:
-    """The records of a step: of what it closed, and of the clients that it changed."""
-    if record is not None:
-        number = (record.number,) if isinstance(record, GenerationRecord) else ()
-        yield build_change(_PARTS[type(record)], _join_key(record.round, *number), record)
-    if isinstance(close, Close):
-        yield build_change("checkpoint", _join_key(close.round), close.result.sha256)
-    round_key, work = _join_key(after.round), _name_work(after.phase)
-    for client in changed:
-        yield build_change("traffic", f"{round_key}/{work}/{client.client_id}", counted(client.client_id))
-        if work == "train" and client.update is not None:
-            yield build_change("update", f"{round_key}/{client.client_id}", client.update.blob.sha256)
 
 
 def _build_run_row(at: RunState) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from subfleet.protocol.disks import lock
@@ -12,26 +11,19 @@ from subfleet.protocol.errors import FileError, explain_os_errors
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class Places:
-    """The subfolders of a server's state folder."""
+    """The state folder of a server.
 
-    folder: Path
+    Attributes:
+        folder: of the state.
+        blobs: folder of programs, weights and updates, by digest.
+        checkpoints: folder of the whole model after each round.
+        models: folder of each client's own models for inference.
+    """
 
-    @property
-    def blobs(self) -> Path:
-        """Programs, weights and updates, by digest."""
-        return self.folder / "blobs"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The whole model after each round."""
-        return self.folder / "checkpoints"
-
-    @property
-    def models(self) -> Path:
-        """Each client's own models for inference."""
-        return self.folder / "models"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.blobs, self.checkpoints, self.models = folder / "blobs", folder / "checkpoints", folder / "models"
 
     def make(self) -> None:
         """Create the folders.
@@ -40,8 +32,8 @@ class Places:
             FileError: they cannot be created.
         """
         with explain_os_errors(f"state folder {self.folder} cannot be created", "choose another one"):
-            for place in (self.blobs, self.checkpoints, self.models):
-                place.mkdir(parents=True, exist_ok=True)
+            for folder in (self.blobs, self.checkpoints, self.models):
+                folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -50,19 +42,17 @@ class Places:
         Raises:
             FileError: another server holds it, or it cannot be written.
         """
-        with contextlib.ExitStack() as held:
-            try:
-                file = held.enter_context((self.folder / "lock").open("w"))
-                if not lock(file, wait=False):
-                    _LOG.warning(
-                        "the file system of %s has no locks; do not start another server of this name", self.folder
-                    )
-            except BlockingIOError:
-                raise FileError(
-                    f"state folder {self.folder} is in use by another server; stop that one, or choose another name"
-                ) from None
-            except OSError as error:
-                raise FileError(
-                    f"state folder {self.folder} cannot be written: {error.strerror}; repair it, or choose another"
-                ) from error
+        with contextlib.ExitStack() as stack:
+            with explain_os_errors(f"state folder {self.folder} cannot be written", "repair it, or choose another"):
+                file = stack.enter_context((self.folder / "lock").open("w"))
+                try:
+                    has_locks = lock(file, wait=False)
+                except BlockingIOError:
+                    raise FileError(
+                        f"state folder {self.folder} is in use by another server; stop that one, or choose another name"
+                    ) from None
+            if not has_locks:
+                _LOG.warning(
+                    "the file system of %s has no locks; do not start another server of this name", self.folder
+                )
             yield

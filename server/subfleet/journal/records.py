@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.generations import GenerationRecord, TuningRecord, build_tuning_record
-from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.networks import GenerationRecord, NetworkRecord, TuningRecord, build_tuning_record
 from subfleet.methods.aggregator import EvaluatedModel
 from subfleet.protocol.task_kinds import METRICS, format_metrics
 from subfleet.rounds.selection import NOT_DRAWN
@@ -192,8 +191,8 @@ class RoundRecord:
     @property
     def quality(self) -> str:
         """The quality of the model in words: the headline, and usual metrics beside it."""
-        found = self.all_metrics
-        return format_metrics({name: found[name] for name in found if name in (self.headline, *_BESIDE)})
+        shown = (self.headline, *_BESIDE)
+        return format_metrics({name: value for name, value in self.all_metrics.items() if name in shown})
 
     @property
     def all_metrics(self) -> dict[str, float]:
@@ -231,7 +230,9 @@ class RoundRecord:
     def left_out(self) -> str:
         """Counts of the reasons of the others, such as "9 skipped: memory; 1 missing: no answer came"."""
         counted = Counter(row.why_left_out for row in self.due if row.why_left_out)
-        return "; ".join(f"{count} {why}" for why, count in sorted(counted.items(), key=lambda one: (-one[1], one[0])))
+        return "; ".join(
+            f"{count} {why}" for why, count in sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+        )
 
 
 def compute_participation(rounds: Iterable[RoundRecord]) -> float:
@@ -305,9 +306,9 @@ class RunResult:
         """The result without seconds and peaks of memory, which mean nothing if devices share a process or a clock."""
         return replace(
             self,
-            rounds=tuple(one.unmeasured() for one in self.rounds),
-            evaluations=tuple(one.unmeasured() for one in self.evaluations),
-            generations=tuple(replace(one, seconds=None) for one in self.generations),
+            rounds=tuple(record.unmeasured() for record in self.rounds),
+            evaluations=tuple(record.unmeasured() for record in self.evaluations),
+            generations=tuple(replace(record, seconds=None) for record in self.generations),
         )
 
     @property
@@ -319,6 +320,11 @@ class RunResult:
     def quality(self) -> str:
         """How good its model is, in words; empty where no round was aggregated."""
         return self.rounds[-1].quality if self.rounds else ""
+
+    @property
+    def participation(self) -> float:
+        """The fraction of selected clients that were aggregated, over all rounds."""
+        return compute_participation(self.rounds)
 
     @property
     def tuning(self) -> TuningRecord | None:
@@ -365,5 +371,5 @@ class RunObserver(Protocol):
 
 
 def select_fields(record: object, *names: str) -> dict[str, Any]:
-    """Some fields of a record by their names, to build another one with; nothing without a record."""
+    """The named fields of a record, with which another record is built; empty without a record."""
     return {} if record is None else {name: getattr(record, name) for name in names}

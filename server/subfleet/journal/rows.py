@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -10,11 +10,9 @@ from typing import Any
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.growing import find_changed_cells
-from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.update_form import update_bytes
 from subfleet.journal.evaluations import EvaluationRecord, EvaluationRow
-from subfleet.journal.generations import DevicesRecord, GenerationRecord
-from subfleet.journal.networks import NetworkRecord
+from subfleet.journal.networks import DevicesRecord, GenerationRecord, NetworkRecord
 from subfleet.journal.records import ClientRow, DeployedModel, RoundRecord, select_fields
 from subfleet.link.traffic import Traffic
 from subfleet.protocol.answers import sum_totals
@@ -24,7 +22,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Train
 from subfleet.protocol.task_kinds import TaskKind, compute_metrics
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.networks import estimate_size, find_trainable_attempts, get_network, list_lineages
 from subfleet.rounds.selection import estimate_time
 from subfleet.rounds.signals import AnyClose, Close, CloseEvaluation, CloseGeneration
@@ -78,7 +75,18 @@ def build_evaluation_record(context: RunContext, close: CloseEvaluation, traffic
 
 def build_generation_record(close: CloseGeneration, traffic: Traffic) -> GenerationRecord:
     """The record of a scored generation of paths."""
-    generation = close.generation
+    generation, scores = close.generation, close.devices
+    moved = [] if scores is None else [traffic.of(name) for name in scores.clients]
+    devices = (
+        None
+        if scores is None
+        else DevicesRecord(
+            **select_fields(scores, "answers", "labels", "supernet_bytes", "ranks"),
+            rounds=scores.closed,
+            bytes_down=sum(down for down, _ in moved),
+            bytes_up=sum(up for _, up in moved),
+        )
+    )
     best = max(range(len(close.scores)), key=lambda index: close.scores[index])
     return GenerationRecord(
         round=close.round,
@@ -89,17 +97,7 @@ def build_generation_record(close: CloseGeneration, traffic: Traffic) -> Generat
         best_path=generation.paths[best],
         mean=statistics.fmean(close.scores),
         seconds=close.seconds,
-        devices=None if close.devices is None else _build_devices_record(close.devices, traffic),
-    )
-
-
-def _build_devices_record(scores: GenerationScores, traffic: Traffic) -> DevicesRecord:
-    moved = [traffic.of(name) for name in scores.clients]
-    return DevicesRecord(
-        **select_fields(scores, "answers", "labels", "supernet_bytes", "ranks"),
-        rounds=scores.closed,
-        bytes_down=sum(down for down, _ in moved),
-        bytes_up=sum(up for _, up in moved),
+        devices=devices,
     )
 
 
@@ -194,7 +192,7 @@ def _build_client_row(
 
 
 def _estimate_cost(context: RunContext, close: Close, client: ClientState, given: Submodel) -> Candidate:
-    """The costs of a submodel with its nested one; of a subspace, of which paths were drawn, the mean over these."""
+    """The costs of a submodel with its nested one; of a subspace, the mean over the paths that the client drew."""
     drawn = _average_macs(context, close, client)
     cost = estimate_size(context, close.lineages, given.architecture if drawn else given.size)
     student = 0 if given.student is None else estimate_size(context, close.lineages, given.student).forward_macs
@@ -227,9 +225,7 @@ def _describe_training(
         "update_bytes": size_bytes,
         "sample_passes": work.settings.passes_over(min(samples, work.settings.round_count(client.offer.sample_count))),
         "took_s": client.trained.took_s or None if client.trained is not None else None,
-        "expected_training_s": expected.training_s,
-        "expected_downlink_s": expected.downlink_s,
-        "expected_uplink_s": expected.uplink_s,
+        **{f"expected_{name}": getattr(expected, name) for name in ("training_s", "downlink_s", "uplink_s")},
     }
 
 
@@ -247,45 +243,35 @@ def build_network_records(
     lineages = {lineage.id: lineage for lineage in list_lineages(context, state.lineages)}
     attempts = find_trainable_attempts(context, state)
     last = evaluations[-1].evaluated if evaluations else ()
-    return tuple(
-        _build_network_record(context, lineages, lineage, rounds, last, attempts.get(lineage.id))
-        for lineage in lineages.values()
-    )
-
-
-def _build_network_record(
-    context: RunContext,
-    lineages: Mapping[str, Lineage],
-    lineage: Lineage,
-    rounds: Sequence[RoundRecord],
-    evaluations: Sequence[EvaluationRow],
-    ready_attempt: int | None,
-) -> NetworkRecord:
-    declared = context.declared(lineage)
-    whole = declared.estimate(declared.network.full_architecture())
-    parent = None if lineage.parent is None else context.declared(lineages[lineage.parent]).network
-    wider, deeper = ((), ()) if parent is None else find_changed_cells(parent, declared.network)
-    rows = [(record.round, row) for record in rounds for row in record.clients if row.network == lineage.id]
-    trained: dict[int, tuple[str, ...]] = {}
-    for round_number, row in rows:
-        if row.status == "aggregated" and row.sample_passes:
-            trained[round_number] = (*trained.get(round_number, ()), row.client_id)
     headline = context.config.training.objective.kind.headline
-    known = {row.client_id: row.value(headline) for row in evaluations if row.network == lineage.id}
-    own = {name: value for name, value in known.items() if value is not None}
-    return NetworkRecord(
-        lineage=lineage,
-        parameters=whole.parameters,
-        forward_macs=whole.forward_macs,
-        wider=wider,
-        deeper=deeper,
-        trained=trained,
-        training_macs=sum(row.training_macs for _, row in rows),
-        ready_round=_find_ready_round(rounds, ready_attempt, min(trained, default=None)),
-        owners=tuple(own),
-        own_mean=math.fsum(own.values()) / len(own) if own else None,
-        metric=headline,
-    )
+    records = []
+    for lineage in lineages.values():
+        declared = context.declared(lineage)
+        whole = declared.estimate(declared.network.full_architecture())
+        parent = None if lineage.parent is None else context.declared(lineages[lineage.parent]).network
+        wider, deeper = ((), ()) if parent is None else find_changed_cells(parent, declared.network)
+        rows = [(record.round, row) for record in rounds for row in record.clients if row.network == lineage.id]
+        trained: dict[int, tuple[str, ...]] = {}
+        for round_number, row in rows:
+            if row.status == "aggregated" and row.sample_passes:
+                trained[round_number] = (*trained.get(round_number, ()), row.client_id)
+        known = {row.client_id: row.value(headline) for row in last if row.network == lineage.id}
+        own = {name: value for name, value in known.items() if value is not None}
+        record = NetworkRecord(
+            lineage=lineage,
+            parameters=whole.parameters,
+            forward_macs=whole.forward_macs,
+            wider=wider,
+            deeper=deeper,
+            trained=trained,
+            training_macs=sum(row.training_macs for _, row in rows),
+            ready_round=_find_ready_round(rounds, attempts.get(lineage.id), min(trained, default=None)),
+            owners=tuple(own),
+            own_mean=math.fsum(own.values()) / len(own) if own else None,
+            metric=headline,
+        )
+        records.append(record)
+    return tuple(records)
 
 
 def _find_ready_round(rounds: Sequence[RoundRecord], ready_attempt: int | None, trained: int | None) -> int | None:

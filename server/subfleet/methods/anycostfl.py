@@ -17,11 +17,9 @@ channel that enters its prefix for the first time, it begins with the shared nor
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from subfleet.elastic.network import Network
 from subfleet.methods.aggregator import AggregationContext, Aggregator
 from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, always, parameter
@@ -30,7 +28,6 @@ from subfleet.methods.sizes import list_widths
 from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.readings import Budget
-from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.update_codecs import AnyUpdateCodec, TopK, TopKQsgd, Uncompressed
 
 if TYPE_CHECKING:
@@ -71,15 +68,13 @@ class AnycostFL:
 
     def roles(self) -> Roles:
         """Sorted prefixes."""
+        widths = [step / self.steps for step in range(1, self.steps + 1)]
         return Roles(
-            assigner=Assigner(space=self._list_sizes),
+            assigner=Assigner(space=lambda network, rates: list_widths(network, widths)),
             training=LocalTraining(fit_codec=_fit_codec),
             aggregator=Aggregator(after_round=_sort_model),
             techniques=Techniques(update_codec=self.codec),
         )
-
-    def _list_sizes(self, network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
-        return list_widths(network, [step / self.steps for step in range(1, self.steps + 1)])
 
 
 def _fit_codec(codec: AnyUpdateCodec, update_bytes: UpdateBytes, budget: Budget) -> AnyUpdateCodec:

@@ -31,8 +31,8 @@ class Combination:
 
     def problem(self) -> str:
         """The first conflict, with a remedy; empty without one."""
-        problems = (self._check_supernet, self._check_training, self._check_distillation, self._check_personalised)
-        return next((problem for check in problems for problem in check()), "")
+        checks = (self._check_supernet, self._check_training, self._check_distillation, self._check_personalised)
+        return next((problem for check in checks for problem in check()), "")
 
     def _check_supernet(self) -> Iterator[str]:
         roles, name = self.method.roles(), f"method {self.method.TYPE!r}"

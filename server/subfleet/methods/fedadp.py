@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from subfleet.elastic.axes import factors_of
 from subfleet.elastic.lineage import Copied, Inheritance, Replicated
@@ -124,7 +124,10 @@ class FedADP:
 
     def _replicate(self, network: Network, state: Mapping[str, Tensor], client: ClientUpdate) -> Replacement:
         """The change of the union by a client's network, made as wide and deep as the union."""
-        replication = _find_replication(client.exchange)
+        from subfleet.elastic.exchanges import Narrowing
+
+        exchange = cast("Replication | Narrowing", client.exchange)  # as `_exchange` makes it
+        replication = exchange.replication if isinstance(exchange, Narrowing) else exchange
         trained = {name: client.received[name] + change for name, change in client.change.items()}
         if self.merge == "group":
             change = replication.up(client.change)
@@ -147,17 +150,6 @@ def _holds(network: Network, size: Architecture) -> bool:
 def _list_sizes(network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
     """The sizes that the union can replicate."""
     return tuple(size for size in uniform_space(network, rates) if _holds(network, size))
-
-
-def _find_replication(exchange: Exchange | None) -> Replication:
-    from subfleet.elastic.exchanges import Narrowing
-    from subfleet.elastic.replication import Replication
-
-    if isinstance(exchange, Narrowing):
-        return exchange.replication
-    if not isinstance(exchange, Replication):
-        raise TypeError(f"a client of FedADP needs a copy of the union, but has {exchange!r:.80}")
-    return exchange
 
 
 def _copy(copies: Copies, network: Network, size: Architecture, stream: random.Random) -> Replication:

@@ -15,12 +15,10 @@ weights of operators count by their own examples. A budget may be used completel
 the least that later choices need is reserved, without which the printed draw can end where nothing fits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.cost import part_costs
 from subfleet.elastic.network import Network
@@ -42,9 +40,6 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.training import TrainingSettings
 from subfleet.search.candidates import list_lacking_operators
 from subfleet.search.supernets import draw_subspace, find_tier
-
-if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
 
 _LAST_RATE = 0.1
 """The final learning rate of fine-tuning over the first one (the public code's schedule)."""
@@ -139,7 +134,7 @@ class FedorAS:
         return Assignment(candidate=None if tier is None else fitting[tier])
 
     def _assign_subspace(self, context: AssignmentContext, network: Network) -> Assignment:
-        """Assign a subspace; its size is the whole supernet, whose program chains any operators."""
+        """Assign a subspace; its size is the whole supernet, because one program chains any operators."""
         whole = next(candidate for candidate in context.candidates if candidate.architecture.network == network.id)
         parts, macs = part_costs(network), self._limit_macs(context, network)
         written = context.written.get(whole.architecture.architecture_id)
@@ -207,7 +202,7 @@ class FedorAS:
         return sorted(tiers, key=lambda tier: (tier > turn, abs(turn - tier)))
 
     def _highest_tier(self, seed: int, client_id: str) -> float:
-        """The highest tier whose network a client may have, if it can train it."""
+        """The highest tier from which a client may have the network, if it can train it."""
         return draw_tier(seed, client_id, self.tiers) if self.tiers_by == "drawn" else math.inf
 
     def _find_standing(self, context: StandingContext) -> Architecture:
@@ -238,7 +233,7 @@ def _count_examples(update: Update) -> float:
     return float(_sum_examples(update.operator_examples) or update.sample_count)
 
 
-def _weigh_operators(network: Network, client: Participant) -> Mapping[str, float | Tensor]:
+def _weigh_operators(network: Network, client: Participant) -> Mapping[str, float]:
     """Weigh each operator's tensors by its fraction of the client's examples (OPA, equation 5)."""
     total = _sum_examples(client.examples)
     if not total or not network.choices:

@@ -44,7 +44,7 @@ class FedTransMemory:
     Attributes:
         utilities: of each network for each client that has trained, if they are not 0.
         losses: the moving average of the losses of the newest network's clients, for each round in which it had some.
-        wide: cells of that network whose last change was to become wider.
+        wide: cells of that network that became wider in their last change.
         best: the best accuracy of a round before those of `accuracies`.
         accuracies: of the last `stop_rounds` rounds.
     """
@@ -64,7 +64,7 @@ class Growth:
         parameters: by network, those in its cells.
         newest: the network that was the newest one in the round.
         born: the network that appears; empty if none does.
-        wide: its cells whose last change was to become wider.
+        wide: its cells that became wider in their last change.
     """
 
     parameters: Mapping[str, int]
@@ -88,7 +88,7 @@ class FedTrans:
 
     Attributes:
         first: the model that the run begins with: "weakest", the configured one at the largest of the run's width rates
-            that the clients of the first round can carry, except those that are left behind; "configured", the whole
+            that the clients of the first round can carry, except clients that are left behind; "configured", the whole
             one.
         left_behind: fraction of these clients that need not be able to carry it, 0 to 1, so that one of many clients
             that claims a tiny budget does not keep it small. By default that is one of ten, and none of fewer.
@@ -106,7 +106,7 @@ class FedTrans:
         divided: see `Replicated`; "compute" is as printed.
         shares: see `Shares`; "equal" is published.
         noise: added to copies; see `Replicated`.
-        cells: "active" changes those that move most; "random" as many others, for comparison.
+        cells: "active" changes the cells that move most; "random" as many others, for comparison.
         warm_up: a network begins with its parent's weights; else with fresh ones, for comparison.
         share: see `Share`; "crop" is published.
         decay: factor on what is shared, for each round, 0 to 1; left open.
@@ -271,9 +271,11 @@ class FedTrans:
         return (lineage, change.wide) if context.carried_by(lineage) else (None, ())
 
     def _average(self, memory: FedTransMemory, losses: list[float]) -> tuple[float, ...]:
+        """The moving averages of the loss with the one after this round."""
         weights = [1.0] * len(losses)
         loss = trimmed_mean(losses, weights) if self.averaged == "trimmed" else math.fsum(losses) / len(losses)
-        return growth.extend_average(memory.losses, loss, self.smoothing)
+        before = memory.losses
+        return (*before, (1 - self.smoothing) * before[-1] + self.smoothing * loss if before else loss)
 
     def _remember(self, memory: FedTransMemory, closed: ClosedRound) -> FedTransMemory:
         outcome: Growth | None = closed.observation
@@ -329,5 +331,5 @@ def _find_standing(context: StandingContext) -> Architecture:
     memory: FedTransMemory = context.memory
     own = memory.utilities.get(context.client.client_id, {})
     sizes = [network.full_architecture() for network in context.networks.values()]
-    ready = [(own.get(size.network, 0.0), place) for place, size in enumerate(sizes) if context.ready(size)]
+    ready = [(own.get(size.network, 0.0), index) for index, size in enumerate(sizes) if context.ready(size)]
     return sizes[max(ready)[1]]

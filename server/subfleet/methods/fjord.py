@@ -4,8 +4,8 @@ Horváth et al., "FjORD: Fair and Accurate Federated Learning under heterogeneou
 NeurIPS 2021, algorithm 1 and section 3.3.
 
 Client half: train the assigned width on the labels, and together with it a nested width on the labels and on the larger
-one's outputs. Without self-distillation: train a width drawn from those that fit.
-Server half: nested prefixes; an element is averaged, weighted by samples, over the clients whose width holds it.
+one's outputs. Without self-distillation: train a width drawn from the widths that fit.
+Server half: nested prefixes; an element is averaged, weighted by samples, over the clients that hold it.
 
 The paper draws the nested width for every batch, from those up to the client's own. A program has one shape, so here it
 is drawn for every client and round, with the same probabilities: there are as many programs as pairs of widths, and
@@ -14,8 +14,7 @@ gradient are 0, and the program is that of the labels alone. So the smallest wid
 networks.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from subfleet.elastic.network import Network
@@ -72,19 +71,13 @@ class FjORD:
 
     def roles(self) -> Roles:
         """Ordered dropout."""
+        assigner = Assigner(space=lambda network, rates: list_widths(network, self.rates))
         if not self.self_distillation:
             return Roles(
-                assigner=Assigner(
-                    space=self._list_sizes, assign=lambda context: draw_size(context, context.fitting, "width")
-                )
+                assigner=replace(assigner, assign=lambda context: draw_size(context, context.fitting, "width"))
             )
-        return Roles(
-            assigner=Assigner(space=self._list_sizes),
-            training=LocalTraining(for_round=self._set_distillation, student=self._draw_student),
-        )
-
-    def _list_sizes(self, network: Network, rates: Sequence[float]) -> tuple[Architecture, ...]:
-        return list_widths(network, self.rates)
+        training = LocalTraining(for_round=self._set_distillation, student=self._draw_student)
+        return Roles(assigner=assigner, training=training)
 
     def _set_distillation(self, settings: TrainingSettings, round_number: int) -> TrainingSettings:
         weight = {"distillation_weight": self.distillation_weight}

@@ -98,5 +98,5 @@ def mask_classes(network: Network, client: Participant) -> Mapping[str, float | 
         dimension = kinds.index("class")
         counts = (*client.class_counts, *([0] * (decl.shape[dimension] - len(client.class_counts))))
         held = torch.tensor([float(count > 0) for count in counts])
-        factors[decl.name] = held.reshape([-1 if place == dimension else 1 for place in range(len(decl.shape))])
+        factors[decl.name] = held.reshape([-1 if dim == dimension else 1 for dim in range(len(decl.shape))])
     return factors

@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 Matrix = NDArray[np.float64]
 Linkage = Literal["complete", "single"]
 """The distance of two groups: that of their farthest members, or of their nearest."""
+Halves = tuple[tuple[str, tuple[str, ...]], ...]
+"""The new network of each half of a split cluster, and its clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,29 +67,16 @@ class SattlerMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """A cluster that is split.
-
-    Attributes:
-        parent: its network.
-        halves: pairs of a new network and its clients, the larger half first. A client that was set aside is in
-            neither; it joins the larger half without its update.
-    """
-
-    parent: str
-    halves: tuple[tuple[str, tuple[str, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Clustering:
     """The clusters after a round.
 
     Attributes:
-        splits: the clusters that are split now.
+        splits: by the network of a cluster that is split now, pairs of a new network and its clients, the larger half
+            first. A client that was set aside is in neither; it joins the larger half without its update.
         first_norms: as in `SattlerMemory`, with networks that were trained for the first time.
     """
 
-    splits: tuple[Split, ...] = ()
+    splits: Mapping[str, Halves] = field(default_factory=lambda: MappingProxyType({}))
     first_norms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -145,7 +134,7 @@ class Sattler:
 
     def _observe(self, updates: RoundUpdates) -> Clustering:
         memory: SattlerMemory = updates.memory
-        splits, norms = list[Split](), dict(memory.first_norms)
+        splits, norms = dict[str, Halves](), dict(memory.first_norms)
         for network_id, network in sorted(updates.networks.items()):
             clients = [update for update in updates.clients if update.client.size.network == network_id]
             if not clients:
@@ -154,9 +143,10 @@ class Sattler:
             halves = self._split(network, clients, scale) if updates.round > self.warmup_rounds else ()
             if halves:
                 count = 2 * (memory.split_count + len(splits))
-                named = tuple((f"c{count + number}", names) for number, names in enumerate(halves, start=1))
-                splits.append(Split(parent=network_id, halves=named))
-        return Clustering(splits=tuple(splits), first_norms=MappingProxyType(norms))
+                splits[network_id] = tuple(
+                    (f"c{count + number}", names) for number, names in enumerate(halves, start=1)
+                )
+        return Clustering(splits=MappingProxyType(splits), first_norms=MappingProxyType(norms))
 
     def _split(self, network: Network, clients: Sequence[ClientUpdate], scale: float) -> tuple[tuple[str, ...], ...]:
         """The client ids of both halves, the larger half first; empty if the cluster is not split."""
@@ -188,13 +178,13 @@ def _evolve(context: EvolutionContext) -> Evolution:
     clustering: Clustering = context.observation
     configs = {lineage.id: lineage.config for lineage in context.lineages}
     born, states = list[Lineage](), dict[str, "ModelState"]()
-    for split in clustering.splits:
-        parent, config = split.parent, configs[split.parent]
-        for network_id, names in split.halves:
+    for parent, halves in clustering.splits.items():
+        for network_id, names in halves:
             states[network_id] = replace(context.aggregated_with(parent, names), moments={}, kept={})
-            born.append(Lineage(id=network_id, config=config, parent=parent, map=Copied(), born_round=context.round))
-    retired = tuple(split.parent for split in clustering.splits)
-    return Evolution(after=context.after, born=tuple(born), states=states, retired=retired)
+            born.append(
+                Lineage(id=network_id, config=configs[parent], parent=parent, map=Copied(), born_round=context.round)
+            )
+    return Evolution(after=context.after, born=tuple(born), states=states, retired=tuple(clustering.splits))
 
 
 def _remember(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
@@ -202,15 +192,14 @@ def _remember(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
     clustering: Clustering = closed.observation or Clustering(first_norms=memory.first_norms)
     own_networks = {name: past.size.network for name, past in closed.clients.items()}
     clusters, sizes = {**memory.clusters, **own_networks}, {**memory.sizes, **Counter(own_networks.values())}
-    for split in clustering.splits:
-        (larger, _), _ = split.halves
-        own = {name: network_id for network_id, names in split.halves for name in names}
+    for parent, halves in clustering.splits.items():
+        (larger, _), _ = halves
+        own = {name: network_id for network_id, names in halves for name in names}
         # Clients that were absent or set aside join the larger half.
         clusters = {
-            name: own.get(name, larger) if network_id == split.parent else network_id
-            for name, network_id in clusters.items()
+            name: own.get(name, larger) if network_id == parent else network_id for name, network_id in clusters.items()
         }
-        sizes |= {network_id: len(names) for network_id, names in split.halves}
+        sizes |= {network_id: len(names) for network_id, names in halves}
     in_use = set(clusters.values())
     return SattlerMemory(
         clusters=clusters,
@@ -222,12 +211,8 @@ def _remember(memory: SattlerMemory, closed: ClosedRound) -> SattlerMemory:
 
 def _assign(context: AssignmentContext) -> Assignment:
     memory: SattlerMemory = context.draw.memory
-    cluster = memory.clusters.get(context.draw.client_id) or _find_largest(memory, context.networks)
-    return assign_largest(context.of_network(cluster))
-
-
-def _find_largest(memory: SattlerMemory, networks: Iterable[str]) -> str:
-    return min(networks, key=lambda network_id: (-memory.sizes.get(network_id, 0), network_id))
+    largest = min(context.networks, key=lambda network_id: (-memory.sizes.get(network_id, 0), network_id))
+    return assign_largest(context.of_network(memory.clusters.get(context.draw.client_id) or largest))
 
 
 def _find_standing(context: StandingContext) -> Architecture:

@@ -1,7 +1,5 @@
 """The selector of a method: which clients take part in a round. By default they are drawn at random."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

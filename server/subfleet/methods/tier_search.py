@@ -1,6 +1,6 @@
 """The search for the best path of each tier of devices, one tier after the other (FedorAS, section 3.2)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -77,19 +77,14 @@ class TierSearch:
         )
 
     def _propose(self, tiers: int, memory: TierMemory, network: Network, seed: int) -> Generation | None:
-        space = _Space.of(network)
+        choices = [choice.operators for choice in network.choices.values()]
+        count_macs = _build_counter(network)
         for tier in list_network_tiers(network, tiers)[max(len(memory.scores) - 1, 0) :]:
             scored = _parse(memory.scores[tier.number - 1]) if len(memory.scores) >= tier.number else []
-            paths = propose_paths(
-                self.evolution, space.choices, space.count_macs, tier, scored, seed=seed + tier.number
-            )
+            paths = propose_paths(self.evolution, choices, count_macs, tier, scored, seed=seed + tier.number)
             if paths:
-                return Generation(
-                    number=memory.generations + 1,
-                    tier=tier.number,
-                    paths=paths,
-                    least_macs=min(map(space.count_macs, paths)),
-                )
+                least = min(map(count_macs, paths))
+                return Generation(number=memory.generations + 1, tier=tier.number, paths=paths, least_macs=least)
         return None
 
 
@@ -120,11 +115,11 @@ def _skip(memory: TierMemory, generation: Generation) -> TierMemory:
 
 def _conclude(fresh: bool, memory: TierMemory, network: Network, aggregated_round: int) -> tuple[Lineage, ...]:
     """The best path of each tier with scores, as a network of its own."""
-    space, lineages = _Space.of(network), list[Lineage]()
+    count_macs, lineages = _build_counter(network), list[Lineage]()
     for number, scores in enumerate(memory.scores, start=1):
         if not scores:
             continue
-        path, score = find_best(_parse(scores), space.count_macs)
+        path, score = find_best(_parse(scores), count_macs)
         lineages.append(
             Lineage(
                 id=f"t{number}",
@@ -132,8 +127,7 @@ def _conclude(fresh: bool, memory: TierMemory, network: Network, aggregated_roun
                 parent=network.id,
                 map=Drawn() if fresh else Chosen(),
                 born_round=aggregated_round,
-                reason=f"the best of {len(scores)} paths for tier {number}: {space.count_macs(path)} MACs, "
-                f"score {score:.4f}",
+                reason=f"the best of {len(scores)} paths for tier {number}: {count_macs(path)} MACs, score {score:.4f}",
             )
         )
     return tuple(lineages)
@@ -143,26 +137,11 @@ def _parse(scores: Scores) -> list[tuple[tuple[str, ...], float]]:
     return [(tuple(path.split(_SEPARATOR)), score) for path, score in scores]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Space:
-    """The paths of a supernet and their costs."""
-
-    choices: tuple[tuple[str, ...], ...]
-    fixed_macs: int
-    macs: tuple[Mapping[str, int], ...]
-
-    @classmethod
-    def of(cls, network: Network) -> "_Space":
-        parts, choices = part_costs(network), network.choices.values()
-        return cls(
-            choices=tuple(choice.operators for choice in choices),
-            fixed_macs=parts[""][1],
-            macs=tuple(
-                {operator: parts[part][1] for operator, part in zip(choice.operators, choice.parts, strict=True)}
-                for choice in choices
-            ),
-        )
-
-    def count_macs(self, path: Sequence[str]) -> int:
-        """Multiply-accumulates of one sample's forward pass."""
-        return self.fixed_macs + sum(macs[operator] for macs, operator in zip(self.macs, path, strict=True))
+def _build_counter(network: Network) -> Callable[[Sequence[str]], int]:
+    """A function from a path of a supernet to the multiply-accumulates of one sample's forward pass."""
+    parts = part_costs(network)
+    macs = [
+        {operator: parts[part][1] for operator, part in zip(choice.operators, choice.parts, strict=True)}
+        for choice in network.choices.values()
+    ]
+    return lambda path: parts[""][1] + sum(costs[operator] for costs, operator in zip(macs, path, strict=True))

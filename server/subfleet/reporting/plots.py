@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -41,7 +42,9 @@ def plot_budgets(rounds: Sequence[RoundRecord]) -> str:
     """Size of each device's submodel against its memory budget, one mark per device and round."""
 
     def draw(axes: Axes) -> None:
-        _scatter_clients(axes, rounds, lambda row: (row.budget_bytes / MEGABYTE, row.parameters / 1000))
+        for style, rows in _by_client(rounds):
+            budgets, sizes = [row.budget_bytes / MEGABYTE for row in rows], [row.parameters / 1000 for row in rows]
+            axes.scatter(budgets, sizes, alpha=0.8, **style)
         axes.set(xlabel="memory budget (MB)", ylabel="parameters of the submodel (thousands)", xscale="log")
         axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         for set_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
@@ -57,38 +60,18 @@ def plot_memory(rounds: Sequence[RoundRecord]) -> str:
     """Planned against measured peak memory."""
 
     def draw(axes: Axes) -> None:
-        marks = _scatter_clients(axes, rounds, _locate_memory)
-        end = 1.05 * max((peak for mark in marks for peak in mark), default=0.0)
+        end = 0.0
+        for style, rows in _by_client(rounds):
+            peaks = [(row.planned_peak_bytes, row.measured_peak_bytes) for row in rows]
+            planned = [peak / MEGABYTE for peak, own in peaks if own is not None]
+            measured = [own / MEGABYTE for _, own in peaks if own is not None]
+            end = max([end, *(1.05 * peak for peak in (*planned, *measured))])
+            axes.scatter(planned, measured, alpha=0.8, **style)
         axes.plot([0, end], [0, end], "--", color="#999999", linewidth=1, label="planned = measured")
         axes.set(xlabel="planned peak (MB)", ylabel="measured peak (MB)")
         axes.legend(fontsize="small")
 
     return draw_svg(draw)
-
-
-def _locate_memory(row: ClientRow) -> tuple[float, float] | None:
-    if row.measured_peak_bytes is None:
-        return None
-    return row.planned_peak_bytes / MEGABYTE, row.measured_peak_bytes / MEGABYTE
-
-
-def _scatter_clients(
-    axes: Axes, rounds: Sequence[RoundRecord], locate: Callable[[ClientRow], tuple[float, float] | None]
-) -> list[tuple[float, float]]:
-    """Draw a mark for each aggregated row that has a place; returns the places."""
-    drawn = []
-    for index, (client, rows) in enumerate(_by_client(rounds).items()):
-        marks = [mark for row in rows if (mark := locate(row)) is not None]
-        axes.scatter(
-            [x for x, _ in marks],
-            [y for _, y in marks],
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            alpha=0.8,
-            label=client,
-        )
-        drawn += marks
-    return drawn
 
 
 def plot_bytes(rounds: Sequence[RoundRecord]) -> str:
@@ -97,12 +80,11 @@ def plot_bytes(rounds: Sequence[RoundRecord]) -> str:
     def draw(axes: Axes) -> None:
         clients = _by_client(rounds)
         width = 0.8 / max(len(clients), 1)
-        for index, (client, rows) in enumerate(clients.items()):
+        for index, (style, rows) in enumerate(clients):
             numbers = [record.round for record in rounds for row in record.clients if row in rows]
             at = [number + (index - (len(clients) - 1) / 2) * width for number in numbers]
-            colour = COLOURS[index % len(COLOURS)]
-            axes.bar(at, [row.bytes_down / 1000 for row in rows], width, color=colour, label=client)
-            axes.bar(at, [-row.bytes_up / 1000 for row in rows], width, color=colour, alpha=0.55)
+            axes.bar(at, [row.bytes_down / 1000 for row in rows], width, color=style["color"], label=style["label"])
+            axes.bar(at, [-row.bytes_up / 1000 for row in rows], width, color=style["color"], alpha=0.55)
         axes.axhline(0, color="black", linewidth=0.8)
         axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -130,11 +112,10 @@ def plot_comparison(curves: Mapping[str, Mapping[int, Sequence[float]]], headlin
 
     def draw(axes: Axes) -> None:
         for index, (name, by_round) in enumerate(curves.items()):
-            rounds, colour = list(by_round), COLOURS[index % len(COLOURS)]
-            means = [fmean(values) for values in by_round.values()]
-            axes.plot(rounds, means, marker=MARKERS[index % len(MARKERS)], markersize=4, color=colour, label=name)
+            rounds, style = list(by_round), _choose_style(index, name)
+            axes.plot(rounds, [fmean(values) for values in by_round.values()], markersize=4, **style)
             lows, highs = map(min, by_round.values()), map(max, by_round.values())
-            axes.fill_between(rounds, list(lows), list(highs), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(rounds, list(lows), list(highs), color=style["color"], alpha=0.15, linewidth=0)
         axes.set(xlabel="round", ylabel=f"test {METRICS[headline].title}")
         _limit(axes, headline, 1.02)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -143,15 +124,19 @@ def plot_comparison(curves: Mapping[str, Mapping[int, Sequence[float]]], headlin
     return draw_svg(draw)
 
 
-def _by_client(rounds: Sequence[RoundRecord]) -> dict[str, list[ClientRow]]:
-    """The aggregated rows of each client, in the order of the rounds."""
+def _choose_style(index: int, label: str) -> dict[str, Any]:
+    """Colour, marker and label of a series."""
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "label": label}
+
+
+def _by_client(rounds: Sequence[RoundRecord]) -> list[tuple[dict[str, Any], list[ClientRow]]]:
+    """The style and the aggregated rows of each client, in the order of the rounds."""
     clients = sorted({row.client_id for record in rounds for row in record.clients})
-    return {
-        client: [
-            row for record in rounds for row in record.clients if row.client_id == client and row.status == "aggregated"
-        ]
-        for client in clients
-    }
+    aggregated = [row for record in rounds for row in record.aggregated]
+    return [
+        (_choose_style(index, client), [row for row in aggregated if row.client_id == client])
+        for index, client in enumerate(clients)
+    ]
 
 
 def draw_svg(draw: Callable[[Axes], None], *, width: float = 6.2, height: float = 3.8) -> str:

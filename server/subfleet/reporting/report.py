@@ -4,20 +4,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from subfleet.journal.costs import sum_costs
 from subfleet.journal.evaluations import EvaluationRecord, describe_spread
 from subfleet.journal.networks import NetworkRecord
-from subfleet.journal.records import RoundRecord, RunResult, compute_participation
+from subfleet.journal.records import RoundRecord, RunResult
+from subfleet.journal.totals import sum_costs
 from subfleet.protocol.task_kinds import METRICS, format_metrics
-from subfleet.reporting.texts import (
-    CLIENT_COLUMNS,
-    describe_costs,
-    describe_participation,
-    describe_result,
-    describe_times,
-    format_amount,
-    list_remarks,
-)
+from subfleet.reporting import texts
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 88rem; padding: 0 1rem; color: #1b1b1b }
@@ -44,19 +36,17 @@ def render_report(name: str, result: RunResult, record: dict[str, Any]) -> str:
     metrics = rounds[-1].all_metrics if rounds else {}
     more = f" ({format_metrics(metrics)})" if len(metrics) > 1 else ""
     reached = (
-        f"<p><b>{escape(describe_result(result))}</b>{escape(more)} after {len(rounds)} rounds "
-        f"(run <code>{escape(result.run_id)}</code>). Participation: <b>{compute_participation(rounds):.1%}</b>.</p>"
+        f"<p><b>{escape(texts.describe_result(result))}</b>{escape(more)} after {len(rounds)} rounds "
+        f"(run <code>{escape(result.run_id)}</code>). Participation: <b>{result.participation:.1%}</b>.</p>"
     )
     if result.ended_early:
         reached += f"<p>It ended there because {escape(result.ended_early)}.</p>"
     status = escape(result.method_status)
-    method = f"<p>Method <code>{escape(result.method)}</code>, compared with its paper: {status}.</p>"
-    spoiled = "".join(f"<p>{escape(text)}.</p>" for text in list_remarks(result))
     parts = [
         f"<h1>Subfleet run “{escape(name)}”</h1>",
         reached,
-        method,
-        spoiled,
+        f"<p>Method <code>{escape(result.method)}</code>, compared with its paper: {status}.</p>",
+        *(f"<p>{escape(text)}.</p>" for text in texts.list_remarks(result)),
         _render_plots(rounds),
         _render_evaluation(result.evaluations),
         _render_costs(result),
@@ -106,10 +96,11 @@ def _render_page(name: str, parts: Sequence[str], more_head: str = "") -> str:
 def _render_plots(rounds: Sequence[RoundRecord]) -> str:
     from subfleet.reporting import plots  # matplotlib takes a second to load, and only reports need it
 
+    title = METRICS[rounds[-1].headline if rounds else "accuracy"].title
     model = f" of {rounds[-1].model_description}" if rounds else ""
     measured = any(row.measured_peak_bytes is not None for record in rounds for row in record.clients)
     figures = (
-        (plots.plot_metric(rounds), f"{_format_title(rounds)}{model} on the evaluation samples."),
+        (plots.plot_metric(rounds), f"{title[0].upper()}{title[1:]}{model} on the evaluation samples."),
         (
             plots.plot_budgets(rounds),
             "Size of each submodel against the memory budget; a small submodel with a large budget means a slow link.",
@@ -119,12 +110,6 @@ def _render_plots(rounds: Sequence[RoundRecord]) -> str:
     )
     cells = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for svg, text in figures)
     return f'<div class="plots">{cells}</div>'
-
-
-def _format_title(rounds: Sequence[RoundRecord]) -> str:
-    """The headline metric with a capital letter."""
-    title = METRICS[rounds[-1].headline if rounds else "accuracy"].title
-    return title[0].upper() + title[1:]
 
 
 def _render_evaluation(records: Sequence[EvaluationRecord]) -> str:
@@ -139,11 +124,9 @@ def _render_evaluation(records: Sequence[EvaluationRecord]) -> str:
             row.client_id,
             row.device,
             row.architecture,
-            *(
-                (_format_cell(row.value(headline)), _format_cell(row.loss), str(row.sample_count))
-                if row.label_count
-                else ("-", "-", "-")
-            ),
+            _format_cell(row.value(headline) if row.label_count else None),
+            _format_cell(row.loss if row.label_count else None),
+            _format_cell(row.sample_count if row.label_count else None),
             f"{row.bytes_down / 1000:.1f}",
             "-" if row.seconds is None else f"{row.seconds:.2f}",
             row.status,
@@ -159,7 +142,7 @@ def _render_evaluation(records: Sequence[EvaluationRecord]) -> str:
 def _render_costs(result: RunResult) -> str:
     """The costs of all rounds."""
     costs = sum_costs(result)
-    sentences = " ".join(f"{escape(text)}." for text in (describe_costs(costs), *describe_times(costs)))
+    sentences = " ".join(f"{escape(text)}." for text in (texts.describe_costs(costs), *texts.describe_times(costs)))
     return f"<h2>Cost</h2><p>{sentences}</p>"
 
 
@@ -169,9 +152,6 @@ def _render_networks(networks: Sequence[NetworkRecord], round_count: int) -> str
         return ""
     from subfleet.reporting.plots import plot_family_tree
 
-    titles = ["network", "grown from", "by", "changed", "after round", "ready in round", "until round", "MACs"]
-    judged = METRICS[networks[0].metric].title
-    titles += ["parameters", "rounds", "devices", "training MACs", judged, "of devices", "why"]
     rows = [_build_network_row(record) for record in networks]
     caption = (
         "Networks over the rounds. A dot is a round in which devices trained the network, larger for more devices; "
@@ -179,29 +159,30 @@ def _render_networks(networks: Sequence[NetworkRecord], round_count: int) -> str
     )
     tree = plot_family_tree(networks, round_count)
     figure = f'<figure class="tree">{tree}<figcaption>{caption}</figcaption></figure>'
-    return f"<h2>Networks</h2>{figure}{_render_table(titles, rows)}"
+    return f"<h2>Networks</h2>{figure}{_render_table(list(rows[0]), [list(row.values()) for row in rows])}"
 
 
-def _build_network_row(network: NetworkRecord) -> tuple[str, ...]:
+def _build_network_row(network: NetworkRecord) -> dict[str, str]:
+    """The cells of a network by the titles of their columns."""
     lineage = network.lineage
     grown = lineage.parent is not None
-    return (
-        network.name,
-        (lineage.parent or "the first") if grown else "-",
-        lineage.map.TYPE if grown else "-",
-        ", ".join(network.list_changes()) or "-",
-        _format_cell(lineage.born_round),
-        _format_cell(network.ready_round),
-        _format_cell(lineage.retired_round),
-        format_amount(network.forward_macs),
-        format_amount(network.parameters),
-        str(len(network.trained)),
-        str(len(network.clients)),
-        format_amount(network.training_macs),
-        _format_cell(network.own_mean),
-        str(len(network.owners)) if network.owners else "-",
-        lineage.reason or "-",
-    )
+    return {
+        "network": network.name,
+        "grown from": (lineage.parent or "the first") if grown else "-",
+        "by": lineage.map.TYPE if grown else "-",
+        "changed": ", ".join(network.list_changes()) or "-",
+        "after round": _format_cell(lineage.born_round),
+        "ready in round": _format_cell(network.ready_round),
+        "until round": _format_cell(lineage.retired_round),
+        "MACs": texts.format_amount(network.forward_macs),
+        "parameters": texts.format_amount(network.parameters),
+        "rounds": str(len(network.trained)),
+        "devices": str(len(network.clients)),
+        "training MACs": texts.format_amount(network.training_macs),
+        METRICS[network.metric].title: _format_cell(network.own_mean),
+        "of devices": str(len(network.owners)) if network.owners else "-",
+        "why": lineage.reason or "-",
+    }
 
 
 def _render_models(models: Sequence[dict[str, Any]], headline: str) -> str:
@@ -224,9 +205,9 @@ def _render_round(record: RoundRecord) -> str:
     title += "" if record.seconds is None else f", {record.seconds:.1f} s"
     if record.log_time_s is not None:
         title += f", logs read at {record.log_time_s:g} s"
-    title += f"; {describe_participation(record)}"
-    titles = [column.title for column in CLIENT_COLUMNS]
-    rows = [[column.cell(row) for column in CLIENT_COLUMNS] for row in record.clients]
+    title += f"; {texts.describe_participation(record)}"
+    titles = [column.title for column in texts.CLIENT_COLUMNS]
+    rows = [[column.cell(row) for column in texts.CLIENT_COLUMNS] for row in record.clients]
     return f"<h2>{escape(title)}</h2>{_render_table(titles, rows)}"
 
 

@@ -9,7 +9,7 @@ import torch
 from subfleet.aggregation.views import Views
 from subfleet.elastic.evaluate import evaluate
 from subfleet.elastic.model_state import ModelState
-from subfleet.journal.records import ClientRow, RunResult, compute_participation
+from subfleet.journal.records import ClientRow, RunResult
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.task_kinds import better
 from subfleet.rounds.context import RunContext
@@ -81,7 +81,7 @@ def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str
         "metrics": rounds[-1].all_metrics,
         "loss": rounds[-1].loss,
         **_compute_accuracies(gallery, result, tiers, aggregated),
-        "participation": compute_participation(rounds),
+        "participation": result.participation,
         "least_participation": min(record.participation for record in rounds),
         "never_aggregated": len(tiers) - len(aggregated),
         "bytes_down": sum(row.bytes_down for row in rows),
@@ -97,11 +97,13 @@ def compute_figures(gallery: Gallery, result: RunResult, tiers: Mapping[str, str
 
 def violates(row: ClientRow) -> bool:
     """Whether a task exceeded a budget: planned memory, disk, weights down, or update up."""
-    if not row.planned_peak_bytes:
-        return False
-    if row.disk_budget_bytes is not None and row.disk_bytes > row.disk_budget_bytes:
-        return True
-    return row.planned_peak_bytes > row.budget_bytes or _exceeds_links(row, row.weight_bytes, row.update_bytes)
+    disk_bytes = row.disk_budget_bytes
+    exceeded = (
+        row.planned_peak_bytes > row.budget_bytes,
+        disk_bytes is not None and row.disk_bytes > disk_bytes,
+        _exceeds_links(row, row.weight_bytes, row.update_bytes),
+    )
+    return row.planned_peak_bytes > 0 and any(exceeded)
 
 
 def _compute_accuracies(

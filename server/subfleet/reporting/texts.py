@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from subfleet.journal.costs import RunCosts, Timing, sum_costs
 from subfleet.journal.networks import NetworkRecord, walk_descendants
-from subfleet.journal.outliers import describe_outliers
 from subfleet.journal.records import ClientRow, RoundRecord, RunResult
+from subfleet.journal.totals import RunCosts, Timing, describe_outliers, sum_costs
 from subfleet.protocol.task_kinds import METRICS
 
 _MOST_WARNINGS = 3

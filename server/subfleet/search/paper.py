@@ -55,13 +55,13 @@ class PaperSearch:
 
     def explore(self, query: Query, rng: Random) -> Explored:
         """Draw submodels until the stream ends it; the draws do not depend on the budget."""
-        found: list[FoundSize] = []
+        sizes: list[FoundSize] = []
         draws, hit = 0, False
         while not hit and rng.random() > self.settings.epsilon:
-            found.append(FoundSize(architecture=self.space.architecture(self.space.random(rng)), drawn=True))
+            sizes.append(FoundSize(architecture=self.space.architecture(self.space.random(rng)), drawn=True))
             draws += 1
             hit = draws > self.settings.t_max
-        new = [size for size in dict.fromkeys(found) if size.architecture not in self.known]
+        new = [size for size in dict.fromkeys(sizes) if size.architecture not in self.known]
         room = max(0, self.settings.pool_limit - len(self.known))
         return Explored(sizes=tuple(new[:room]), draws=draws, hit=hit)
 

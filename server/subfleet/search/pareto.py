@@ -158,7 +158,7 @@ class ParetoSearch:
             known = known.copy()
             for candidate in samples:
                 known.add(candidate)
-        found: list[Candidate] = []
+        estimated: list[Candidate] = []
         failed = 0
         for _ in range(most):
             best = known.best(query)
@@ -166,13 +166,13 @@ class ParetoSearch:
                 break
             climb = _Climb(self.paper.space, self.paper.estimate, query, rng, left=self.settings.trials)
             seen = climb.run(*self._find_starts(known, query))
-            found += seen
+            estimated += seen
             if most > 1:
                 for candidate in seen:
                     known.add(candidate)
                 better = known.best(query)
                 failed = 0 if better is not None and better.rank > best.rank else failed + 1
-        return found
+        return estimated
 
     def _may_grow(self, best: Fit, query: Query) -> bool:
         """Whether a submodel may fit that is larger by the slack: parameters travel, so links bound their number."""
@@ -212,8 +212,8 @@ class _Climb:
     """Looks for larger submodels near known ones: lowers a few genes, and raises others as far as the budget allows.
 
     A larger gene makes a submodel that costs more of everything, so the most that it can grow is found by bisection.
-    Submodels that are slightly too large are as good starts as those that fit: the optimum is often one of them without
-    a part that takes much memory and has few parameters.
+    Submodels that are slightly too large are as good starts as submodels that fit: often the optimum is a submodel that
+    is too large without a part that takes much memory and has few parameters.
 
     Attributes:
         space: of the genes.
@@ -221,7 +221,7 @@ class _Climb:
         query: of the device.
         rng: the source of all choices.
         left: how many more submodels may be estimated.
-        seen: those that were, whether they fit or not.
+        seen: the submodels that were estimated, whether they fit or not.
         known: by genes, whether their submodel fits.
     """
 
@@ -254,24 +254,24 @@ class _Climb:
         genes, order, rng = list(start), list(range(len(start))), self.rng
         rng.shuffle(order)
         lowered = rng.randint(0, _LOWERED)
-        for done, place in enumerate(order):
+        for done, gene in enumerate(order):
             if done >= lowered and self._fits(genes):
                 break
-            if most := genes[place]:  # each power-of-two fraction of the gene is an equally likely step
-                genes[place] -= max(1, most >> rng.randrange(most.bit_length()))
+            if most := genes[gene]:  # each power-of-two fraction of the gene is an equally likely step
+                genes[gene] -= max(1, most >> rng.randrange(most.bit_length()))
         if not self._fits(genes):
             return None
         rng.shuffle(order)
-        for place in order[:_RAISED]:
-            genes[place] = self._find_most(genes, place)
+        for gene in order[:_RAISED]:
+            genes[gene] = self._find_most(genes, gene)
         return tuple(genes)
 
-    def _find_most(self, genes: Sequence[int], place: int) -> int:
+    def _find_most(self, genes: Sequence[int], gene: int) -> int:
         """The largest option of a gene with which a submodel fits that fits with its present one."""
-        low, high, step = genes[place], self.space.largest[place], 1
+        low, high, step = genes[gene], self.space.largest[gene], 1
         while low < high and self.left:
             middle = min(high, low + step)
-            if self._fits([*genes[:place], middle, *genes[place + 1 :]]):
+            if self._fits([*genes[:gene], middle, *genes[gene + 1 :]]):
                 low, step = middle, 2 * step
             else:
                 high, step = middle - 1, max(1, (middle - low) // 2)

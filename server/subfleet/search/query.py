@@ -219,7 +219,7 @@ class EstimateIndex:
             top = rows
             for column in (columns.parameters, utilisation):
                 top = top[column[top] == column[top].max()]
-            row = int(max(top, key=lambda place: self._candidates[place].architecture))
+            row = int(max(top, key=lambda index: self._candidates[index].architecture))
             if not query.refused(self._candidates[row]):
                 return Fit(candidate=self._candidates[row], utilisation=float(utilisation[row]))
             rows = rows[rows != row]
@@ -230,7 +230,7 @@ class EstimateIndex:
 
         Returns:
             At most `most` that fit, those with the most parameters first; and as many that do not fit and have more
-            parameters than these, those that exceed the budget least first.
+            parameters than these, the ones that exceed the budget least first.
         """
         columns = self._columns()
         fits = _find_fitting(columns, query)

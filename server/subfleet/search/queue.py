@@ -154,11 +154,9 @@ def request_program(chosen: Candidate, assigned: Candidate, target: str) -> Requ
         target: the program target.
     """
     lost = 1 - assigned.parameters / chosen.parameters
-    return (
-        RequestedProgram(program=SizedProgram(size=chosen.architecture, target=target), lost=lost)
-        if lost >= LEAST_GAIN
-        else None
-    )
+    if lost < LEAST_GAIN:
+        return None
+    return RequestedProgram(program=SizedProgram(size=chosen.architecture, target=target), lost=lost)
 
 
 def rank_requested(

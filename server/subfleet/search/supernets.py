@@ -13,7 +13,6 @@ from random import Random
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Fraction, Positive
@@ -77,7 +76,7 @@ def list_tiers(fixed_macs: int, choices: tuple[tuple[int, ...], ...], count: int
 
 
 def find_tier(tiers: Sequence[Tier], forward_macs: int) -> Tier:
-    """The highest of some tiers whose budget a device has; the lowest if it has none."""
+    """The highest tier that a device has the budget for; the lowest if it has the budget of no tier."""
     return next((tier for tier in reversed(tiers) if tier.high_macs <= forward_macs), tiers[0])
 
 
@@ -118,7 +117,7 @@ def draw_subspace(
         if choices[name][operator] <= left:
             kept[name].add(operator)
             left -= choices[name][operator]
-    return {name: tuple(one for one in sizes if one in kept[name]) for name, sizes in choices.items()}
+    return {name: tuple(operator for operator in sizes if operator in kept[name]) for name, sizes in choices.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,24 +214,21 @@ class _Evolution:
     known: set[Path] = field(default_factory=set)
     algorithm: Any = None
 
-    @property
-    def _counts(self) -> NDArray[np.int64]:
-        return np.array([len(operators) for operators in self.choices])
-
     def ask(self, most: int) -> tuple[Path, ...]:
         """Up to so many paths of the tier that were not proposed before."""
-        found: dict[Path, None] = {}
+        new: dict[Path, None] = {}
+        counts = [len(operators) for operators in self.choices]
         count = min(most, self.settings.offspring if self.algorithm else self.settings.population)
         for _ in range(_MOST_ASKS if self.algorithm else 0):
             for member in self.algorithm.ask():
-                self._add(member.X, found)
-            if len(found) >= count:
+                self._add(member.X, new)
+            if len(new) >= count:
                 break
         for _ in range(_MOST_DRAWS):
-            if len(found) >= count:
+            if len(new) >= count:
                 break
-            self._add(self.rng.integers(self._counts), found)
-        paths = tuple(found)[:count]
+            self._add(self.rng.integers(counts), new)
+        paths = tuple(new)[:count]
         self.known.update(paths)
         return paths
 
@@ -257,10 +253,10 @@ class _Evolution:
     def _objective_count(self) -> int:
         return 2 if self.settings.objectives == "accuracy_macs" else 1
 
-    def _add(self, indices: Iterable[int], found: dict[Path, None]) -> None:
+    def _add(self, indices: Iterable[int], new: dict[Path, None]) -> None:
         path = tuple(operators[index] for operators, index in zip(self.choices, indices, strict=True))
         if path not in self.known and self.tier.holds(self.count_macs(path)):
-            found[path] = None
+            new[path] = None
 
     def _start(self, first: Any) -> Any:
         from pymoo.algorithms.moo.nsga2 import NSGA2
@@ -278,7 +274,7 @@ class _Evolution:
             mutation=_build_mutation(self.settings.mutation),
             eliminate_duplicates=False,
         )
-        most = self._counts - 1
+        most = np.array([len(operators) - 1 for operators in self.choices])
         problem = Problem(n_var=len(most), n_obj=self._objective_count, xl=0, xu=most, vtype=int)
         # The caller decides when the search ends.
         algorithm.setup(problem, termination=MaximumGenerationTermination(10**9), seed=self.seed)
@@ -291,8 +287,8 @@ def _build_mutation(probability: float) -> Any:
     from pymoo.core.mutation import Mutation
 
     class Redraw(Mutation):  # type: ignore[misc]  # pymoo has no types
-        def _do(self, problem: Any, places: Any, *_: Any, random_state: np.random.Generator, **__: Any) -> Any:
-            redrawn = random_state.random(places.shape) < probability
-            return np.where(redrawn, random_state.integers(problem.xu + 1, size=places.shape), places)
+        def _do(self, problem: Any, genes: Any, *_: Any, random_state: np.random.Generator, **__: Any) -> Any:
+            redrawn = random_state.random(genes.shape) < probability
+            return np.where(redrawn, random_state.integers(problem.xu + 1, size=genes.shape), genes)
 
     return Redraw()

@@ -132,6 +132,6 @@ def adapt_to_broker(
         return
     transport.expect(report.terms)
     if report.chunk_bytes is not None:
-        sizes.found(report.chunk_bytes)
+        sizes.set_proven(report.chunk_bytes)
     for finding in report.shortcomings:
         observer.say(f"Broker at {address.where}, {finding.check}: {finding.text}; {finding.remedy}")

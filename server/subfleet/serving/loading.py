@@ -11,9 +11,9 @@ from subfleet.elastic.inheriting import inherit
 from subfleet.elastic.model_state import ModelState, unpack_state
 from subfleet.elastic.network import Network
 from subfleet.journal.journal import Journal
-from subfleet.journal.outliers import describe_outliers
 from subfleet.journal.records import RunResult
 from subfleet.journal.rows import build_network_records, list_deployed_models
+from subfleet.journal.totals import describe_outliers
 from subfleet.methods.describing import describe_status
 from subfleet.protocol.errors import ConfigError, FileError, explain_os_errors
 from subfleet.rounds.closing import explain_early_end

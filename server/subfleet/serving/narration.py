@@ -1,6 +1,7 @@
 """Describes a run while it goes on: the changes of a step, and its progress."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 
 from subfleet.elastic.lineage import Lineage
 from subfleet.journal.records import Progress
@@ -73,7 +74,7 @@ def _describe_waits(before: FleetMember, after: FleetMember) -> Iterator[str]:
     if before.punctuality is after.punctuality:
         return
     for duty in DUTY_TERMS:
-        was, now = (one.punctuality.get(duty, PUNCTUAL) for one in (before, after))
+        was, now = (member.punctuality.get(duty, PUNCTUAL) for member in (before, after))
         if was.missed < EXTRA_FROM <= now.missed:
             missed = name_last(now.missed, duty)
             yield f"has not answered {missed}; the run does not wait for it until it answers again"
@@ -81,37 +82,32 @@ def _describe_waits(before: FleetMember, after: FleetMember) -> Iterator[str]:
             yield f"has answered {name_last(1, duty)}, and the run waits for it again"
 
 
-def describe_networks(before: Iterable[Lineage], after: Iterable[Lineage]) -> tuple[str, ...]:
-    """A sentence for each network that has appeared or retired."""
-    known = {one.id: one.living for one in before}
-    told = list[str]()
-    for one in after:
-        if one.id and one.id not in known:
-            why = f": {one.reason}" if one.reason else ""
-            told.append(f"network {one.id} has appeared, {_describe_growth(one)}{why}")
-        if not one.living and known.get(one.id, True):
-            told.append(f"{_name_network(one.id)} has retired")
-    return tuple(told)
+def describe_networks(before: Iterable[Lineage], after: Iterable[Lineage]) -> Iterator[str]:
+    """A sentence for each network that was added or retired."""
+    living = {lineage.id: lineage.living for lineage in before}
+    for lineage in after:
+        if lineage.id and lineage.id not in living:
+            parent, reason = lineage.parent, f": {lineage.reason}" if lineage.reason else ""
+            origin = "drawn anew" if parent is None else f"{lineage.map.TYPE} from {_name_network(parent)}"
+            yield f"network {lineage.id} has appeared, {origin}{reason}"
+        if not lineage.living and living.get(lineage.id, True):
+            yield f"{_name_network(lineage.id)} has retired"
 
 
-def describe_readiness(context: RunContext, before: RunState, after: RunState) -> tuple[str, ...]:
+def describe_readiness(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """A sentence for each network that can be trained from the next attempt on, as its first program is written."""
     if (after.written is before.written and after.run_attempt == before.run_attempt) or not after.lineages:
-        return ()
-    known = _list_trainable(context, before)
-    born = [one.id for one in after.lineages if one.born_round and one.living]
-    ready = _list_trainable(context, after) - known
-    return tuple(f"network {name} may be trained from the next round on" for name in born if name in ready)
+        return
+    ready = _list_trainable(context, after) - _list_trainable(context, before)
+    for lineage in after.lineages:
+        if lineage.born_round and lineage.living and lineage.id in ready:
+            yield f"network {lineage.id} may be trained from the next round on"
 
 
 def _list_trainable(context: RunContext, state: RunState) -> set[str]:
     """The networks with a program that can be given in the next attempt."""
     attempts = find_trainable_attempts(context, state)
     return {name for name, attempt in attempts.items() if attempt <= state.run_attempt + 1}
-
-
-def _describe_growth(lineage: Lineage) -> str:
-    return "drawn anew" if lineage.parent is None else f"{lineage.map.TYPE} from {_name_network(lineage.parent)}"
 
 
 def _name_network(network_id: str) -> str:
@@ -125,31 +121,34 @@ def compare_peers(context: RunContext, profiles: Mapping[str, Profile]) -> Itera
         context: of the run.
         profiles: of the clients of a round, by client id.
     """
-    told = {name: one.inputs for name, one in sorted(profiles.items()) if one.inputs is not None}
-    usual = _find_usual(told.values())
+    inputs = {name: profile.inputs for name, profile in sorted(profiles.items()) if profile.inputs is not None}
+    usual = _find_usual(inputs.values())
     if context.config.data.check == "off" or usual is None:
         return
     evaluation = context.evaluation_inputs
     if evaluation is not None and find_scale_problem(usual, evaluation):
         yield (
-            f"the evaluation data go from {evaluation}, but the inputs of most of the {len(told)} clients do not, as "
+            f"the evaluation data go from {evaluation}, but the inputs of most of the {len(inputs)} clients do not, as "
             f"those from {usual}; {REMEDY}"
         )
-    unlike = [name for name, one in told.items() if find_scale_problem(one, usual)]
-    odd = [name for name in unlike if evaluation is None or not find_scale_problem(told[name], evaluation)]
+    odd = [
+        name
+        for name, statistics in inputs.items()
+        if find_scale_problem(statistics, usual)
+        and (evaluation is None or not find_scale_problem(statistics, evaluation))
+    ]
     if odd:
         more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
         yield (
-            f"the inputs of {', '.join(odd[:_SHOWN])}{more} are not on the scale of most of the {len(told)} clients, "
+            f"the inputs of {', '.join(odd[:_SHOWN])}{more} are not on the scale of most of the {len(inputs)} clients, "
             f"from {usual}; {REMEDY}"
         )
 
 
-def _find_usual(statistics: Iterable[InputStatistics]) -> InputStatistics | None:
+def _find_usual(inputs: Iterable[InputStatistics]) -> InputStatistics | None:
     """The client in the middle, which shares its scale with more than half of the others if any client does."""
-    ordered = sorted(
-        (one for one in statistics if one.deviation), key=lambda one: (one.deviation, one.maximum, one.minimum)
-    )
+    varied = (statistics for statistics in inputs if statistics.deviation)
+    ordered = sorted(varied, key=attrgetter("deviation", "maximum", "minimum"))
     return ordered[len(ordered) // 2] if len(ordered) > 2 else None
 
 

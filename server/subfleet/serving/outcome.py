@@ -9,8 +9,7 @@ from typing import Any
 from subfleet.journal.records import DeployedModel, RunObserver, RunResult
 from subfleet.methods.aggregator import Participant
 from subfleet.protocol.errors import RunError, SubfleetError, explain_os_errors
-from subfleet.reporting.personalised_models import OwnMetric, copy_models, measure_models
-from subfleet.reporting.results import write_results
+from subfleet.reporting.results import OwnMetric, copy_models, measure_models, write_results
 from subfleet.reporting.run_figures import Gallery
 from subfleet.rounds.networks import find_standing
 from subfleet.serving.session import Server

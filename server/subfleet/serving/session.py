@@ -25,9 +25,9 @@ from subfleet.elastic.model_state import ModelState
 from subfleet.export.quantisation.models import samples_of
 from subfleet.journal.database import open_database, reporting_damage
 from subfleet.journal.evaluations import EvaluationRecord
-from subfleet.journal.generations import GenerationRecord, describe_generation
 from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.journal import Journal, begin_run
+from subfleet.journal.networks import GenerationRecord, describe_generation
 from subfleet.journal.places import Places
 from subfleet.journal.records import RunObserver, RunResult
 from subfleet.journal.rows import build_record

@@ -1,25 +1,74 @@
-"""The fleet of a run: its name, memory limits, and for an emulated fleet its devices and host."""
+"""The fleet of a run: its name, memory limits, and for an emulated fleet its devices, their attacks, and its host."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.identifiers import ClientId
-from subfleet.protocol.limits import Positive
+from subfleet.protocol.limits import Amount, Count, Fraction, Positive, PositiveAmount
 from subfleet.protocol.memory_size import MaybeSize, Size, parse_bytes
 from subfleet.protocol.readings import Reading
 from subfleet.protocol.schema import ADDED_LATER
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.topics import DEFAULT_FLEET, FleetName
-from subfleet.settings.attacks import Attack
 from subfleet.settings.fingerprint import CHANGEABLE
 
 HostKind = Literal["processes", "batch"]
 """How an emulated fleet runs: "processes" is a process for each device and a real broker; "batch" is one process for
 the server and all devices, with a logical clock and without a network."""
+
+
+# Attacks are for experiments with emulated devices. The literature uses backdoor for two attacks: Park and Joe-Wong
+# (FedFA, equation 1) train on shuffled labels and boost the change, which lowers accuracy in general. A backdoor in the
+# usual sense keeps the accuracy, but the model assigns images with a trigger to the attacker's class (Bagdasaryan et
+# al., "How To Backdoor Federated Learning", AISTATS 2020).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked()
+class LabelShuffling:
+    """Trains on the data and again with shuffled labels, and sends the sum of both changes (FedFA, equation 1).
+
+    Attributes:
+        strength: factor of the malicious change, lambda in the paper.
+        seed: of the shuffle.
+    """
+
+    TYPE: ClassVar[str] = "label_shuffling"
+    strength: Amount = 20.0
+    seed: Count = 0
+
+
+def _check_weight(weight: float, total_weight: float) -> Iterator[str]:
+    if weight > total_weight:
+        yield f"weight is {weight}, but must be at most total_weight {total_weight}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@checked(_check_weight)
+class Backdoor:
+    """Trains on images with a trigger, and sends an update that replaces the shared model.
+
+    Attributes:
+        target: class of images with the trigger.
+        fraction: fraction of the client's images that get the trigger.
+        weight: of the client in the mean, above 0.
+        total_weight: of all clients, including one attacker; at least `weight`.
+        seed: of the choice of images.
+    """
+
+    TYPE: ClassVar[str] = "backdoor"
+    target: Count = 0
+    fraction: Fraction = 0.5
+    weight: PositiveAmount = 1.0
+    total_weight: float = 1.0
+    seed: Count = 0
+
+
+Attack = LabelShuffling | Backdoor
 
 
 def _check_resources(log: str, population: str, steady: Reading | None, profile: str) -> Iterator[str]:
@@ -74,10 +123,11 @@ class DeviceSettings:
     network: AnyFamily | None = field(default=None, metadata=ADDED_LATER)
     disk_limit: MaybeSize = field(default="", metadata=ADDED_LATER)
 
-    def each(self) -> "Iterator[DeviceSettings]":
+    def each(self) -> "tuple[DeviceSettings, ...]":
         """The devices, with `count` expanded."""
-        numbers = [""] if self.count == 1 else [f"-{number}" for number in range(1, self.count + 1)]
-        return (replace(self, id=f"{self.id}{number}", count=1) for number in numbers)
+        if self.count == 1:
+            return (self,)
+        return tuple(replace(self, id=f"{self.id}-{number}", count=1) for number in range(1, self.count + 1))
 
 
 def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:

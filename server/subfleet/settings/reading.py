@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from subfleet.elastic.families import FAMILIES
-from subfleet.protocol.errors import ConfigError, FileError, InvalidError, Problem
+from subfleet.protocol.errors import ConfigError, InvalidError, Problem, explain_os_errors
 from subfleet.protocol.schema import validate
 from subfleet.protocol.suggestion import explain_unknown_key, suggest
 from subfleet.protocol.toml import parse_toml
@@ -78,14 +78,11 @@ def _read(name_or_path: str | Path, what: str, visited: tuple[str, ...] = ()) ->
     """The plain settings of a file, merged into those of its `base`."""
     included = list_included_runs()
     name = str(name_or_path)
+    remedy = f"name a file that exists, or one of {sorted(included)}{suggest(name, included)}"
     try:
-        text = read_included_run(name) if name in included else Path(name_or_path).read_text(encoding="utf-8")
+        with explain_os_errors(f"{what} cannot be read", remedy):
+            text = read_included_run(name) if name in included else Path(name_or_path).read_text(encoding="utf-8")
         plain: dict[str, Any] = parse_toml(text)
-    except OSError as error:
-        raise FileError(
-            f"{what} cannot be read: {error.strerror}; name a file that exists, or one of {sorted(included)}"
-            f"{suggest(name, included)}"
-        ) from error
     except ValueError as error:
         raise ConfigError(f"{what} is not TOML: {error}; correct that line") from error
     base = plain.pop("base", None)

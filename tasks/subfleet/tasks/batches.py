@@ -25,10 +25,10 @@ def batch_order(count: int, *, seed: int, round_number: int, client_id: str, epo
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
-def draw_round_part(count: int, kept: int, *, seed: int, round_number: int, client_id: str) -> Indices:
-    """Draw `kept` of a client's `count` samples for a round, in ascending order."""
+def draw_round_part(count: int, part_count: int, *, seed: int, round_number: int, client_id: str) -> Indices:
+    """Draw `part_count` of a client's `count` samples for a round, in ascending order."""
     keys = _make_stream(f"subfleet round part 1/{seed}/{round_number}/{client_id}").random_raw(count)
-    return np.sort(np.argsort(keys, kind="stable")[:kept]).astype(np.int64)
+    return np.sort(np.argsort(keys, kind="stable")[:part_count]).astype(np.int64)
 
 
 def iter_batches(
@@ -83,7 +83,7 @@ class StepOrigin:
     step: int
 
 
-def step_random(shape: tuple[int, ...], origin: StepOrigin, *, place: int = 0, part: int = 0) -> Mask:
+def step_random(shape: tuple[int, ...], origin: StepOrigin, *, index: int = 0, part: int = 0) -> Mask:
     """Uniform numbers in [0, 1) for one step, such as for dropout; they are the same when a training is replayed.
 
     They are multiples of 2**-24, so float32 represents them exactly and none is 1.
@@ -91,12 +91,12 @@ def step_random(shape: tuple[int, ...], origin: StepOrigin, *, place: int = 0, p
     Args:
         shape: shape of the result.
         origin: the step.
-        place: distinguishes several random inputs of one step.
+        index: distinguishes several random inputs of one step.
         part: part of the batch. The numbers of all parts in order are those of the whole batch, so training in parts
             drops the same units.
     """
     # The client id comes last, as in the order of batches.
-    numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}/{place}"
+    numbers = f"{origin.seed}/{origin.round_number}/{origin.epoch}/{origin.step}/{index}"
     stream = _make_stream(f"subfleet random 1/{numbers}/{origin.client_id}")
     stream.advance(part * math.prod(shape))
     return _draw_uniform(stream, shape)

@@ -52,16 +52,16 @@ class PathDrawer:
         ConfigError: no path is valid; the message names the choice or resource.
     """
 
-    def __init__(self, places: Sequence[PathPlace], budgets: Sequence[float | None], sampler: PathSampler) -> None:
+    def __init__(self, choices: Sequence[PathPlace], budgets: Sequence[float | None], sampler: PathSampler) -> None:
         self._sampler = sampler
-        self._usable = [_find_usable(place, len(budgets)) for place in places]
+        self._usable = [_find_usable(choice, len(budgets)) for choice in choices]
         costs = [
-            np.array([place.costs[index] for index in own]) for place, own in zip(places, self._usable, strict=True)
+            np.array([choice.costs[index] for index in own]) for choice, own in zip(choices, self._usable, strict=True)
         ]
         most = sum((own.max(axis=0) for own in costs), np.zeros(len(budgets)))
         binding = [at for at, limit in enumerate(budgets) if limit is not None and most[at] > limit]
         self._operators = [
-            [place.operators[index] for index in own] for place, own in zip(places, self._usable, strict=True)
+            [choice.operators[index] for index in own] for choice, own in zip(choices, self._usable, strict=True)
         ]
         self._costs = [own[:, binding] for own in costs]
         self._limits = np.array([budgets[at] for at in binding], dtype=np.float64)
@@ -191,10 +191,12 @@ def _sum_costs(costs: Sequence[_Costs], chosen: Sequence[int]) -> npt.NDArray[np
     return sum((own[index] for own, index in zip(costs, chosen, strict=True)), np.zeros(width))
 
 
-def _find_usable(place: PathPlace, resources: int) -> list[int]:
-    if len(place.costs) != len(place.operators) or any(len(own) != resources for own in place.costs):
-        raise ConfigError(f"choice {place.name!r} must have a cost for each operator and each of {resources} resources")
-    usable = [at for at, own in enumerate(place.costs) if max(own, default=0.0) < math.inf]
+def _find_usable(choice: PathPlace, resources: int) -> list[int]:
+    if len(choice.costs) != len(choice.operators) or any(len(own) != resources for own in choice.costs):
+        raise ConfigError(
+            f"choice {choice.name!r} must have a cost for each operator and each of {resources} resources"
+        )
+    usable = [at for at, own in enumerate(choice.costs) if max(own, default=0.0) < math.inf]
     if not usable:
-        raise ConfigError(f"choice {place.name!r} has no operator that can be run")
+        raise ConfigError(f"choice {choice.name!r} has no operator that can be run")
     return usable

@@ -21,7 +21,7 @@ from subfleet.elastic.maps import tensor_maps
 from subfleet.methods.aggregator import ClientUpdate, Participant
 from subfleet.methods.roles import ClosedRound, RoundUpdates
 from subfleet.methods.run_networks import StandingContext
-from subfleet.methods.sattler import Clustering, Linkage, Sattler, SattlerMemory, Split, compute_cosines, split_in_two
+from subfleet.methods.sattler import Clustering, Linkage, Sattler, SattlerMemory, compute_cosines, split_in_two
 from subfleet.methods.selector import LastUpdate
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
@@ -135,7 +135,7 @@ def test_a_cluster_is_split_where_its_clients_agree_on_nothing_more(changes: dic
     method = replace(METHOD, **{"mean_norm": 0.5, "max_norm": 0.5, **changes})
     outcome = found(method, opposed(), number=2)
     halves = (("c1", ("ada", "bob", "cyd")), ("c2", ("dan", "eve")))
-    assert outcome.splits == ((Split(parent="", halves=halves),) if splits else ())
+    assert outcome.splits == ({"": halves} if splits else {})
 
 
 def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
@@ -145,8 +145,8 @@ def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
     assert len(first.splits) == 1
     memory = SattlerMemory(first_norms=first.first_norms)
     assert len(found(method, opposed(4.1), memory).splits) == 1
-    assert found(method, opposed(3.9), memory).splits == ()
-    assert found(replace(method, norms="absolute"), opposed(8.0)).splits == (), "the mean moves by 1.6"
+    assert found(method, opposed(3.9), memory).splits == {}
+    assert found(replace(method, norms="absolute"), opposed(8.0)).splits == {}, "the mean moves by 1.6"
 
 
 # --- one alone --------------------------------------------------------------------------------------------------------
@@ -209,11 +209,11 @@ def test_no_client_of_its_own_kind_keeps_others_together() -> None:
     kinds = {**dict.fromkeys("abcd", one), **dict.fromkeys("efg", other), "z": times(-1.0, sum_of(one, other))}
     clients = [trained(name, change) for name, change in kinds.items()]
     method = replace(METHOD, mean_norm=0.9, max_norm=0.5)
-    assert [names for _, names in found(method, clients).splits[0].halves] == [(*"abcdefg",), ("z",)]
-    halves = [names for _, names in found(replace(method, least_half=2), clients).splits[0].halves]
+    assert [names for _, names in found(method, clients).splits[""]] == [(*"abcdefg",), ("z",)]
+    halves = [names for _, names in found(replace(method, least_half=2), clients).splits[""]]
     assert halves == [(*"abcd",), (*"efg",)]
     apart = replace(method, least_half=2, mean_norm=0.6)
-    assert found(apart, clients).splits == (), "without it their mean moves by more than that"
+    assert found(apart, clients).splits == {}, "without it their mean moves by more than that"
 
 
 def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
@@ -264,7 +264,7 @@ def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> Non
     ]
     assert len(found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
     heavier = [replace(clients[0], weight=3.0), *clients[1:]]
-    assert found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == ()
+    assert found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == {}
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,10 @@ def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **c
 def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> None:
     """To the bit what a run of these clients alone would have come to."""
     outcome = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
-    split: Split = outcome.observation.splits[0]
+    halves = outcome.observation.splits[""]
     assert outcome.state.network_ids == ("c1", "c2")
     assert [(one.id, one.retired_round) for one in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
-    for network_id, names in split.halves:
+    for network_id, names in halves:
         alone = aggregated(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
         assert have_same_bits(outcome.state.of(network_id).shared, alone.shared)
     whole = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
@@ -326,10 +326,10 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     memory = SattlerMemory(
         clusters={"ada": "", "zoe": "", "yan": "c7"}, first_norms={"": 1.0, "c7": 2.0}, split_count=3
     )
-    split = Split(parent="", halves=(("c8", ("ada", "bob")), ("c9", ("cyd",))))
+    halves = (("c8", ("ada", "bob")), ("c9", ("cyd",)))
     clients = {name: past("") for name in ("ada", "bob", "cyd")}
     closed = ClosedRound(
-        round=4, clients=clients, observation=Clustering(splits=(split,), first_norms=memory.first_norms)
+        round=4, clients=clients, observation=Clustering(splits={"": halves}, first_norms=memory.first_norms)
     )
     after: SattlerMemory = roles.memory.remember(memory, closed)
     assert after.clusters == {"ada": "c8", "bob": "c8", "cyd": "c9", "zoe": "c8", "yan": "c7"}

@@ -202,11 +202,11 @@ def _product(left: int, right: int) -> TiedSize:
     return TiedSize(int(left) * int(right), Product(factors=tuple(factors)), math.prod(fulls))
 
 
-def _build_full(blueprint: Blueprint, kept: Mapping[str, int]) -> nn.Module:
+def _build_full(blueprint: Blueprint, counts: Mapping[str, int]) -> nn.Module:
     """Build a module with all parts; unnamed axes are whole."""
     sizes = Sizes(
         axes={axis.name: axis for axis in blueprint.axes},
-        kept={axis.name: axis.size for axis in blueprint.axes} | dict(kept),
+        kept={axis.name: axis.size for axis in blueprint.axes} | dict(counts),
         parts=frozenset(_parts(blueprint)),
     )
     return blueprint.build(sizes)

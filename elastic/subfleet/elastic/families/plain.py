@@ -7,6 +7,7 @@ have widths of their own, a submodel without a layer keeps the same channels of 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -35,15 +36,7 @@ def vgg(config: Vgg) -> Blueprint:
     Raises:
         ConfigError: a kernel side is even.
     """
-    plans = _plan_blocks(config, config.input_shape[0])
-    return Blueprint(
-        # The first section's input is the image, which is never cut.
-        axes=(*stream_axes(config, plans, stem=False), *kernel_axes(plans), class_axis(config)),
-        blocks=skippable_layers(plans),
-        group_size=config.group_size,
-        build=partial(_build_vgg, config, plans),
-        identities=_list_identities(config, plans, ("",)),
-    )
+    return _blueprint(config, _build_vgg)
 
 
 def fcn(config: Fcn) -> Blueprint:
@@ -52,14 +45,7 @@ def fcn(config: Fcn) -> Blueprint:
     Raises:
         ConfigError: a kernel side is even.
     """
-    plans = _plan_blocks(config, config.input_shape[0])
-    return Blueprint(
-        axes=(*stream_axes(config, plans, stem=False), *kernel_axes(plans), class_axis(config)),
-        blocks=skippable_layers(plans),
-        group_size=config.group_size,
-        build=partial(_build_fcn, config, plans),
-        identities=_list_identities(config, plans, ("",)),
-    )
+    return _blueprint(config, _build_fcn)
 
 
 def ds_cnn(config: DsCnn) -> Blueprint:
@@ -71,13 +57,27 @@ def ds_cnn(config: DsCnn) -> Blueprint:
         ConfigError: a kernel side is even.
     """
     stem_width = config.stem_width or config.widths[0]
-    plans = _plan_blocks(config, stem_width)
+    return _blueprint(config, _build_ds_cnn, stem_width=stem_width, layers=("depthwise.", "pointwise."))
+
+
+def _blueprint(
+    config: Any, build: Callable[..., nn.Module], *, stem_width: int = 0, layers: Iterable[str] = ("",)
+) -> Blueprint:
+    """A network of blocks that submodels may omit.
+
+    Args:
+        config: the settings.
+        build: builds its module from settings, blocks and sizes.
+        stem_width: channels before the first block; 0 if it reads the image, which is never cut.
+        layers: prefixes of the layers of a block.
+    """
+    plans = _plan_blocks(config, stem_width or config.input_shape[0])
     return Blueprint(
-        axes=(*stream_axes(config, plans), *kernel_axes(plans), class_axis(config)),
+        axes=(*stream_axes(config, plans, stem=stem_width > 0), *kernel_axes(plans), class_axis(config)),
         blocks=skippable_layers(plans),
         group_size=config.group_size,
-        build=partial(_build_ds_cnn, config, plans),
-        identities=_list_identities(config, plans, ("depthwise.", "pointwise.")),
+        build=partial(build, config, plans),
+        identities=_list_identities(config, plans, layers),
     )
 
 

@@ -16,7 +16,7 @@ from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.errors import RunError
 from subfleet.reporting.run_figures import Gallery, compute_figures
 from subfleet.serving.run_context import create_context
-from subfleet.settings.attacks import Backdoor
+from subfleet.settings.fleet import Backdoor
 from subfleet.tasks import Dataset
 
 

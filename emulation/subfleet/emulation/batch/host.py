@@ -13,7 +13,7 @@ from subfleet.journal.guarding import GuardedObserver
 from subfleet.journal.records import RunObserver
 from subfleet.protocol.errors import RunError, SubfleetError
 from subfleet.protocol.jobs import Trainer
-from subfleet.reporting.personalised_models import OwnMetric
+from subfleet.reporting.results import OwnMetric
 from subfleet.reporting.run_figures import compute_figures
 from subfleet.serving.outcome import Outcome, collect_gallery, write_outcome
 from subfleet.serving.session import Server

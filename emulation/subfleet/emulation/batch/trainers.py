@@ -16,7 +16,7 @@ from subfleet.protocol.evaluating import EvaluationResult
 from subfleet.protocol.jobs import DataSummary, Job, Prediction, Trainer, TrainResult
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.protocol.update_codecs import Uncompressed
-from subfleet.settings.attacks import Attack
+from subfleet.settings.fleet import Attack
 from subfleet.trainers.executorch import ExecutorchTrainer
 from subfleet.trainers.job_files import read_program, write_change
 from subfleet.trainers.kept import Host, Kept

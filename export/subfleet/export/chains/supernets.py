@@ -65,7 +65,7 @@ def _check_asked(request: ProgramRequest) -> None:
     ]
     if unknown:
         raise ExportError(
-            f"the objective has {unknown[0]}, but the chain of a supernet knows none; leave it out, or train paths"
+            f"the objective has {unknown[0]}, which chains of supernets do not support; leave it out, or train paths"
         )
 
 

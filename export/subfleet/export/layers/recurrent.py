@@ -163,7 +163,7 @@ _TANH = _RecurrentCell(
     states=1,
     prepare=_add_biases,
     forward=_plain_forward(torch.tanh),
-    factors=lambda kept, _before: (1.0 - kept[0] * kept[0],),
+    factors=lambda saved, _before: (1.0 - saved[0] * saved[0],),
     backward=_plain_backward,
     projected_gradient=_same_gradient,
 )
@@ -189,7 +189,7 @@ _CELLS: Mapping[str, _RecurrentCell] = MappingProxyType(
         "relu": replace(
             _TANH,
             forward=_plain_forward(torch.relu),
-            factors=lambda kept, _before: (torch.sign(kept[0]),),
+            factors=lambda saved, _before: (torch.sign(saved[0]),),
         ),
     }
 )
