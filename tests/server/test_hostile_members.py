@@ -63,6 +63,7 @@ FEW = (
 """One for each thing that a method goes by of what members say: sizes, losses, budgets, scores, networks, paths."""
 NUMERIC = ("oort", "dynamic_selection", "fedtrans", "fedfa by scores", "fedoras by devices")
 """Those that go by numbers that members say."""
+TEXTS = ("", "unknown", "x" * 600)
 FEW_NUMBERS = (2**63 - 1, 5e-324, 1.7976931348623157e308)
 
 
@@ -241,8 +242,12 @@ def _say_numbers(name: str, numbers: Iterable[float]) -> None:
         _take_part(name, lambda kind, message: [with_number(message, number) if kind == odd else message])  # noqa: B023
 
 
-@pytest.mark.parametrize("text", ["", "unknown", "x" * 600], ids=["empty", "unknown", "long"])
-@pytest.mark.parametrize("name", mostly_long(VARIANTS, *FEW))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    # Every text somewhere, and something for each thing that a method goes by.
+    mostly_long(itertools.product(VARIANTS, TEXTS), *zip(FEW, itertools.cycle(TEXTS), strict=False)),
+    ids=lambda value: "long" if len(value) > 99 else value or "empty",
+)
 def test_one_text_wherever_it_is_valid_ends_no_run(name: str, text: str) -> None:
     _take_part(name, lambda _, message: [*renamed(message, text), message])
 
