@@ -16,7 +16,6 @@ from subfleet.journal.records import Progress
 from subfleet.observers import open_run_folder
 from subfleet.protocol.errors import ConfigError, FileError, RunError
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.settings.reading import read_run
 from subfleet.settings.run_folder import choose_folder, write_description
 
@@ -143,6 +142,8 @@ def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "::ffff:127.0.0.1"])
 def test_nobody_is_warned_of_an_address_of_this_machine_alone(host: str) -> None:
+    from subfleet.reporting.api import HttpAddress
+
     assert HttpAddress().warning == HttpAddress(host=host).warning == ""
 
 
@@ -158,6 +159,8 @@ def test_nobody_is_warned_of_an_address_of_this_machine_alone(host: str) -> None
     ],
 )
 def test_whoever_opens_the_api_to_other_machines_is_warned_in_one_sentence(host: str, who: str) -> None:
+    from subfleet.reporting.api import HttpAddress
+
     warning = HttpAddress(host=host).warning
     assert warning.startswith("the HTTP API asks for no password: every machine that ")
     assert who in warning
@@ -167,6 +170,8 @@ def test_whoever_opens_the_api_to_other_machines_is_warned_in_one_sentence(host:
 def test_the_api_is_opened_to_other_machines_only_with_a_line_that_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from subfleet.reporting.api import HttpAddress, serve_http
+
     everywhere = HttpAddress(host="0.0.0.0", port=0)  # noqa: S104 - it is what is warned of
     for address, lines in ((HttpAddress(port=0), []), (everywhere, [everywhere.warning])):
         caplog.clear()

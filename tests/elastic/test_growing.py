@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from elastic.elastic_cases import CONFIGS, CONVOLUTIONAL, DENSE, MLP, RESNET, architectures, random_state, relaxed
-from elastic.token_cases import BERT, DECODER, LSTM, TOKEN_CONFIGS, TRANSFORMERS, VIT
+from elastic.token_cases import DECODER, TOKEN_CONFIGS, TRANSFORMERS, VIT
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -50,19 +50,15 @@ class Growth:
 
 @st.composite
 def growths(draw: st.DrawFn, configs: Sequence[Family] = EVERY) -> Growth:
-    """Any network of ours with up to four blocks inserted anywhere, some with sizes of their own."""
+    """Any network of ours with up to four blocks inserted anywhere."""
     before = after = draw(st.sampled_from(configs))
     names: list[str] = []
     for _ in range(draw(st.integers(1, 4))):
         section = draw(st.integers(0, len(after.depths) - 1))
         own = block_numbers(after)[section]
         after_number = draw(st.sampled_from(own))
-        sizes = {}
-        for name in ("hidden_widths", "squeezed_widths"):
-            if getattr(after, name, ()) and draw(st.booleans()):
-                sizes[name] = draw(st.integers(1, 3)) * getattr(after, "group_size", 1)
         names.append(f"section{section}.block{max(own) + 1}")
-        after = insert_block(after, section=section, after=after_number, sizes=sizes)
+        after = insert_block(after, section=section, after=after_number)
     return Growth(before=before, after=after, names=tuple(names))
 
 
@@ -178,7 +174,7 @@ def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: G
 
 def test_unions_go_by_numbers_and_not_by_places() -> None:
     first = Mlp(input_shape=(5,), class_count=4, widths=(8,), depths=(2,), hidden_widths=(4, 8))
-    one = insert_block(first, section=0, after=0, sizes={"hidden_widths": 12})
+    one = replace(insert_block(first, section=0, after=0), hidden_widths=(4, 12, 8))
     other = replace(first, widths=(12,), depths=(4,), hidden_widths=(8, 4, 4, 16))
     assert unite_families([first, other]) == replace(other, hidden_widths=(8, 8, 4, 16))
     with pytest.raises(ConfigError, match=r"blocks \[1, 2, 3\] of section 0 in contradictory orders"):
@@ -196,35 +192,30 @@ def test_unions_go_by_numbers_and_not_by_places() -> None:
         size_in(network_of(replace(swapped, block_numbers=())), network_of(swapped))
 
 
-def test_a_new_block_has_the_sizes_of_the_one_before_it_unless_others_are_told() -> None:
+def test_a_new_block_has_the_sizes_of_the_one_before_it() -> None:
     config = CONVOLUTIONAL["mobilenet_v3"]
     assert isinstance(config, MobileNetV3)
     grown = insert_block(config, section=1, after=0)
     assert (grown.depths, grown.block_numbers) == ((1, 3, 2), ((0,), (0, 2, 1), (0, 1)))
     assert grown.hidden_widths == (4, 9, 9, 7, 8, 6)
     assert grown.squeezed_widths == (2, 0, 0, 0, 3, 4)
-    again = insert_block(grown, section=1, after=2, sizes={"hidden_widths": 6, "squeezed_widths": 2})
+    again = insert_block(grown, section=1, after=2)
     assert again.block_numbers == ((0,), (0, 2, 3, 1), (0, 1))
-    assert again.hidden_widths == (4, 9, 9, 6, 7, 8, 6)
-    assert again.squeezed_widths == (2, 0, 0, 2, 0, 3, 4)
+    assert again.hidden_widths == (4, 9, 9, 9, 7, 8, 6)
+    assert again.squeezed_widths == (2, 0, 0, 0, 0, 3, 4)
     axes = network_of(again).axes
-    assert [axes[f"section1.block{number}.inner"].size for number in (0, 2, 3, 1)] == [9, 9, 6, 7]
+    assert [axes[f"section1.block{number}.inner"].size for number in (0, 2, 3, 1)] == [9, 9, 9, 7]
     assert [name for name in axes if name.endswith("squeezed")] == [
-        f"section{name}.squeezed" for name in ("0.block0", "1.block3", "2.block0", "2.block1")
+        f"section{name}.squeezed" for name in ("0.block0", "2.block0", "2.block1")
     ]
 
 
-def test_sizes_of_sections_are_told_for_blocks_where_one_differs() -> None:
+def test_sizes_of_sections_stay_those_of_sections() -> None:
     config = CONVOLUTIONAL["efficientnet_v2"]
     assert isinstance(config, EfficientNetV2)
     assert insert_block(config, section=2, after=1).squeezed_widths == (0, 0, 3)
-    told = insert_block(config, section=2, after=1, sizes={"squeezed_widths": 2})
-    assert told.squeezed_widths == (0, 0, 0, 0, 3, 3, 2)
-    plain = insert_block(replace(config, squeezed_widths=()), section=0, after=0, sizes={"squeezed_widths": 2})
-    assert plain.squeezed_widths == (0, 2, 0, 0, 0, 0, 0)
     sections = replace(MLP, hidden_widths=(2, 4, 6))
     assert insert_block(sections, section=1, after=0).hidden_widths == (2, 4, 6)
-    assert insert_block(sections, section=1, after=0, sizes={"hidden_widths": 8}).hidden_widths == (2, 2, 4, 8, 6, 6)
 
 
 def test_a_block_at_the_end_of_counted_ones_is_as_if_it_had_always_been_there() -> None:
@@ -242,18 +233,6 @@ def test_a_number_is_one_above_the_largest_and_fills_no_gap() -> None:
         (MLP, {"section": 3, "after": 0}, r"into section 3, but the network has sections 0 to 2"),
         (MLP, {"section": -1, "after": 0}, r"into section -1, but"),
         (MLP, {"section": 0, "after": 2}, r"after number 2 of section 0, which has the numbers \[0, 1\]"),
-        (MLP, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, "but the other blocks have no hidden_widths"),
-        (
-            BERT,
-            {"section": 0, "after": 0, "sizes": {"hidden_widths": 0}},
-            r"hidden_widths\[.\] is 0, but must be 1 or more",
-        ),
-        (
-            MLP,
-            {"section": 0, "after": 0, "sizes": {"squeezed_widths": 8}},
-            r"squeezed_widths, but blocks of family 'mlp'",
-        ),
-        (LSTM, {"section": 0, "after": 0, "sizes": {"hidden_widths": 8}}, r"blocks of family 'lstm' only have \[\]"),
     ],
 )
 def test_what_cannot_be_inserted_is_one_sentence(config: Family, place: dict[str, Any], said: str) -> None:

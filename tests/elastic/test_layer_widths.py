@@ -273,14 +273,11 @@ def test_a_cell_becomes_wider_by_itself() -> None:
     assert deeper.layer_widths == (4, 12, 12, 8, 16, 12)
     flat = replace(VGG, widths=(4, 4), depths=(1, 1), layer_widths=(4, 4))
     assert insert_block(flat, section=0, after=0).layer_widths == (4, 4, 4)
-    assert insert_block(VGG, section=0, after=0, sizes={"layer_widths": 8}).layer_widths == (4, 8, 6, 4)
-    with pytest.raises(ConfigError, match="but the other blocks have no layer_widths; give it to them first"):
-        insert_block(replace(VGG, layer_widths=()), section=0, after=0, sizes={"layer_widths": 8})
     # The last layer gives what its section does, which the next one reads.
     with pytest.raises(
         ConfigError, match=r"widths are \(4,\), but must be \(8,\), the widths of the sections' last layers"
     ):
-        insert_block(VGG, section=0, after=2, sizes={"layer_widths": 8})
+        replace(insert_block(VGG, section=0, after=2), layer_widths=(4, 6, 4, 8))
 
 
 def test_sizes_of_layers_are_settings_of_their_own() -> None:

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import math
+from functools import cache
 from random import Random
 
 import pytest
@@ -12,7 +13,7 @@ from matrices import examples
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp
-from subfleet.elastic.network import Block, Network, TensorDecl
+from subfleet.elastic.network import Block, Family, Network, TensorDecl
 from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture, Centre
@@ -21,7 +22,13 @@ from subfleet.testing.submodels import find_held_elements
 RATES = (0.25, 0.5, 0.75, 1)
 
 
-def spaces_of(network: Network) -> tuple[SearchSpace, ...]:
+PLACES = tuple(itertools.product((*CONFIGS, *LAYERED.values()), range(4)))
+"""A network's settings, and which of its spaces."""
+
+
+@cache
+def spaces_of(config: Family) -> tuple[SearchSpace, ...]:
+    network = network_of(config)
     return (
         search_space(network),
         search_space(network, (0.5, 1), depth="section"),
@@ -30,13 +37,17 @@ def spaces_of(network: Network) -> tuple[SearchSpace, ...]:
     )
 
 
-SPACES = [space for config in (*CONFIGS, *LAYERED.values()) for space in spaces_of(network_of(config))]
+def space_at(place: tuple[Family, int]) -> SearchSpace:
+    config, number = place
+    return spaces_of(config)[number]
+
+
 relaxed = examples(25)
 
 
 @st.composite
 def spaces_and_genes(draw: st.DrawFn, count: int) -> tuple[SearchSpace, list[tuple[int, ...]]]:
-    space = draw(st.sampled_from(SPACES))
+    space = space_at(draw(st.sampled_from(PLACES)))
     vectors = st.tuples(*(st.integers(0, most) for most in space.largest))
     return space, [draw(vectors) for _ in range(count)]
 
@@ -77,8 +88,9 @@ def test_larger_genes_hold_what_smaller_ones_hold(case: tuple[SearchSpace, list[
     assert all(bool((large[name] | ~small[name]).all()) for name in space.network.tensors)
 
 
-@pytest.mark.parametrize("space", SPACES[:4])
-def test_a_space_reaches_from_its_smallest_to_the_whole_network(space: SearchSpace) -> None:
+@pytest.mark.parametrize("place", PLACES[:4])
+def test_a_space_reaches_from_its_smallest_to_the_whole_network(place: tuple[Family, int]) -> None:
+    space = space_at(place)
     assert space.architecture(space.largest).architecture_id == space.network.full_architecture().architecture_id
     counts = [space.network.parameter_count(space.architecture(genes)) for genes in (space.smallest, space.largest)]
     rng = Random(0)
@@ -137,8 +149,9 @@ def test_submodels_of_other_spaces_are_refused() -> None:
         space.genes_of(Architecture(name="no blocks"))
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_draws_follow_from_the_seed(space: SearchSpace) -> None:
+@pytest.mark.parametrize("place", PLACES)
+def test_draws_follow_from_the_seed(place: tuple[Family, int]) -> None:
+    space = space_at(place)
     assert space.random(Random(7)) == space.random(Random(7))
 
 

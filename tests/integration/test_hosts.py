@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from subfleet.cli.serving import serve_fleet
 from subfleet.emulation.client_processes import ClientCommand, ClientProcesses
 from subfleet.emulation.hosting import open_host
 from subfleet.export.cache import CacheFolder
@@ -17,7 +16,6 @@ from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import RoundRecord
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.observers.figures import round_figures
-from subfleet.reporting.api import HttpAddress
 from subfleet.settings.fleet import HostKind
 from subfleet.settings.reading import read_run
 from subfleet.settings.run import Run
@@ -117,6 +115,10 @@ def told(place: Path, described: Run, cache: CacheFolder) -> Mapping[HostKind, _
 @pytest.fixture(scope="module")
 def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache: CacheFolder) -> Path:
     """The folder of `subfleet serve`, with clients that have the data of those that were processes."""
+
+    from subfleet.cli.serving import serve_fleet
+    from subfleet.reporting.api import HttpAddress
+
     assert "processes" in told
     emulated = place / "processes"
     with EmbeddedBroker() as broker:

@@ -25,7 +25,6 @@ from server.server_rig import World, config, fleet
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import RefusalReason, Task
-from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import step
 from subfleet.rounds.obstacles import REFUSALS
@@ -256,6 +255,8 @@ def test_the_journal_knows_whose_attempts_came_to_nothing(tmp_path: Path) -> Non
 def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew_when_it_is_mended(
     tmp_path: Path,
 ) -> None:
+    from subfleet.reporting.api import HttpAddress, serve_http
+
     broken = True
 
     def refuse(given: Task) -> tuple[str, int | None] | None:

@@ -16,7 +16,6 @@ from server.server_rig import FakeExports, HandClock, Notes, World, config, flee
 from subfleet.journal.database import DATABASE_NAME, METADATA, open_database, records, reporting_damage
 from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.protocol.errors import FileError, SubfleetError
-from subfleet.reporting.api import create_app
 from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.transport.in_memory import MemoryBroker
@@ -98,6 +97,9 @@ def asked(written: Written, place: Path) -> None:
 
 def served(written: Written, place: Path) -> None:
     """What the HTTP API answers: an exception of its own would reach this test."""
+
+    from subfleet.reporting.api import create_app
+
     api = f"/api/runs/{written.run_id}"
     paths = ["/", "/api/runs", api, f"{api}/rounds", f"{api}/clients", f"{api}/evaluations"]
 

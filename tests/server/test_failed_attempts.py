@@ -29,7 +29,6 @@ from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
 from subfleet.protocol.messages import Task
 from subfleet.protocol.task import Calibrate
-from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.closing import describe_missing
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.coordinator import build_round_info, step
@@ -351,6 +350,8 @@ def test_killed_and_taken_up_in_its_tries_a_run_ends_with_the_same_bits(tmp_path
 
 @pytest.mark.slow
 def test_a_live_run_waits_and_says_for_what_until_memory_is_there_again(tmp_path: Path) -> None:
+    from subfleet.reporting.api import HttpAddress, serve_http
+
     world = World(tmp_path, config(clock=None, rounds=1, deploy_targets=()), fleet())
     begun_s = world.clock.now_s
     for device in world.devices.values():

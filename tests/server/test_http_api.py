@@ -10,7 +10,6 @@ from server.server_rig import World, config, fleet
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import AbsenceRecord, Journal, begin_run
 from subfleet.protocol.errors import PortError
-from subfleet.reporting.api import HttpAddress, serve_http
 from subfleet.rounds.state import RunState
 
 pytestmark = pytest.mark.slow
@@ -25,6 +24,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="module")
 def client(world: World) -> Iterator[httpx.Client]:
+    from subfleet.reporting.api import HttpAddress, serve_http
+
     with serve_http(world.folder / "state", HttpAddress(port=0)) as url, httpx.Client(base_url=url) as client:
         yield client
 
@@ -44,6 +45,8 @@ def test_runs_rounds_and_clients_are_those_of_the_run(world: World, client: http
 def test_who_is_away_stands_with_reason_and_time_in_the_api_and_on_the_page(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from subfleet.reporting.api import HttpAddress, serve_http
+
     engine, run_id = open_database(tmp_path), "test-1"
     start = datetime.datetime(2024, 5, 1, 12, 0, 0, tzinfo=datetime.timezone.utc).timestamp()
     monkeypatch.setattr("time.time", lambda: start + 41)
@@ -106,6 +109,8 @@ def test_the_page_shows_the_rounds(client: httpx.Client) -> None:
 
 
 def test_a_taken_port_is_one_sentence_and_the_end_frees_the_port(world: World) -> None:
+    from subfleet.reporting.api import HttpAddress, serve_http
+
     with serve_http(world.folder / "state", HttpAddress(port=0)) as url:
         port = int(url.rsplit(":", 1)[1])
         with pytest.raises(PortError, match="choose another port"):

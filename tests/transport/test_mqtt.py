@@ -110,7 +110,7 @@ def test_a_password_comes_from_a_file_or_the_environment_or_the_address(
     assert [options.address(environment).password for options in wanted.values()] == list(wanted)
     assert _options("mqtt://me@h").address({}).password is None
     [warning] = caplog.messages
-    assert "stands in this machine's list of processes; use --password-file or $SUBFLEET_PASSWORD" in warning
+    assert "is visible in this machine's list of processes; use --password-file or $SUBFLEET_PASSWORD" in warning
     assert "mine" not in warning
     assert "mine" not in repr(_options("mqtt://me:mine@h"))
 

@@ -45,7 +45,7 @@ class JoinOptions:
         data: the data to train on.
         held_out: the data to evaluate on, which are never trained on.
         replay: name or file of a resource log that replaces live readings.
-        tells_statistics: the server is told the statistics of the inputs, four numbers.
+        tells_statistics: whether to report the statistics of the inputs to the server, four numbers.
         leave_when_finished: end when the run is over.
         leave_with_stdin: stop when standard input ends, as it does when the parent process is gone.
         wait: for a broker that is not there at the start.
@@ -132,7 +132,7 @@ def _make_settings(announced: Profile, data: Sequence[DataSummary], options: Joi
 
 
 def _summarise(summary: DataSummary, options: JoinOptions) -> DataSummary:
-    """Drop the statistics from the summary unless the server may be told."""
+    """Drop the statistics from the summary unless they may be reported."""
     return summary if options.tells_statistics else replace(summary, inputs=None)
 
 

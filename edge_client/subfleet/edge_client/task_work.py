@@ -108,7 +108,7 @@ class TaskWork:
         blob_path: finds the file of a program or of weights; raises FileError where it is gone.
         work_folder: where outputs are written.
         data: what `--data` names.
-        held_out: what `--held-out` names; None where there is none.
+        held_out: held-out data as `--held-out` names them; None without any.
         threads: of the runtime.
     """
 

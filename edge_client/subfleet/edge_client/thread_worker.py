@@ -20,7 +20,7 @@ class TrainingWorker:
         blobs: where programs and weights are.
         work_folder: where outputs are written.
         data: what `--data` names.
-        held_out: what `--held-out` names; None where there is none.
+        held_out: held-out data as `--held-out` names them; None without any.
         threads: of the runtime.
     """
 

@@ -35,7 +35,7 @@ class Workplace:
         runtimes: names of trainers; the first working one is used.
         provider: what computes.
         data: what `--data` names.
-        held_out: what `--held-out` names; None where there is none.
+        held_out: held-out data as `--held-out` names them; None without any.
         threads: of the runtime.
         blobs: the folder of programs and weights.
         work_folder: where outputs are written.

@@ -49,7 +49,7 @@ def evaluate_job(
         MemoryLimitError: a path has no room, or the process grew beyond the limit.
         MemoryError: the system refused memory below the limit.
         LoadError: the runtime refuses the program, or an operator of the population.
-        TrainingError: a program failed, was stopped, or tells what cannot be.
+        TrainingError: a program failed, was stopped, or returned impossible numbers.
         DataError: the data do not fit the program.
         ProtocolError: program, population, weights and settings do not fit each other.
         FileError: a file of the job cannot be read.

@@ -77,7 +77,7 @@ def compute_constants(
     Args:
         settings: learning rate and coefficients.
         layout: of the program.
-        dataset: whose classes are those that the client holds.
+        dataset: determines the classes that the client holds.
         weights: by tensor name, as they are before the first step.
     """
     values: dict[str, Array] = {layout.learning_rate.name: np.array(settings.learning_rate, np.float32)}

@@ -10,11 +10,10 @@ wider, or, where layers have widths of their own, each layer by itself.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from subfleet.elastic.axes import Axis
 from subfleet.elastic.building import network_of
@@ -32,9 +31,6 @@ from subfleet.elastic.resizing import AXES_OF_BLOCKS, has_section_widths, has_se
 from subfleet.protocol.errors import ConfigError
 
 _FamilyT = TypeVar("_FamilyT", bound=Family)
-_NONE: Mapping[str, int] = MappingProxyType({})
-_WHERE_EMPTY: Mapping[str, int] = MappingProxyType({"squeezed_widths": 0})
-"""The size of every block if a setting is empty; for other settings the family decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +71,7 @@ def count_cell_parameters(network: Network) -> dict[str, int]:
     }
 
 
-def insert_block(config: _FamilyT, *, section: int, after: int, sizes: Mapping[str, int] = _NONE) -> _FamilyT:
+def insert_block(config: _FamilyT, *, section: int, after: int) -> _FamilyT:
     """The settings of a network with one more block, numbered one above the largest number of its section.
 
     A section's first block stays first, because it reads the output of the previous section, which may be wider or
@@ -89,13 +85,10 @@ def insert_block(config: _FamilyT, *, section: int, after: int, sizes: Mapping[s
     Args:
         config: settings of the network.
         section: index of the section.
-        after: number of the block that the new one follows.
-        sizes: sizes of the new block by setting, such as `hidden_widths`; the others are those of the block that it
-            follows.
+        after: number of the block that the new one follows; the new one has its sizes.
 
     Raises:
-        ConfigError: there is no such section, block or setting; a size is out of range, or its setting is empty, so
-            that the family decides it for the other blocks; or the family does not number its blocks.
+        ConfigError: there is no such section or block, or the family does not number its blocks.
     """
     if not has_setting(config, "block_numbers"):
         raise ConfigError(
@@ -117,7 +110,7 @@ def insert_block(config: _FamilyT, *, section: int, after: int, sizes: Mapping[s
         config,
         depths=(*depths[:section], len(grown), *depths[section + 1 :]),
         block_numbers=encode_block_numbers((*numbers[:section], grown, *numbers[section + 1 :])),
-        **_insert_sizes(config, sum(depths[:section]) + position, sizes),
+        **_repeat_sizes(config, sum(depths[:section]) + position),
     )
 
 
@@ -185,32 +178,15 @@ def find_changed_cells(parent: Network, grown: Network) -> tuple[tuple[str, ...]
     return tuple(wider), tuple(dict.fromkeys(deeper))
 
 
-def _insert_sizes(config: Family, position: int, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The settings with a size for each block, with one more size at a position among all blocks."""
-    values = {name: getattr(config, name) for name in (*OF_SECTIONS_OR_BLOCKS, *OF_BLOCKS) if hasattr(config, name)}
-    unknown = sorted(sizes.keys() - values.keys())
-    if unknown:
-        raise ConfigError(
-            f"the new block is given {unknown[0]}, but blocks of family {config.TYPE!r} only have {sorted(values)}"
-        )
-    return {name: _insert_size(config, name, value, position, sizes.get(name)) for name, value in values.items()}
-
-
-def _insert_size(
-    config: Family, name: str, values: tuple[int, ...], position: int, size: int | None
-) -> tuple[int, ...]:
-    depths = config.depths
-    of_sections = name not in OF_BLOCKS and len(values) == len(depths)
-    if size is None and (of_sections or not values):  # the size of its section
-        return values
-    if not values:
-        if name not in _WHERE_EMPTY:
-            raise ConfigError(
-                f"the new block's {name} is {size}, but the other blocks have no {name}; give it to them first"
-            )
-        values = (_WHERE_EMPTY[name],) * sum(depths)
-    each = expand_to_blocks(values, depths)
-    return (*each[:position], each[position - 1] if size is None else size, *each[position:])
+def _repeat_sizes(config: Family, position: int) -> dict[str, tuple[int, ...]]:
+    """The settings with a size for each block, with that of the preceding block once more at a position."""
+    grown = {}
+    for name in (*OF_SECTIONS_OR_BLOCKS, *OF_BLOCKS):
+        values: tuple[int, ...] = getattr(config, name, ())
+        if values and (name in OF_BLOCKS or len(values) != len(config.depths)):  # otherwise the size of its section
+            each = expand_to_blocks(values, config.depths)
+            grown[name] = (*each[:position], each[position - 1], *each[position:])
+    return grown
 
 
 def _cell_axes(network: Network, name: str, section: int) -> tuple[str, ...]:

@@ -16,20 +16,20 @@ from subfleet.protocol.identifiers import Digest
 from subfleet.protocol.limits import Count, Positive
 
 MESSAGE_BYTES = 64 * 1024
-"""Of the largest message, with all that MQTT adds: the smallest limit that hosted brokers are known to set."""
+"""Largest message including MQTT's headers: the smallest known limit of hosted brokers."""
 CHUNK_BYTES = 60 * 1024
-"""Of content in a chunk, where a broker takes messages of 64 KiB."""
+"""Content of a chunk, if the broker accepts messages of 64 KiB."""
 LEAST_CHUNK_BYTES = CHUNK_BYTES // 16
-"""Of content in a chunk, at least: chunks are halved down to this where larger ones do not come through, and what has
-come of a blob is a number of such pieces."""
+"""Least content of a chunk: chunks are halved down to this if larger ones do not arrive. Received parts of a blob are
+tracked in pieces of this size."""
 _FRAME_BYTES = 256
-"""At least what a chunk's header, the longest topic (151) and MQTT's own fields (8) take."""
+"""Upper bound of a chunk's header, the longest topic (151) and MQTT's fields (8)."""
 WINDOW_CHUNKS = 16
 _LEAST_WINDOW_CHUNKS = 2
 _MOST_WINDOW_CHUNKS = 64  # that one request may name
-_BARREN = 2  # so often in a row nothing came: then less is asked for at once
+_BARREN = 2  # after this many requests in a row without an answer, smaller chunks are requested
 _LONGEST_BACKOFF = 4
-_LONGEST_PATIENCE_S = 60.0  # one long stall must not teach it to wait for ever
+_LONGEST_PATIENCE_S = 60.0  # one long stall must not lead to endless waits
 _CHUNK_HEADER = struct.Struct("<4s32sQ")
 _CHUNK_MAGIC = b"SFC1"
 
@@ -105,19 +105,19 @@ def decode_chunk(payload: bytes | memoryview) -> Chunk:
 class BlobFetch:
     """The receiver's side of one transfer. Times are seconds of the caller's monotonic clock.
 
-    It adapts to the link, as a chunk takes half a second at 1 Mbit/s and asking twice would only make that worse: it
-    starts with two outstanding chunks, dares one more for each that comes and half as many when one is late, and calls
-    a chunk late after three times what the last one took.
+    It adapts to the link, as a chunk takes half a second at 1 Mbit/s and requesting it twice would make that worse: it
+    starts with two outstanding chunks, adds one for each that arrives and halves them if one is late, that is after
+    three times the duration of the last one.
 
-    It adapts to the broker, too: where nothing at all comes it asks for half as much at once, down to
-    LEAST_CHUNK_BYTES, and for more again as soon as a larger chunk has come after all, as that was only late.
+    It also adapts to the broker: if nothing arrives it requests half as much at once, down to LEAST_CHUNK_BYTES, and
+    more again as soon as a larger chunk arrives late.
 
     Args:
         blob: what to fetch.
         have: offsets of pieces of LEAST_CHUNK_BYTES that were received before, so that a transfer resumes.
-        chunk_bytes: to ask for at once: CHUNK_BYTES, or that halved once or more.
+        chunk_bytes: size of a request: CHUNK_BYTES, or a half, a quarter and so on.
         max_bytes: a larger blob is refused here, before anything is allocated.
-        retry_s: a range is never asked for again before this long.
+        retry_s: least time before a range is requested again.
         window_chunks: how many chunks of CHUNK_BYTES may be outstanding, or as many bytes in smaller ones.
 
     Raises:
@@ -144,11 +144,13 @@ class BlobFetch:
         self._barren = 0  # how often in a row nothing came of what was asked for
         self._patience_s = retry_s
         self._took_s: float | None = None  # from asking for a chunk to having it
-        self._answered: list[tuple[float, bool]] = []  # of what came since requests(): first asked at, asked once
+        self._answered: list[
+            tuple[float, bool]
+        ] = []  # chunks since requests(): time of the first request, and whether it was the only one
         self._first_asked_s: dict[int, float] = {}
         self._asked_at: dict[int, float] = {}
         pieces = (at for at in range(0, blob.size_bytes, LEAST_CHUNK_BYTES) if at not in have)
-        self._lacking: dict[int, int] = {}  # lengths by offset: what is asked for at once
+        self._lacking: dict[int, int] = {}  # lengths of the missing ranges by offset
         self._divide((at, min(at + LEAST_CHUNK_BYTES, blob.size_bytes)) for at in pieces)
 
     @property
@@ -183,7 +185,7 @@ class BlobFetch:
     def accept(self, chunk: Chunk) -> bool:
         """Accept a chunk; False if it is not of this blob, not whole pieces, or was received before.
 
-        It may be a part of a range that was asked for, or more than one: the sender may know more of the broker.
+        It may be a part of a requested range, or span several: the sender may know the broker's limit.
         """
         begin, length = chunk.offset, len(chunk.data)
         end = begin + length
@@ -273,8 +275,8 @@ class BlobFetch:
 
     def _learn(self, now_s: float) -> None:
         for first_asked_s, asked_once in self._answered:
-            # A chunk that was asked for twice may answer either question: that is only a bound, but on a link that is
-            # slower than our first guess there is nothing better to learn from.
+            # A chunk that was requested twice may answer either request, so its duration is only a bound. On a link
+            # slower than the first guess there is nothing better.
             if asked_once or self._took_s is None:
                 self._took_s = now_s - first_asked_s
                 self._patience_s = self._usual_patience_s()

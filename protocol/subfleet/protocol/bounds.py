@@ -216,8 +216,9 @@ def find_problems(kind: Any, values: Mapping[str, Any]) -> list[Problem]:
         if value is not None and (verdict := test(value)):
             problems += _prefix(name, verdict)
             wrong.append(name)
+    right = values.keys() - wrong if wrong else values.keys()
     for rule, names in checks.rules:
-        if (values.keys() - wrong).issuperset(names) and not (problems and names == _WHOLE):
+        if right >= set(names) and not (problems and names == _WHOLE):
             problems += _apply_rule(rule, [values[name] for name in names])
     return problems
 

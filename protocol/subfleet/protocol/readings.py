@@ -11,7 +11,7 @@ __all__ = ["LEAST_LINK_BPS", "Budget", "LogLow", "Reading"]
 
 MAX_NETWORK_CHARACTERS = 64
 LEAST_LINK_BPS = 16_000.0
-"""No link is taken to be slower: a log's second without any signal would otherwise last for a whole round."""
+"""Links count as at least this fast: a second without signal in a log would otherwise last for a whole round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class LogLow:
     """Low quantiles of a replayed log, each by itself.
 
     Attributes:
-        memory_budget_bytes: what it gives to training of its free memory then.
+        memory_budget_bytes: memory for training at that quantile.
         downlink_bps: link rate towards the device, bits per second; None is unknown.
         uplink_bps: link rate from the device, bits per second; None is unknown.
     """
@@ -68,12 +68,11 @@ class Budget:
 
     Attributes:
         memory_bytes: growth of the device process's memory that training may cause.
-        downlink_bytes: bytes that may travel to the device in a round; None is no limit.
-        uplink_bytes: bytes that may travel from the device in a round; None is no limit.
-        forward_macs: multiply-accumulates of one sample's forward pass; training takes so many times more as it has
-            samples and passes. None is no limit.
-        disk_bytes: that a task may take of the device's disk; None is unknown. It stands in no task: the device weighs
-            those itself.
+        downlink_bytes: bytes that may be sent to the device in a round; None means no limit.
+        uplink_bytes: bytes that the device may send in a round; None means no limit.
+        forward_macs: multiply-accumulates of one sample's forward pass, so that the whole training fits its time; None
+            means no limit.
+        disk_bytes: disk space for a task; None if unknown. Not part of tasks, which the device checks itself.
     """
 
     memory_bytes: int

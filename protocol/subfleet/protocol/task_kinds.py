@@ -176,11 +176,11 @@ def find_contradiction(kind: TaskKind, totals: Totals, outputs: int) -> str:
     }
     for name, numbers in series.items():
         if len(numbers) not in (0, outputs):
-            return f"{name} are told of {len(numbers)} outputs, but the model has {outputs}"
+            return f"{name} has numbers of {len(numbers)} outputs, but the model has {outputs}"
     if kind.labels == "numbers":
         return _contradict_errors(totals)
     if any(sums.squared_errors) or any(sums.squared_targets):
-        return f"errors are told, but a task of {kind.name} has none"
+        return f"errors are reported, but a task of {kind.name} has none"
     return _contradict_classes(totals) if kind.over_classes else _contradict_probabilities(totals, outputs)
 
 
@@ -205,12 +205,10 @@ def _contradict_probabilities(totals: Totals, outputs: int) -> str:
         or _is_any_below(predicted, right)
         or len(predicted) != len(counts)
     ):
-        return (
-            f"{totals.label_count} labels were told, but {outputs} outputs cannot have those that are counted by class"
-        )
+        return f"{totals.label_count} labels of {outputs} outputs contradict the counts by class"
     alike = (rows - count - guessed + 2 * both for count, guessed, both in zip(counts, predicted, right, strict=True))
     if counts and sum(alike) != totals.correct:
-        return f"{totals.correct} labels were right, but not by what is counted by class"
+        return f"{totals.correct} labels were correct, but not by the counts by class"
     return _contradict_scores(totals, rows, counts)
 
 
@@ -220,7 +218,7 @@ def _contradict_scores(totals: Totals, rows: int, counts: Sequence[int]) -> str:
         return ""
     scored = zip(map(sum, _split_bins(positives)), map(sum, _split_bins(negatives)), strict=False)
     if [*scored] != [(count, rows - count) for count in counts]:
-        return "scores are not told of each label once"
+        return "the scores do not count each label once"
     return ""
 
 
@@ -228,11 +226,11 @@ def _contradict_errors(totals: Totals) -> str:
     sums = totals.sums
     outputs = len(sums.squared_errors)
     if not outputs or totals.class_counts or sums.class_predicted or sums.positives or sums.negatives:
-        return "errors are not told of each output, or classes are counted that regression does not have"
+        return "errors of each output are missing, or classes are counted, which regression does not have"
     rows, rest = divmod(totals.label_count, outputs)
     if rest:
-        return f"{totals.label_count} labels were told, but must be as many of each of {outputs} outputs"
-    # The mean of squares is the square of the mean at least, whatever the numbers are.
+        return f"{totals.label_count} labels cannot be equally many of each of {outputs} outputs"
+    # The mean of squares is at least the square of the mean.
     for name, roots, squares in (
         ("errors", sums.absolute_errors, sums.squared_errors),
         ("targets", sums.targets, sums.squared_targets),

@@ -100,7 +100,7 @@ class BrokerOptions:
         """Make the address, with the password from the file, the address, or else $SUBFLEET_PASSWORD.
 
         Raises:
-            ConfigError: the address is none, or something is said twice or for nothing.
+            ConfigError: the address is invalid, or an option is missing, repeated or unused.
             FileError: the password's file cannot be read.
         """
         plain = parse_url(self.url)
@@ -120,8 +120,8 @@ class BrokerOptions:
     def _password(self, in_url: str | None, environment: Mapping[str, str]) -> str | None:
         if self.password_file is None and in_url is not None:
             _LOG.warning(
-                "the password in the broker's address stands in this machine's list of processes; use --password-file "
-                "or $%s instead",
+                "the password in the broker's address is visible in this machine's list of processes; use "
+                "--password-file or $%s instead",
                 PASSWORD_VARIABLE,
             )
         if self.password_file is None:

@@ -1,7 +1,7 @@
 """Blobs on disk, named by their SHA-256, complete or partially received.
 
-A blob stands under its digest only when every byte of it was written, checked and synced, so that what is there is
-whole, whenever the process or the machine died. One process writes a folder; within it any thread may.
+A blob gets its digest as its file name only after every byte was written, checked and synced, so existing blobs are
+complete even after a crash. One process writes a folder; within it any thread may.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ class BlobStore:
     Args:
         folder: made where it does not exist.
         max_blob_bytes: a larger blob is refused before anything is written.
-        limit_bytes: of all blobs together, whole or in part, asked before every one; the least recently used go to make
-            room for it, but for those that are pinned. None: there is no limit, and nothing goes by itself.
+        limit_bytes: returns the limit on all blobs, complete and partial; the least recently used ones that are not
+            pinned are removed to make room. None: there is no limit, and nothing is removed.
         clock_ns: time of use, nanoseconds; only its order matters.
 
     Raises:
@@ -190,14 +190,14 @@ class BlobStore:
         return sum(stat.st_size for path in paths if (stat := _stat(path)) is not None)
 
     def make_room(self, more_bytes: int, *, using: BlobRef | None = None) -> None:
-        """Remove the least recently used blobs until so many bytes may be written.
+        """Remove the least recently used blobs until this many bytes may be written.
 
         Args:
             more_bytes: to be written.
             using: a blob that stays, pinned or not.
 
         Raises:
-            NoRoomError: what is pinned leaves less room; nothing is removed then.
+            NoRoomError: pinned blobs leave too little room; nothing is removed then.
         """
         if self._limit_bytes is None or more_bytes <= 0:
             return

@@ -31,8 +31,8 @@ _LONGEST_RECONNECT_DELAY_S = 30
 _CLOSE_TIMEOUT_S = 2.0
 _INVALID_CLIENT_ID = 133  # paho's number for return code 2 of MQTT 3.1.1
 _FIELDS_BYTES = 9  # of a message: its kind, its length, the topic's length and a number
-_SHORT_S = 5.0  # a link that lived no longer was cut off for something that was sent over it
-_CUTS = 2  # of short links in a row, and the broker is asked what it does not do
+_SHORT_S = 5.0  # a shorter link was probably closed because of a message
+_CUTS = 2  # after this many short links in a row, the broker's terms are queried
 _SELECT_LIMIT = 1024  # paho waits with select(), which takes no larger file descriptors and fails silently there
 
 

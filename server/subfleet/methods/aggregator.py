@@ -32,7 +32,7 @@ ModelKind = Literal["trained", "whole", "client", "architecture", "cluster", "ti
 """What a method's model is. One model for all clients:
 
 "trained"       the whole network if devices have trained all of it, else the largest submodel that one has trained
-"whole"         the whole network, whose parts clients train in turn; the untrained fraction is reported
+"whole"         the whole network; clients train its parts in turn, and the untrained fraction is reported
 
 One model for each client, reported as a mean:
 
@@ -218,5 +218,5 @@ class Aggregator:
 
     @property
     def personal(self) -> bool:
-        """Whether each client has a personalised model, so that there is none for all."""
+        """Whether each client has a personalised model, so that no model is common to all."""
         return self.model in _PERSONALISED

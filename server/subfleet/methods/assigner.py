@@ -75,7 +75,7 @@ class AssignmentContext:
         target: the program target that the device runs.
         budget: what the device can give now.
         previous: the size that it trained last; None before its first round.
-        below: a candidate whose program could not be run in this round; only smaller ones may be assigned.
+        below: a candidate that could not be run in this round; only smaller ones may be assigned.
         below_limit: what that program exceeded.
         search: the state of the method's search; None without one.
         written: by id of a size, the programs for this target that were written before this round.

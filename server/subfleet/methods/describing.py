@@ -170,7 +170,7 @@ def describe_status(method: Method, setting: Setting, altered: Sequence[str] = (
 
 
 def _list_replacements(method: Method, setting: Setting) -> Iterator[str]:
-    """The techniques that the run replaces, except those that the method itself covers."""
+    """The techniques that the run replaces and `MethodInfo.judges` does not name."""
     own, run, judged = method.roles().techniques, setting.techniques, method.INFO.judges
     optimiser = run.server_optimiser
     if run.robust_aggregation is not None:

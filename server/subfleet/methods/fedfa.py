@@ -3,9 +3,9 @@
 Park and Joe-Wong, "Federated Learning with Flexible Architectures", ECML PKDD 2024, section 4 and algorithm 1.
 
 Client half: each client keeps one architecture: the largest that fits its log (see `sizes`), or without a log its first
-budget; with choice "score" the one of several whose gradients on its own data have the highest ZiCo score (algorithm 1,
-lines 1 and 2; section 5.1); with "declared" the one that it has declared. With `class_mask`, logits of classes that it
-lacks count as 0.
+budget; with choice "score" the one of several with the highest ZiCo score, which rates gradients on the client's own
+data (algorithm 1, lines 1 and 2; section 5.1); with "declared" the one that it has declared. With `class_mask`, logits
+of classes that it lacks count as 0.
 Server half: the last block of a shallow section also stands for the blocks that the section lacks (grafting), so a size
 without a block that can do so is left out of the space; and every client's weights are brought to the mean size of all,
 layer by layer, before the mean (scaling). Each is a switch.
@@ -48,7 +48,7 @@ class FedFA:
     """Parameters of FedFA.
 
     Attributes:
-        grafting: whether a shallow client's last blocks stand for those that it lacks.
+        grafting: whether a shallow client's last blocks stand for the blocks that it lacks.
         scaling: whether weights are brought to the mean size.
         fidelity: "paper" or "fixed", see above.
         scaled: what scaling brings to the mean size: "weights" or "changes", see above.

@@ -134,7 +134,7 @@ class FedorAS:
         return Assignment(candidate=None if tier is None else fitting[tier])
 
     def _assign_subspace(self, context: AssignmentContext, network: Network) -> Assignment:
-        """Assign a subspace; its size is the whole supernet, whose program chains any operators."""
+        """Assign a subspace; its size is the whole supernet, because one program chains any operators."""
         whole = next(candidate for candidate in context.candidates if candidate.architecture.network == network.id)
         parts, macs = part_costs(network), self._limit_macs(context, network)
         written = context.written.get(whole.architecture.architecture_id)
@@ -202,7 +202,7 @@ class FedorAS:
         return sorted(tiers, key=lambda tier: (tier > turn, abs(turn - tier)))
 
     def _highest_tier(self, seed: int, client_id: str) -> float:
-        """The highest tier whose network a client may have, if it can train it."""
+        """The highest tier from which a client may have the network, if it can train it."""
         return draw_tier(seed, client_id, self.tiers) if self.tiers_by == "drawn" else math.inf
 
     def _find_standing(self, context: StandingContext) -> Architecture:

@@ -1,4 +1,4 @@
-"""FedProx: a local loss that keeps the weights near those that the round began with.
+"""FedProx: a local loss that keeps the weights near the weights at the start of the round.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, section 3.2 and algorithm 2.
 

@@ -44,7 +44,7 @@ class FedTransMemory:
     Attributes:
         utilities: of each network for each client that has trained, if they are not 0.
         losses: the moving average of the losses of the newest network's clients, for each round in which it had some.
-        wide: cells of that network whose last change was to become wider.
+        wide: cells of that network that became wider in their last change.
         best: the best accuracy of a round before those of `accuracies`.
         accuracies: of the last `stop_rounds` rounds.
     """
@@ -64,7 +64,7 @@ class Growth:
         parameters: by network, those in its cells.
         newest: the network that was the newest one in the round.
         born: the network that appears; empty if none does.
-        wide: its cells whose last change was to become wider.
+        wide: its cells that became wider in their last change.
     """
 
     parameters: Mapping[str, int]
@@ -88,7 +88,7 @@ class FedTrans:
 
     Attributes:
         first: the model that the run begins with: "weakest", the configured one at the largest of the run's width rates
-            that the clients of the first round can carry, except those that are left behind; "configured", the whole
+            that the clients of the first round can carry, except clients that are left behind; "configured", the whole
             one.
         left_behind: fraction of these clients that need not be able to carry it, 0 to 1, so that one of many clients
             that claims a tiny budget does not keep it small. By default that is one of ten, and none of fewer.
@@ -106,7 +106,7 @@ class FedTrans:
         divided: see `Replicated`; "compute" is as printed.
         shares: see `Shares`; "equal" is published.
         noise: added to copies; see `Replicated`.
-        cells: "active" changes those that move most; "random" as many others, for comparison.
+        cells: "active" changes the cells that move most; "random" as many others, for comparison.
         warm_up: a network begins with its parent's weights; else with fresh ones, for comparison.
         share: see `Share`; "crop" is published.
         decay: factor on what is shared, for each round, 0 to 1; left open.

@@ -4,8 +4,8 @@ Horváth et al., "FjORD: Fair and Accurate Federated Learning under heterogeneou
 NeurIPS 2021, algorithm 1 and section 3.3.
 
 Client half: train the assigned width on the labels, and together with it a nested width on the labels and on the larger
-one's outputs. Without self-distillation: train a width drawn from those that fit.
-Server half: nested prefixes; an element is averaged, weighted by samples, over the clients whose width holds it.
+one's outputs. Without self-distillation: train a width drawn from the widths that fit.
+Server half: nested prefixes; an element is averaged, weighted by samples, over the clients that hold it.
 
 The paper draws the nested width for every batch, from those up to the client's own. A program has one shape, so here it
 is drawn for every client and round, with the same probabilities: there are as many programs as pairs of widths, and

@@ -10,7 +10,7 @@ Server half: each client keeps the architecture that it was assigned first, or h
     max        all clients with the same network from the input up to this layer
 The classifier is personalised. Layers are the same if their names and shapes are.
 
-The layers that all architectures begin with are those of all clients whose updates are in the model. A client that
+The layers that all architectures begin with count all clients with an update in the model. A client that
 joins later with another architecture may reduce them: from then on each client continues on its own with the layers
 that are no longer shared, from their last shared state.
 """
@@ -100,7 +100,7 @@ def _count_common(network: Network, layers: Sequence[Layer], sizes: Sequence[Arc
 
 
 def _hash_prefixes(layers: Sequence[Layer]) -> list[str]:
-    """A key for each layer, equal for clients whose networks are the same up to it."""
+    """A key for each layer, equal for clients with the same network up to it."""
     keys, prefix = [], hashlib.sha256()
     for layer in layers:
         prefix.update(repr(layer).encode())

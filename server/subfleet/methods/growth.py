@@ -135,7 +135,7 @@ def share_weights(
 
     Args:
         method: its parameters `share`, `decay`, `decay_by`, `normalised` and `large_to_small`.
-        lineages: of the networks, each of which grew from the one before.
+        lineages: of the networks; each grew from the one before.
         networks: by id, their declarations.
         states: by id, their weights.
         parameters: by id, those in their cells.
@@ -223,8 +223,8 @@ training, or equally, with which they stay equal."""
 def convergence(losses: Sequence[float], *, gamma: int, delta: int) -> float:
     """The degree of convergence: the recent fall of the loss per round; infinite with too few losses.
 
-    It is the mean, over the last `gamma` rounds, of the fall per round over the `delta` rounds before each (equation 1,
-    whose index has two meanings).
+    It is the mean, over the last `gamma` rounds, of the fall per round over the `delta` rounds before each (equation 1;
+    its index has two meanings).
 
     Args:
         losses: one for each round, the latest last.
@@ -265,7 +265,7 @@ class Transformation:
         config: settings of the next network.
         widened: cells that become wider.
         deepened: cells after which others are inserted.
-        wide: cells of the next network whose last change was to become wider.
+        wide: cells of the next network that became wider in their last change.
     """
 
     config: AnyFamily
@@ -283,7 +283,7 @@ class Transformation:
 def transform_cells(
     network: Network, cells: Collection[str], wide: Collection[str], *, factor: float, inserted: int
 ) -> Transformation | None:
-    """Change some cells of a network: those that were not widened last become wider, the others deeper.
+    """Change some cells of a network: cells that were not widened last become wider, the others deeper.
 
     A cell without a width of its own always becomes deeper, and one after which nothing can be inserted always wider.
     Cells that share their width become wider together.
@@ -291,7 +291,7 @@ def transform_cells(
     Args:
         network: before.
         cells: to be changed.
-        wide: cells whose last change was to become wider.
+        wide: cells that became wider in their last change.
         factor: by which cells become wider, above 1.
         inserted: cells after one that becomes deeper, 1 or more.
 

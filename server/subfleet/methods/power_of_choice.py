@@ -46,7 +46,7 @@ class PowerOfChoice:
             `[evaluation] every = 1`, and devices with held-out data.
         most_often: how often a client is selected at most, as a multiple of taking turns, while there are others; 0 is
             no limit.
-        weighting: "uniform" as in the paper, whose draw has counted the samples; or "samples".
+        weighting: "uniform" as in the paper, because the draw has counted the samples; or "samples".
     """
 
     TYPE: ClassVar[str] = "power_of_choice"

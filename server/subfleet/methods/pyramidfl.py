@@ -1,4 +1,4 @@
-"""PyramidFL: Oort's selection of clients, of which the fast ones train longer and the less useful ones send less.
+"""PyramidFL: clients are selected as in Oort; fast ones train longer, and less useful ones send less.
 
 Li et al., "PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning", MobiCom 2022.
 

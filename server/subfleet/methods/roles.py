@@ -48,7 +48,7 @@ class RoundUpdates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedRound:
-    """A round whose updates are in the model.
+    """A round after its updates have been aggregated.
 
     Attributes:
         clients: the clients that sent these updates, by id.
@@ -123,7 +123,7 @@ class LocalTraining:
         for_client: from the settings of the round and a client with a task, the client's epochs, learning rate and
             coefficients. Everything else is part of the program, which all clients of a size share.
         student: the nested submodel of self-distillation, smaller than the size; None trains without that term.
-        sends: names of the tensors whose changes a client sends; None sends all. A tensor that is not sent is held by
+        sends: names of the tensors that a client sends; None sends all. A tensor that is not sent is held by
             nobody.
         fit_codec: from the codec by which sizes are estimated, the bytes of an update with any codec, and the client's
             budget, the codec of the client's task; what it writes must fit the budget too.
@@ -179,7 +179,7 @@ class Roles:
             raise ValueError("`evolve` changes networks, but `search` knows only the first one; give one of them")
 
     def with_techniques(self, techniques: Techniques) -> Roles:
-        """The roles of a run whose techniques take precedence over the method's."""
+        """The roles of a run: its techniques take precedence over the method's."""
         training, aggregator = self.training, self.aggregator
         if techniques.update_codec is not None:
             training = replace(training, fit_codec=keep_codec)

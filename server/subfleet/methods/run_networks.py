@@ -28,7 +28,7 @@ __all__ = ["Evolution", "EvolutionContext", "Networks", "StandingContext"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginContext:
-    """A run whose first clients have reported their budgets and have no task yet.
+    """The start of a run: its first clients have reported their budgets and have no task yet.
 
     Attributes:
         network: the configured one.

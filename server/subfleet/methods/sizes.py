@@ -26,7 +26,7 @@ submodel or a network of its own."""
 NESTED = MappingProxyType({"nested": "each client trains the largest submodel that fits, instead of one model for all"})
 """The departure from papers with one model for all clients, whichever model that is."""
 UNDECLARED = "architectures are chosen by the log or the first budget, not declared"
-"""The departure from papers whose clients come with an architecture."""
+"""The departure from papers in which clients come with an architecture."""
 
 SLICES = Unions(holds=lambda network, size: True, succeed=place_in_front)
 """Clients' own networks are slices of their union."""

@@ -1,4 +1,4 @@
-"""Unions of the networks that clients bring: those that a run begins with, and those that succeed them.
+"""Unions of the networks that clients bring: the first unions of a run, and their successors.
 
 Networks of one family that can be joined have one union, and each is a size of it. A client that joins later with
 another network waits for the end of the round, when a larger union that includes its network succeeds the present one.
@@ -90,7 +90,7 @@ class Unions:
                 yield family
 
     def join(self, members: Sequence[AnyFamily], most_parameters: int = _MOST_PARAMETERS) -> AnyFamily | None:
-        """The settings of the union of some networks; None if there is none, or it would be too large."""
+        """The settings of the union of some networks; None if they have no union, or it would be too large."""
         from subfleet.elastic.building import network_of
         from subfleet.elastic.replication import size_in
         from subfleet.elastic.unions import unite_families
@@ -201,7 +201,7 @@ def place_in_front(succession: Succession) -> tuple[Inheritance, ModelState]:
 
 
 def _mark_untrained(succession: Succession) -> dict[str, Tensor]:
-    """The untrained elements of a successor: new ones, and those that were untrained in its parent."""
+    """The untrained elements of a successor: new ones, and elements that were untrained in its parent."""
     import torch
 
     from subfleet.elastic.inheriting import embed_weights

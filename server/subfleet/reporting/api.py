@@ -134,16 +134,12 @@ class _Endpoints:
         return Health()
 
     def runs(self) -> list[Run]:
-        columns = (database.runs.c[name] for name in Run.model_fields)
-        query = sql.select(*columns).order_by(database.runs.c.started_at.desc())
-        with connect(self._engine) as connection:
-            return [Run.model_validate(row._asdict()) for row in read_rows(connection, query)]
+        return self._list()
 
     def run(self, run_id: str) -> Run:
-        run = next((run for run in self.runs() if run.run_id == run_id), None)
-        if run is None:
-            raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists the known runs")
-        return run
+        for run in self._list(database.runs.c.run_id == run_id):
+            return run
+        raise HTTPException(404, f"there is no run {run_id!r:.80}; /api/runs lists the known runs")
 
     def rounds(self, run_id: str) -> tuple[RoundRecord, ...]:
         return self._open(run_id).records()
@@ -174,6 +170,12 @@ class _Endpoints:
         # The blob of a digest never changes. Ranges are served, so transfers can be resumed.
         headers = {"Cache-Control": "public, max-age=31536000, immutable"}
         return FileResponse(path, media_type="application/octet-stream", headers=headers)
+
+    def _list(self, *conditions: sql.ColumnElement[bool]) -> list[Run]:
+        columns = (database.runs.c[name] for name in Run.model_fields)
+        query = sql.select(*columns).where(*conditions).order_by(database.runs.c.started_at.desc())
+        with connect(self._engine) as connection:
+            return [Run.model_validate(row._asdict()) for row in read_rows(connection, query)]
 
     def _open(self, run_id: str) -> Journal:
         return Journal(self._engine, self.run(run_id).run_id)

@@ -179,8 +179,7 @@ def _fail_round(context: RunContext, state: RunState, now_s: float) -> Outcome:
         f"round {state.round} could not be aggregated in {count} attempts ({describe_missing(state.clients)}); lower "
         "the learning rate and begin a new run, or repair the devices and start the server again"
     )
-    reset = replace(state.outliers, spoiled=0)
-    return replace(state, outliers=reset).fail(failure, now_s), ()
+    return replace(state, outliers=replace(state.outliers, spoiled=0)).fail(failure, now_s), ()
 
 
 def _leave_out(context: RunContext, state: RunState, why: Mapping[str, str]) -> RunState:

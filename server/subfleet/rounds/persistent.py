@@ -10,6 +10,7 @@ grow, and a change costs the copy of a leaf.
 import zlib
 from collections import defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -58,7 +59,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
 
     def items(self) -> ItemsView[str, V]:
         """The entries, read leaf by leaf without look-ups."""
-        return dict(entry for branch in self.root for leaf in branch for entry in leaf).items()
+        return dict(chain.from_iterable(chain.from_iterable(self.root))).items()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"

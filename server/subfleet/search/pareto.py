@@ -212,8 +212,8 @@ class _Climb:
     """Looks for larger submodels near known ones: lowers a few genes, and raises others as far as the budget allows.
 
     A larger gene makes a submodel that costs more of everything, so the most that it can grow is found by bisection.
-    Submodels that are slightly too large are as good starts as those that fit: the optimum is often one of them without
-    a part that takes much memory and has few parameters.
+    Submodels that are slightly too large are as good starts as submodels that fit: often the optimum is a submodel that
+    is too large without a part that takes much memory and has few parameters.
 
     Attributes:
         space: of the genes.
@@ -221,7 +221,7 @@ class _Climb:
         query: of the device.
         rng: the source of all choices.
         left: how many more submodels may be estimated.
-        seen: those that were, whether they fit or not.
+        seen: the submodels that were estimated, whether they fit or not.
         known: by genes, whether their submodel fits.
     """
 

@@ -230,7 +230,7 @@ class EstimateIndex:
 
         Returns:
             At most `most` that fit, those with the most parameters first; and as many that do not fit and have more
-            parameters than these, those that exceed the budget least first.
+            parameters than these, the ones that exceed the budget least first.
         """
         columns = self._columns()
         fits = _find_fitting(columns, query)

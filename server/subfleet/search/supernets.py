@@ -76,7 +76,7 @@ def list_tiers(fixed_macs: int, choices: tuple[tuple[int, ...], ...], count: int
 
 
 def find_tier(tiers: Sequence[Tier], forward_macs: int) -> Tier:
-    """The highest of some tiers whose budget a device has; the lowest if it has none."""
+    """The highest tier that a device has the budget for; the lowest if it has the budget of no tier."""
     return next((tier for tier in reversed(tiers) if tier.high_macs <= forward_macs), tiers[0])
 
 

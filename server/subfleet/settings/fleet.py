@@ -123,10 +123,11 @@ class DeviceSettings:
     network: AnyFamily | None = field(default=None, metadata=ADDED_LATER)
     disk_limit: MaybeSize = field(default="", metadata=ADDED_LATER)
 
-    def each(self) -> "Iterator[DeviceSettings]":
+    def each(self) -> "tuple[DeviceSettings, ...]":
         """The devices, with `count` expanded."""
-        numbers = [""] if self.count == 1 else [f"-{number}" for number in range(1, self.count + 1)]
-        return (replace(self, id=f"{self.id}{number}", count=1) for number in numbers)
+        if self.count == 1:
+            return (self,)
+        return tuple(replace(self, id=f"{self.id}-{number}", count=1) for number in range(1, self.count + 1))
 
 
 def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:

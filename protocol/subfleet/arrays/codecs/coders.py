@@ -25,11 +25,11 @@ from subfleet.protocol.errors import ProtocolError, TrainingError
 
 Floats = npt.NDArray[np.float32]
 Uniform = Callable[[int], npt.NDArray[np.float64]]
-"""Gives so many fresh numbers from 0 up to, not including, 1."""
+"""Draws this many numbers from 0 to below 1."""
 
 _FLOAT = np.dtype("<f4")
 _BLOCK_VALUES = 2**16
-"""About so many values are quantised at once: beside them, a device has next to no room."""
+"""Number of values that are quantised at once, because a device has little spare memory."""
 
 
 class Coder(Protocol):
@@ -47,7 +47,7 @@ class Coder(Protocol):
             uniform: where random numbers come from.
 
         Raises:
-            TrainingError: they are too large to be written so.
+            TrainingError: a value is too large for this encoding.
         """
         ...
 
@@ -55,11 +55,11 @@ class Coder(Protocol):
         """Decode values.
 
         Args:
-            encoded: of exactly the size that `encoded_bytes` tells.
-            size: of the answer.
+            encoded: bytes of exactly the size that `encoded_bytes` computes.
+            size: number of values.
 
         Raises:
-            ProtocolError: nothing is ever encoded so.
+            ProtocolError: the bytes are not a valid encoding.
         """
         ...
 
@@ -145,7 +145,7 @@ class QsgdCoder:
         return np.copysign(level, block)
 
     def _spread(self, scales: Floats, size: int) -> npt.NDArray[np.float64]:
-        """The scale of each of so many values that begin with a bucket."""
+        """Repeat the scale of each bucket for its values."""
         return np.repeat(scales.astype(np.float64), self._bucket_size)[:size]
 
     def _split_blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
