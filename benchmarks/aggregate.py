@@ -98,8 +98,8 @@ def measure_rates(network: Network, clients: int, device: torch.device) -> Rates
     for name in ("aggregate", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
         seconds[name].append(_measure_seconds(partial(runs[name], clients), device))
     bps = {
-        name: (BATCH if name == "copy" else clients) * source.nbytes / BATCH / statistics.median(found)
-        for name, found in seconds.items()
+        name: (BATCH if name == "copy" else clients) * source.nbytes / BATCH / statistics.median(times_s)
+        for name, times_s in seconds.items()
     }
     return Rates(
         clients=clients, copy_bps=bps["copy"], fold_bps=bps["aggregate"], single_bps=bps["single"], loop_bps=bps["loop"]
@@ -191,12 +191,12 @@ def build_page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
         "| clients | copy GB/s | aggregate GB/s | aggregate / copy | one by one / copy | aggregate / loop | peak MB |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in table:
-        peak = f"{peaks[one.clients] / 1e6:.0f}" if one.clients in peaks else "-"
+    for rates in table:
+        peak = f"{peaks[rates.clients] / 1e6:.0f}" if rates.clients in peaks else "-"
         lines.append(
-            f"| {one.clients} | {one.copy_bps / GIGABYTE:.1f} | {one.fold_bps / GIGABYTE:.1f} "
-            f"| {one.fold_bps / one.copy_bps:.2f} | {one.single_bps / one.copy_bps:.2f} "
-            f"| {one.fold_bps / one.loop_bps:.1f} | {peak} |"
+            f"| {rates.clients} | {rates.copy_bps / GIGABYTE:.1f} | {rates.fold_bps / GIGABYTE:.1f} "
+            f"| {rates.fold_bps / rates.copy_bps:.2f} | {rates.single_bps / rates.copy_bps:.2f} "
+            f"| {rates.fold_bps / rates.loop_bps:.1f} | {peak} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -83,9 +83,9 @@ class Row:
 def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = "") -> Row:
     """Export one program in a fresh process, and train three steps and a half with it in another."""
     job = {"network": network.name, "target": target, "folder": str(folder), "plant": plant}
-    found = json.loads(_run_python(["-m", "foreign.exporting", json.dumps(job)]))
-    if "refused" in found:
-        return Row(network=network.name, target=target, refused=found["refused"])
+    export = json.loads(_run_python(["-m", "foreign.exporting", json.dumps(job)]))
+    if "refused" in export:
+        return Row(network=network.name, target=target, refused=export["refused"])
     training = {
         "folder": str(folder),
         "target": target,
@@ -94,8 +94,8 @@ def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = 
         "accumulate": False,
         "threads": 1,
     }
-    trained = json.loads(_run_python(["-c", TRAIN, json.dumps(training)]))
-    return Row(network=network.name, target=target, measured_bytes=trained["peak_bytes"], **found)
+    training_figures = json.loads(_run_python(["-c", TRAIN, json.dumps(training)]))
+    return Row(network=network.name, target=target, measured_bytes=training_figures["peak_bytes"], **export)
 
 
 def _run_python(arguments: Sequence[str]) -> str:
@@ -103,10 +103,10 @@ def _run_python(arguments: Sequence[str]) -> str:
     # NumPy's threads would add stacks and buffers that no device's trainer has.
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"a process failed: {done.stderr.strip()}")
-    return done.stdout.splitlines()[-1]
+    process = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    if process.returncode:
+        raise SystemExit(f"a process failed: {process.stderr.strip()}")
+    return process.stdout.splitlines()[-1]
 
 
 def read_rows(path: Path) -> dict[tuple[str, str], Row]:
@@ -134,12 +134,12 @@ def build_table(rows: Sequence[Row]) -> list[str]:
 
 def find_faults(rows: Sequence[Row], *, whole: bool) -> list[str]:
     """Everything that must not be."""
-    found = [f"{row.network} on {row.target}: {row.fault}" for row in rows if row.fault]
+    problems = [f"{row.network} on {row.target}: {row.fault}" for row in rows if row.fault]
     for target, goal in GOALS.items() if whole else ():
         count = sum(row.target == target and not row.refused for row in rows)
         if count < goal:
-            found.append(f"{count} networks are exported to {target}, but {goal} must be")
-    return found
+            problems.append(f"{count} networks are exported to {target}, but {goal} must be")
+    return problems
 
 
 ABOUT = """
@@ -158,7 +158,7 @@ def write_results(rows: Sequence[Row]) -> None:
     """Write the table with what was run."""
     tools = ("torch", "onnxruntime", "executorch", "torchvision", "timm", "transformers")
     counts = {target: sum(row.target == target and not row.refused for row in rows) for target in GOALS}
-    told = ", ".join(f"{count} of {len(NETWORKS)} to {target}" for target, count in counts.items())
+    exported = ", ".join(f"{count} of {len(NETWORKS)} to {target}" for target, count in counts.items())
     refused = [f"- {row.network}, {row.target}: {row.refused}" for row in rows if row.refused]
     versions = ", ".join(f"{tool} {version(tool)}" for tool in tools)
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
@@ -167,7 +167,7 @@ def write_results(rows: Sequence[Row]) -> None:
         "",
         f"`python benchmarks/foreign_networks.py --rows rows.jsonl --write`, {versions}, {machine}.",
         "",
-        f"Exported: {told}.",
+        f"Exported: {exported}.",
         ABOUT,
         *build_table(rows),
         *(["", "Refused:", "", *refused] if refused else []),
@@ -203,13 +203,13 @@ def main() -> int:
             lines = [*build_table(rows)[0 if len(rows) == 1 else -1 :], *filter(None, [rows[-1].refused])]
             print("\n".join(lines), flush=True)
     whole = not (arguments.network or arguments.target)
-    wrong = find_faults(rows, whole=whole)
-    print("\n".join(wrong), file=sys.stderr)
+    problems = find_faults(rows, whole=whole)
+    print("\n".join(problems), file=sys.stderr)
     if arguments.write and whole and not arguments.plant:
         write_results(rows)
     if arguments.json:
-        print(json.dumps({"programs": [asdict(row) | {"ratio": row.ratio} for row in rows], "faults": wrong}))
-    return 1 if wrong and not arguments.smoke else 0
+        print(json.dumps({"programs": [asdict(row) | {"ratio": row.ratio} for row in rows], "faults": problems}))
+    return 1 if problems and not arguments.smoke else 0
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ class MultiplyingTrainer:
         """See `Trainer.train`."""
         result = self._inner.train(job, stopped)
         arrays = decode_arrays(job.output_path.read_bytes())
-        write_change(job, {name: (self._factor * np.asarray(one)).astype(np.float32) for name, one in arrays.items()})
+        write_change(
+            job, {name: (self._factor * np.asarray(array)).astype(np.float32) for name, array in arrays.items()}
+        )
         return result
 
 
@@ -74,22 +76,22 @@ class Game:
 
 def draw_samples(count: int, seed: int) -> Dataset:
     """So many digits, with noise of their own where they repeat."""
-    drawn = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
-    noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
-    return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(drawn.inputs.dtype))
+    digits = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
+    noise = np.random.default_rng(seed + 1).normal(0, 0.05 * digits.inputs.max(), digits.inputs.shape)
+    return replace(digits, inputs=np.clip(digits.inputs + noise, 0, None).astype(digits.inputs.dtype))
 
 
 def create_fleet(counts: Sequence[int], seed: int) -> list[EmulatedDevice]:
     """A device for each count of samples."""
     return [
         EmulatedDevice(
-            client_id=f"client-{place}",
+            client_id=f"client-{index}",
             profile=PROFILE,
-            data=draw_samples(count, 100 * seed + 2 * place),
+            data=draw_samples(count, 100 * seed + 2 * index),
             log=LOG,
             runtime="torch",
         )
-        for place, count in enumerate(counts)
+        for index, count in enumerate(counts)
     ]
 
 
@@ -173,19 +175,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--smoke", action="store_true")
-    asked = parser.parse_args(arguments)
-    games, seeds, rounds = (asked.games[:1], 1, 1) if asked.smoke else (asked.games, asked.seeds, asked.rounds)
-    print(f"| game | {' | '.join(asked.outliers)} | what was done |")
-    print(f"| --- | {'---: | ' * len(asked.outliers)}--- |")
+    options = parser.parse_args(arguments)
+    games, seeds, rounds = (
+        (options.games[:1], 1, 1) if options.smoke else (options.games, options.seeds, options.rounds)
+    )
+    print(f"| game | {' | '.join(options.outliers)} | what was done |")
+    print(f"| --- | {'---: | ' * len(options.outliers)}--- |")
     with tempfile.TemporaryDirectory() as folder, ExportPool(CacheFolder(path=Path(folder)), workers=1) as exports:
         for name in games:
-            cells, done = [], ""
-            for way in asked.outliers:
+            cells, treatment = [], ""
+            for way in options.outliers:
                 settings = OutlierSettings(outliers=way)
-                found = [play(GAMES[name], settings, seed, rounds, exports) for seed in range(1, seeds + 1)]
-                cells.append(f"{100 * statistics.fmean(accuracy for accuracy, _ in found):.1f}")
-                done = done or found[-1][1]
-            print(f"| {name} | {' | '.join(cells)} | {done or '-'} |", flush=True)
+                results = [play(GAMES[name], settings, seed, rounds, exports) for seed in range(1, seeds + 1)]
+                cells.append(f"{100 * statistics.fmean(accuracy for accuracy, _ in results):.1f}")
+                treatment = treatment or results[-1][1]
+            print(f"| {name} | {' | '.join(cells)} | {treatment or '-'} |", flush=True)
     return 0
 
 

@@ -113,8 +113,8 @@ class Row:
     @property
     def within_bounds(self) -> bool:
         """Whether enough cost estimates are within each bound."""
-        found = (self.within_6, self.within_12, self.within_25)
-        return all(share >= wanted for share, (_, wanted) in zip(found, BOUNDS, strict=True))
+        fractions = (self.within_6, self.within_12, self.within_25)
+        return all(share >= least for share, (_, least) in zip(fractions, BOUNDS, strict=True))
 
 
 def find_family(case: Case) -> Family:
@@ -157,13 +157,18 @@ def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict
             if known and known.architecture == text:
                 continue
             started_s = time.perf_counter()
-            found = plan_exact_bytes(case, architectures[case][number])
+            plan_bytes = plan_exact_bytes(case, architectures[case][number])
             networks, family, target = case
             plan = plans[case, number] = Plan(
-                networks=networks, family=family, target=target, number=number, architecture=text, exact_bytes=found
+                networks=networks,
+                family=family,
+                target=target,
+                number=number,
+                architecture=text,
+                exact_bytes=plan_bytes,
             )
             took_s = time.perf_counter() - started_s
-            print(f"{family} on {target}, submodel {number}: {found} bytes, {took_s:.1f} s", flush=True)
+            print(f"{family} on {target}, submodel {number}: {plan_bytes} bytes, {took_s:.1f} s", flush=True)
             if path:
                 with path.open("a") as lines:
                     lines.write(json.dumps(asdict(plan)) + "\n")
@@ -171,30 +176,30 @@ def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict
 
 def group_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
     """The plans of each row in order, without those of submodels that are not drawn any more."""
-    of_case: dict[Case, list[Plan]] = {}
+    groups: dict[Case, list[Plan]] = {}
     tables = list(TABLES)
 
     def order(plan: Plan) -> tuple[int, int, str, int]:
         return tables.index(plan.networks), TARGETS.index(plan.target), plan.family, plan.number
 
     for plan in sorted(plans, key=order):
-        of_case.setdefault(plan.case, []).append(plan)
-    for case, ours in of_case.items():
+        groups.setdefault(plan.case, []).append(plan)
+    for case, group in groups.items():
         architectures = [
-            canonical_json(architecture).decode() for architecture in draw_architectures(case, ours[-1].number + 1)
+            canonical_json(architecture).decode() for architecture in draw_architectures(case, group[-1].number + 1)
         ]
-        kept = [
+        current = [
             plan
-            for plan in ours
+            for plan in group
             if plan.number < len(architectures) and plan.architecture == architectures[plan.number]
         ]
-        if len(kept) < len(ours):
-            left_out = len(ours) - len(kept)
+        if len(current) < len(group):
+            left_out = len(group) - len(current)
             print(
                 f"{' '.join(case)}: {left_out} plans are of other submodels and left out", file=sys.stderr, flush=True
             )
-        of_case[case] = kept
-    return {case: ours for case, ours in of_case.items() if ours}
+        groups[case] = current
+    return {case: group for case, group in groups.items() if group}
 
 
 def draw_timed_architectures(network: Network, family: str) -> list[Architecture]:
@@ -233,11 +238,11 @@ def measure_estimates(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, 
     )
 
 
-def build_row(plans: Sequence[Plan], found: tuple[float, float, list[int]], spoil: float) -> Row:
+def build_row(plans: Sequence[Plan], measurement: tuple[float, float, list[int]], spoil: float) -> Row:
     """Judge cost estimates, every second one of them times `spoil`, by exact plans."""
-    ready_s, estimates_per_s, estimates = found
-    told = [estimate * (1 if place % 2 else spoil) for place, estimate in enumerate(estimates)]
-    errors = [estimate / plan.exact_bytes - 1 for estimate, plan in zip(told, plans, strict=True)]
+    ready_s, estimates_per_s, estimates = measurement
+    judged = [estimate * (1 if index % 2 else spoil) for index, estimate in enumerate(estimates)]
+    errors = [estimate / plan.exact_bytes - 1 for estimate, plan in zip(judged, plans, strict=True)]
     sizes = sorted(abs(error) for error in errors)
     within_6, within_12, within_25 = (sum(size <= bound for size in sizes) / len(sizes) for bound, _ in BOUNDS)
     return Row(
@@ -260,11 +265,11 @@ def build_row(plans: Sequence[Plan], found: tuple[float, float, list[int]], spoi
 
 def judge(plans: Mapping[Case, Sequence[Plan]], spoil: float) -> Iterator[Row]:
     """The rows, each as soon as it is found."""
-    jobs = [(case, tuple(plan.architecture for plan in ours)) for case, ours in plans.items()]
+    jobs = [(case, tuple(plan.architecture for plan in group)) for case, group in plans.items()]
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for ours, found in zip(plans.values(), pool.imap(measure_estimates, jobs, chunksize=1), strict=True):
-            yield build_row(ours, found, spoil)
+        for group, measurement in zip(plans.values(), pool.imap(measure_estimates, jobs, chunksize=1), strict=True):
+            yield build_row(group, measurement, spoil)
 
 
 HEAD = (
@@ -303,9 +308,9 @@ def write_results(rows: Sequence[Row]) -> None:
         ABOUT,
     ]
     for networks in TABLES:
-        ours = [format_row(row) for row in rows if row.networks == networks]
-        if ours:
-            lines += [f"## {networks.capitalize()} networks", "", *HEAD, *ours, ""]
+        table_rows = [format_row(row) for row in rows if row.networks == networks]
+        if table_rows:
+            lines += [f"## {networks.capitalize()} networks", "", *HEAD, *table_rows, ""]
     write_page(RESULTS, "\n".join(lines))
 
 
@@ -340,10 +345,10 @@ def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
     arguments = parse_arguments(parser, architectures=1, family=["mlp"], target=["onnx"])
     if arguments.write and arguments.spoil != 1:
         parser.error("--write takes cost estimates as they are; leave out --spoil")
-    table, wanted = TABLES[arguments.networks], arguments.family or sorted(TABLES[arguments.networks])
+    table, families = TABLES[arguments.networks], arguments.family or sorted(TABLES[arguments.networks])
     cases = [
         (arguments.networks, family, target)
-        for family in wanted
+        for family in families
         for target in dict.fromkeys(arguments.target or TARGETS[:2])
         if family in table
     ]

@@ -158,29 +158,29 @@ def measure(case: Case, folder: Path) -> Row:
 
     job = json.dumps({**asdict(case), "accumulate": case.parts > 1, "folder": str(folder)})
     _run_python(EXPORT, job)
-    found = json.loads(_run_python(TRAIN, job))
+    training = json.loads(_run_python(TRAIN, job))
     plan = decode_program((folder / "program").read_bytes()).manifest.memory
     # Plans are told for usual kernels, and this processor's may be wider.
-    here = replace(
+    local = replace(
         plan, runtime_bytes=planned_for(plan.runtime_bytes, plan.packings, detect_packing_width()), packings=()
     )
     return Row(
         case=case,
-        plan={name: size_bytes for name, size_bytes in asdict(here).items() if name != "packings"},
-        measured_bytes=found["peak_bytes"],
-        step_s=found["step_s"],
+        plan={name: size_bytes for name, size_bytes in asdict(local).items() if name != "packings"},
+        measured_bytes=training["peak_bytes"],
+        step_s=training["step_s"],
     )
 
 
 def _run_python(program: str, argument: str) -> str:
     # NumPy's threads would add stacks and buffers that no device's trainer has.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, argument], capture_output=True, text=True, env=environment, check=False
     )
-    if done.returncode:
-        raise SystemExit(f"a case failed: {done.stderr.strip().splitlines()[-1:]}")
-    return done.stdout.splitlines()[-1] if done.stdout else ""
+    if process.returncode:
+        raise SystemExit(f"a case failed: {process.stderr.strip().splitlines()[-1:]}")
+    return process.stdout.splitlines()[-1] if process.stdout else ""
 
 
 def list_cases(arguments: argparse.Namespace) -> Iterator[Case]:
@@ -245,13 +245,13 @@ of 10^6 bytes. The data set and the runtime's libraries are loaded before.
 def write_results(rows: Sequence[Row]) -> None:
     """Write the table with what its columns are."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
-    found = summarise(rows)["planned_over_measured"]
+    ratios = summarise(rows)["planned_over_measured"]
     lines = [
         "# Planned against measured peak memory",
         "",
         f"`python benchmarks/plan_memory.py --write`, {versions}, {platform.machine()}.",
         "",
-        f"Planned over measured: {found['min']:.3f} to {found['max']:.3f}.",
+        f"Planned over measured: {ratios['min']:.3f} to {ratios['max']:.3f}.",
         ABOUT,
         *build_table(rows),
     ]

@@ -64,8 +64,8 @@ def measure(seed: int, *changes: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--runs", str(folder / "runs")]
         environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
         load, before, started_s = os.getloadavg()[0], _read_cpu_s(), time.monotonic()
-        done = subprocess.run(
-            [*command, "--set", f"seed={seed}", *(f"--set={one}" for one in changes)],
+        process = subprocess.run(
+            [*command, "--set", f"seed={seed}", *(f"--set={change}" for change in changes)],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -79,14 +79,14 @@ def measure(seed: int, *changes: str) -> dict[str, Any]:
         "seconds": round(seconds),
         "cpu_seconds": round(_read_cpu_s() - before),
         "load": round(load, 1),
-        "printed": done.stdout.splitlines(),
+        "printed": process.stdout.splitlines(),
         "summary": summary,
     }
 
 
 def _read_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def format_row(run: dict[str, Any]) -> str:
@@ -129,15 +129,15 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="write benchmarks/results/quickstart.md and quickstart.json"
     )
-    chosen = parse_arguments(parser, seeds=SEEDS[:1])
+    options = parse_arguments(parser, seeds=SEEDS[:1])
     runs = []
-    for seed in chosen.seeds:
-        runs.append(measure(seed, *(_SMALL if chosen.smoke else ())))
+    for seed in options.seeds:
+        runs.append(measure(seed, *(_SMALL if options.smoke else ())))
         print(format_row(runs[-1]), flush=True)
-    if chosen.write:
+    if options.write:
         write_page(RESULTS / "quickstart.md", build_page(runs))
         (RESULTS / "quickstart.json").write_text(json.dumps(runs[0], indent=1) + "\n", encoding="utf-8")
-    if chosen.json:
+    if options.json:
         print(json.dumps(runs))
     return 0
 

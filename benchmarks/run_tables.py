@@ -31,12 +31,14 @@ def compare_entrants(
         seeds = list_shared_seeds(first, other)
         if not seeds:
             continue
-        ours, theirs = ([figures(one.runs[seed]) for seed in seeds] for one in (first, other))
+        ours, theirs = ([figures(entrant.runs[seed]) for seed in seeds] for entrant in (first, other))
         cells = []
         for name in names:
-            found = measure_difference([one[name] for one in ours], [one[name] for one in theirs])
-            tie = " tie" if found.tie else ""
-            cells.append(f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}")
+            difference = measure_difference([run[name] for run in ours], [run[name] for run in theirs])
+            tie = " tie" if difference.tie else ""
+            cells.append(
+                f"{100 * difference.mean:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f}){tie}"
+            )
         yield [other.name, str(len(seeds)), *cells]
 
 
@@ -47,8 +49,8 @@ def replace_tables(tables: str, results: Path, task: str) -> None:
         ValueError: the results have no such task.
     """
     begin, end = f"<!-- {task} -->\n", f"<!-- end of {task} -->\n"
-    before, found, rest = results.read_text(encoding="utf-8").partition(begin)
+    before, opened, rest = results.read_text(encoding="utf-8").partition(begin)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise ValueError(f"{results.name} has no place for the tables of {task!r}")
     results.write_text(f"{before}{begin}\n{tables}\n{end}{after}", encoding="utf-8")

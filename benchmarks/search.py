@@ -71,9 +71,9 @@ def main() -> None:
     ]
     lines = [
         f"Budgets: {origin}.",
-        *_format_table("Large spaces", _LARGE_HEAD, [one.row for one in large]),
-        *_format_table("Against the exhaustive optimum", _SMALL_HEAD, [one.row for one in small]),
-        *_format_table("Under exact plans", _EXACT_HEAD, [one.row for one in exact]),
+        *_format_table("Large spaces", _LARGE_HEAD, [figures.row for figures in large]),
+        *_format_table("Against the exhaustive optimum", _SMALL_HEAD, [figures.row for figures in small]),
+        *_format_table("Under exact plans", _EXACT_HEAD, [figures.row for figures in exact]),
         "",
         *build_hit_rate_table(create_case(large_names[0]), shares, count=size // 3),
         "",
@@ -118,20 +118,20 @@ def _summarise(large: Sequence[Figures], small: Sequence[Figures], exact: Sequen
     """What the issue asks for: the least of speeds and fractions, the mean of shares, and all violations."""
     return {
         "assignments_per_s": {
-            "cold": min(one.cold_per_s for one in large),
-            "warm": min(one.warm_per_s for one in large),
+            "cold": min(figures.cold_per_s for figures in large),
+            "warm": min(figures.warm_per_s for figures in large),
         },
-        "first_round_s": max(one.first_round_s for one in large),
-        "utilisation": statistics.fmean(one.used for one in large),
-        "parameters_of_best": statistics.fmean(one.mean for one in large),
-        "paper_utilisation": statistics.fmean(one.paper_used for one in large),
-        "exhaustive_fraction": min(one.mean for one in small),
-        "exhaustive_fraction_exact": min(statistics.fmean(one.fractions) for one in exact if one.fractions),
+        "first_round_s": max(figures.first_round_s for figures in large),
+        "utilisation": statistics.fmean(figures.used for figures in large),
+        "parameters_of_best": statistics.fmean(figures.mean for figures in large),
+        "paper_utilisation": statistics.fmean(figures.paper_used for figures in large),
+        "exhaustive_fraction": min(figures.mean for figures in small),
+        "exhaustive_fraction_exact": min(statistics.fmean(figures.fractions) for figures in exact if figures.fractions),
         "too_large": {
-            "first_round": statistics.fmean(over for one in exact for over in one.first),
-            "later": statistics.fmean(over for one in exact for over in one.later),
+            "first_round": statistics.fmean(over for figures in exact for over in figures.first),
+            "later": statistics.fmean(over for figures in exact for over in figures.later),
         },
-        "violations": sum(one.violations for one in exact),
+        "violations": sum(figures.violations for figures in exact),
     }
 
 

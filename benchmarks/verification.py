@@ -70,11 +70,15 @@ def measure(step: Step, target: str, name: str) -> str:
     def run(example: Sequence[Tensor]) -> Sequence[Tensor]:
         return writer.run(body, {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)})
 
-    found = verify_training(run, step, seeded_generator(name))
+    verification = verify_training(run, step, seeded_generator(name))
     verified_s = time.process_time()
-    unseen = sorted(name.removeprefix("new.momentum.") for name in found.unseen if name.startswith("new.momentum."))
-    listed = ", ".join(f"`{name}`" for name in unseen) or "none"
-    return f"{listed} | {found.max_abs_diff:.0e} | {written_s - started_s:.1f} | {verified_s - written_s:.1f}"
+    unseen = sorted(
+        name.removeprefix("new.momentum.") for name in verification.unseen if name.startswith("new.momentum.")
+    )
+    unseen_names = ", ".join(f"`{name}`" for name in unseen) or "none"
+    return (
+        f"{unseen_names} | {verification.max_abs_diff:.0e} | {written_s - started_s:.1f} | {verified_s - written_s:.1f}"
+    )
 
 
 def main() -> None:

@@ -25,9 +25,8 @@ def format_toml(value: Any) -> str:
     if dataclasses.is_dataclass(value):
         kind = [f'type = "{value.TYPE}"'] if hasattr(value, "TYPE") else []
         changed = [field for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
-        return (
-            f"{{ {', '.join([*kind, *(f'{one.name} = {format_toml(getattr(value, one.name))}' for one in changed)])} }}"
-        )
+        assignments = [f"{field.name} = {format_toml(getattr(value, field.name))}" for field in changed]
+        return f"{{ {', '.join([*kind, *assignments])} }}"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
@@ -49,8 +48,8 @@ def build_section(kind: type[Method]) -> str:
         f"| `{path}` | {format_cell(attrgetter(path)(method))} | {' '.join(meanings.get(path, '...').split())} |"
         for path in list_parameters(kind)
     ]
-    listed = "\n".join(f"- {one}" for one in list_departures(method, Setting()))
-    fidelity = f"**By default it differs from the paper:**\n\n{listed}" if listed else EXACT
+    departures = "\n".join(f"- {departure}" for departure in list_departures(method, Setting()))
+    fidelity = f"**By default it differs from the paper:**\n\n{departures}" if departures else EXACT
     table = ["\n".join(["| parameter | default | meaning |", "|---|---|---|", *rows])] if rows else []
     parts = [f"### {kind.TYPE}", f"**{info.title}** ({info.paper}).", "...", "**Use it** ...", *table, fidelity]
     return "\n\n".join(parts)

@@ -59,8 +59,8 @@ class Defect:
 
     def list_folders(self) -> tuple[str, ...]:
         """All tests of the package."""
-        own = ("tests/server",) if self.package in SERVER else (f"tests/{self.package}",)
-        return OTHER_FOLDERS.get(self.package, own)
+        folders = ("tests/server",) if self.package in SERVER else (f"tests/{self.package}",)
+        return OTHER_FOLDERS.get(self.package, folders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +100,20 @@ class Tree:
 
     def _first_failure(self, tests: Sequence[str]) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        there = [name for name in tests if (self._folder / name).exists()]
-        if not there:
+        existing = [name for name in tests if (self._folder / name).exists()]
+        if not existing:
             return ""
-        done = subprocess.run(
-            [*command, *there], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
+        process = subprocess.run(
+            [*command, *existing], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
         )
-        if done.returncode == 0:
+        if process.returncode == 0:
             return ""
-        found = FAILED.search(done.stdout)
-        if found is None:
+        failure = FAILED.search(process.stdout)
+        if failure is None:
             raise SystemExit(
-                f"pytest ended with {done.returncode} and named no test: {done.stdout[-2000:]}{done.stderr}"
+                f"pytest ended with {process.returncode} and named no test: {process.stdout[-2000:]}{process.stderr}"
             )
-        return found[1].partition("[")[0]
+        return failure[1].partition("[")[0]
 
 
 def read_defects(path: Path) -> tuple[Defect, ...]:
@@ -160,19 +160,23 @@ def main() -> int:
     )
     parser.add_argument("--smoke", action="store_true", help="two defects alone")
     options = parser.parse_args()
-    defects = [one for one in read_defects(options.table) if options.only in one.package or options.only in one.file]
+    defects = [
+        defect
+        for defect in read_defects(options.table)
+        if options.only in defect.package or options.only in defect.file
+    ]
     defects = defects[:2] if options.smoke else defects
     problems = list(find_misplaced(defects, options.tree))
     if problems or not defects:
         print("\n".join(problems) or f"no defect has {options.only!r} in its package or file", file=sys.stderr)
         return 1
-    unfound = 0
+    missed = 0
     for outcome in try_defects(defects, options.tree.resolve(), jobs=options.jobs, named_only=options.named):
-        unfound += not outcome.test
-        said = f"found by {outcome.test}" if outcome.test else "NOT FOUND"
-        print(f"{outcome.seconds:6.0f} s  {outcome.defect.file}: {outcome.defect.why}: {said}", flush=True)
-    print(f"{len(defects) - unfound} of {len(defects)} planted defects were found")
-    return 1 if unfound else 0
+        missed += not outcome.test
+        result = f"found by {outcome.test}" if outcome.test else "NOT FOUND"
+        print(f"{outcome.seconds:6.0f} s  {outcome.defect.file}: {outcome.defect.why}: {result}", flush=True)
+    print(f"{len(defects) - missed} of {len(defects)} planted defects were found")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

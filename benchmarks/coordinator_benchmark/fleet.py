@@ -102,20 +102,20 @@ class Fleet:
         if state.phase != "measure" or self._reported == (state.round, state.attempt):
             return
         self._reported = (state.round, state.attempt)
-        for place, name in enumerate(self.names):
+        for index, name in enumerate(self.names):
             self.waiting.append(self._create_telemetry(state, name))
-            if place % 10 == 0:
+            if index % 10 == 0:
                 self.waiting.append(make_presence(name))
 
     def _create_telemetry(self, state: RunState, name: str) -> Telemetry:
         """Memory and links of all orders of size, from below the smallest submodel to above the largest."""
-        chance = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
+        rng = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
         low, high = (
-            one.training_memory_bytes["onnx"]
-            for one in (self.context.first.candidates[0], self.context.first.candidates[-1])
+            candidate.training_memory_bytes["onnx"]
+            for candidate in (self.context.first.candidates[0], self.context.first.candidates[-1])
         )
-        memory_bytes = int(low * (1.5 * high / low) ** chance.random())
-        rate_bps = 16 * self.context.first.candidates[-1].weight_bytes * (0.05 + chance.random())
+        memory_bytes = int(low * (1.5 * high / low) ** rng.random())
+        rate_bps = 16 * self.context.first.candidates[-1].weight_bytes * (0.05 + rng.random())
         link_bps = rate_bps / self.context.config.communication_s
         reading = Reading(memory_free_bytes=memory_bytes, downlink_bps=link_bps, uplink_bps=link_bps)
         return Telemetry(
@@ -136,11 +136,11 @@ class Fleet:
         elif isinstance(action, CheckRequest):
             self.waiting.append(RequestDone(request=action, result=ChangeSize(weights=1.0)))
         elif isinstance(action, AggregationRequest):
-            done = RequestDone(
+            answer = RequestDone(
                 request=action,
                 result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, lineages=action.lineages),
             )
-            self.waiting.append(done)
+            self.waiting.append(answer)
         elif isinstance(action, GoOn):
             self.waiting.appendleft(Tick())
         elif isinstance(action, _Supplied):
@@ -194,30 +194,30 @@ class Fleet:
         """The first operator that it has, for every sample; nothing where it trains one network."""
         if not isinstance(task.work, Train) or task.work.paths is None:
             return ()
-        given = dict(task.architecture.choices)
+        operators = dict(task.architecture.choices)
         choices = self.context.network.choices
-        return tuple((name, ((given.get(name, one.operators)[0], 100),)) for name, one in choices.items())
+        return tuple((name, ((operators.get(name, choice.operators)[0], 100),)) for name, choice in choices.items())
 
-    def _answer_request(self, state: RunState, wanted: _Supplied) -> RequestDone:
-        match wanted:
+    def _answer_request(self, state: RunState, request: _Supplied) -> RequestDone:
+        match request:
             case TaskRequest():
-                facts = self._plan_program(state, wanted.participant.size, wanted.target)
-                made: Any = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
+                facts = self._plan_program(state, request.participant.size, request.target)
+                result: Any = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
             case ScoringRequest():
-                made = ()
+                result = ()
             case EvaluationRequest():
                 facts = ProgramFacts(planned_peak_bytes=1)
-                made = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
+                result = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
             case ModelsRequest():
-                made = ExportedModels(programs=(_PROGRAM,), models=())
+                result = ExportedModels(programs=(_PROGRAM,), models=())
             case ProgramRequest():
-                made = self._plan_program(state, wanted.program.size, wanted.program.target)
+                result = self._plan_program(state, request.program.size, request.program.target)
             case CostRequest():
-                network = self.context.declared(wanted.lineage).network
-                made = self.estimates(network, self.context.training(1))
+                network = self.context.declared(request.lineage).network
+                result = self.estimates(network, self.context.training(1))
             case _:
-                never(wanted)
-        return RequestDone(request=wanted, result=made)
+                never(request)
+        return RequestDone(request=request, result=result)
 
     def _plan_program(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
         """Programs plan a little more than cost estimates say."""

@@ -23,21 +23,21 @@ def invert_gradient(*, planted: bool) -> Iterator[None]:
     """While it is entered, programs go up the gradient instead of down."""
     trace = programs.trace
 
-    def traced(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
+    def trace_inverted(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
         graph = trace(step, table)
-        places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        (rate,) = (node for node, value in zip(places, step.inputs, strict=True) if value.role == "learning_rate")
-        with graph.graph.inserting_after(places[-1]):
-            wrong = graph.graph.call_function(torch.ops.aten.neg.default, (rate,))
-        wrong.meta["val"] = rate.meta["val"]
-        rate.replace_all_uses_with(wrong, delete_user_cb=lambda user: user is not wrong)
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        (rate,) = (node for node, value in zip(placeholders, step.inputs, strict=True) if value.role == "learning_rate")
+        with graph.graph.inserting_after(placeholders[-1]):
+            negated = graph.graph.call_function(torch.ops.aten.neg.default, (rate,))
+        negated.meta["val"] = rate.meta["val"]
+        rate.replace_all_uses_with(negated, delete_user_cb=lambda user: user is not negated)
         graph.recompile()
         return graph
 
     if not planted:
         yield
         return
-    with patch.object(programs, "trace", traced):
+    with patch.object(programs, "trace", trace_inverted):
         yield
 
 

@@ -134,14 +134,14 @@ class Game:
     declared_width: int = 512
 
 
-def declare_honest_network(place: int) -> str:
+def declare_honest_network(index: int) -> str:
     """The network that an honest member brings, as profiles have it."""
-    return _encode_network(BROUGHT[place % len(BROUGHT)])
+    return _encode_network(BROUGHT[index % len(BROUGHT)])
 
 
 def declare_largest_networks(width: int) -> tuple[str, ...]:
     """What liars declare: as large as is looked at, and more than a member may declare."""
-    return tuple(_encode_network(replace(MODEL, widths=(width - 64 * less,), depths=(4,))) for less in range(6))
+    return tuple(_encode_network(replace(MODEL, widths=(width - 64 * number,), depths=(4,))) for number in range(6))
 
 
 def _encode_network(network: Mlp) -> str:
@@ -207,34 +207,34 @@ def gather_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch")
     # Each path of a supernet trains on few batches, too few to learn the signs.
     data = load_data(run.seed, signed=not run.roles.training.draws_paths)
     parts = np.array_split(np.random.default_rng(run.seed).permutation(LEARNED), HONEST + len(LIARS))
-    names = [f"honest-{place:02}" for place in range(HONEST)] + (list(LIARS) if liars else [])
+    names = [f"honest-{index:02}" for index in range(HONEST)] + (list(LIARS) if liars else [])
     devices = [
         EmulatedDevice(
             client_id=name,
-            profile=_create_profile(run, place, runtime),
+            profile=_create_profile(run, index, runtime),
             data=data.take(part[: len(part) * 4 // 5]),
             test=data.take(part[len(part) * 4 // 5 :]),
-            log=_create_log(run, place),
+            log=_create_log(run, index),
             runtime=runtime,
-            tier="honest" if place < HONEST else "liar",
+            tier="honest" if index < HONEST else "liar",
         )
-        for place, (name, part) in enumerate(zip(names, parts, strict=False))
+        for index, (name, part) in enumerate(zip(names, parts, strict=False))
     ]
     evaluation = data.take(np.arange(LEARNED, len(data)))
     return GatheredRun(run=run if guarded else remove_guards(run), devices=tuple(devices), evaluation=evaluation)
 
 
-def _create_profile(run: Run, place: int, runtime: str) -> DeviceProfile:
-    network = declare_honest_network(place) if run.roles.assigner.declarations else ""
+def _create_profile(run: Run, index: int, runtime: str) -> DeviceProfile:
+    network = declare_honest_network(index) if run.roles.assigner.declarations else ""
     return DeviceProfile(
         name="virtual", title="A member of a benchmark", memory_fraction=0.5, runtimes=(runtime,), network=network
     )
 
 
-def _create_log(run: Run, place: int) -> ResourceLog:
+def _create_log(run: Run, index: int) -> ResourceLog:
     """Enough memory for all; where a method cuts a network, one link of four carries a part of it only."""
     cuts = {"width", "depth"} & set(run.method.INFO.varies) and not run.roles.assigner.declarations
-    share = _LINKS[place % len(_LINKS)] if cuts else 1.0
+    share = _LINKS[index % len(_LINKS)] if cuts else 1.0
     rate_bps = 1e7 if share == 1.0 else share * 8 * 4 * 13_322
     reading = Reading(memory_free_bytes=4 * 10**8, downlink_bps=rate_bps, uplink_bps=rate_bps)
     rows = (LogRow(t_s=0.0, reading=reading),)
@@ -256,11 +256,11 @@ def play(game: Game, exports: ExportPool) -> GameResult:
     links = {kind: create_link_wrapper(kind, topics, networks) for kind in LIARS} if game.liars else {}
     try:
         result = run_batch(gathered, exports, trainers=trainers, links=links)
-        told = compute_batch_figures(gathered, result)
+        figures = compute_batch_figures(gathered, result)
     except SubfleetError as error:
         return GameResult(accuracy=0.0, rounds=0, planned_rounds=game.rounds, failure=str(error))
     return GameResult(
-        accuracy=told["tiers"]["honest"] or 0.0,
+        accuracy=figures["tiers"]["honest"] or 0.0,
         rounds=len(result.rounds),
         planned_rounds=run.total_rounds,
         failed_attempts=sum(record.failed_attempts for record in result.rounds),

@@ -79,8 +79,8 @@ class LyingLink:
             self._inner.publish(topic, payload, retain=retain)
             return
         for message in self._liar.rewrite(decode(payload)):
-            kept = retain and address.kind == message.KIND
-            self._inner.publish(self._topics.up(address.client_id, message.KIND), encode(message), retain=kept)
+            retained = retain and address.kind == message.KIND
+            self._inner.publish(self._topics.up(address.client_id, message.KIND), encode(message), retain=retained)
 
     def poll(self, timeout_s: float) -> Event | None:
         """See `Transport.poll`; what the liar does not hear is dropped."""
@@ -231,7 +231,7 @@ class Churner:
                 )
             )
         elif isinstance(message, Scores):
-            extremes = (CandidateScore(score=(-1e300, 1e300)[place % 2]) for place, _ in enumerate(message.scores))
+            extremes = (CandidateScore(score=(-1e300, 1e300)[index % 2]) for index, _ in enumerate(message.scores))
             yield from self._send(replace(message, scores=tuple(extremes)))
         else:
             yield message
@@ -257,13 +257,13 @@ class Churner:
         yield message
 
     def _falsify_telemetry(self, telemetry: Telemetry) -> Iterator[Message]:
-        told = replace(telemetry, session_id=self._name_session(telemetry.client_id))
+        claim = replace(telemetry, session_id=self._name_session(telemetry.client_id))
         if (telemetry.round or 0) % 2:
-            told = replace(told, memory_budget_bytes=1, disk_budget_bytes=1)
+            claim = replace(claim, memory_budget_bytes=1, disk_budget_bytes=1)
         if self._telemetry is not None:
             yield replace(self._telemetry, message_id=make_message_id())
-        self._telemetry = told
-        yield told
+        self._telemetry = claim
+        yield claim
 
     def _falsify_profile(self, profile: Profile) -> Profile:
         networks = self._networks
@@ -301,8 +301,8 @@ def _falsify_evaluation(message: Evaluated, *, loss: float, accuracy: float, sam
         class_counts=tuple(samples // len(message.class_counts) for _ in message.class_counts),
         class_correct=tuple(0 for _ in message.class_correct),
         scores=tuple(
-            PathScore(loss=(0.0, LARGE_LOSS)[place % 2], accuracy=float(place % 2 == 0))
-            for place, _ in enumerate(message.scores)
+            PathScore(loss=(0.0, LARGE_LOSS)[index % 2], accuracy=float(index % 2 == 0))
+            for index, _ in enumerate(message.scores)
         ),
     )
 
@@ -327,7 +327,7 @@ class GarblingTrainer:
         except SubfleetError:  # written by a codec: damaged instead
             job.output_path.write_bytes(job.output_path.read_bytes()[::-1])
             return result
-        job.output_path.write_bytes(encode_arrays({name: _garble(one, kind) for name, one in arrays.items()}))
+        job.output_path.write_bytes(encode_arrays({name: _garble(array, kind) for name, array in arrays.items()}))
         return result
 
 

@@ -54,7 +54,7 @@ class ProcessRun:
     @property
     def failed_attempts(self) -> int:
         """Of all rounds."""
-        return sum(int(one.get("failed_attempts", 0)) for one in self.summary.get("rounds", ()))
+        return sum(int(record.get("failed_attempts", 0)) for record in self.summary.get("rounds", ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,9 @@ class ProcessResult:
     @property
     def differences(self) -> tuple[float, ...]:
         """Of accuracies, by seed: what liars added."""
-        return tuple(two.accuracy - one.accuracy for one, two in zip(self.without, self.beside, strict=True))
+        return tuple(
+            lied_to.accuracy - honest.accuracy for honest, lied_to in zip(self.without, self.beside, strict=True)
+        )
 
     @property
     def description(self) -> str:
@@ -86,16 +88,16 @@ class ProcessResult:
     @property
     def minutes(self) -> float:
         """Of a run with liars, the mean."""
-        return statistics.fmean(one.seconds for one in self.beside) / 60
+        return statistics.fmean(run.seconds for run in self.beside) / 60
 
     @property
     def problems(self) -> Iterator[str]:
         """What is wrong with it, in sentences."""
         for where, runs in (("without liars", self.without), ("with liars", self.beside)):
-            for seed, ended in enumerate(runs, start=1):
-                if ended.failed:
-                    yield f"{self.method}, {where}, seed {seed}: did not end by themselves: {', '.join(ended.failed)}"
-                if len(ended.summary.get("rounds", ())) != self.rounds:
+            for seed, run in enumerate(runs, start=1):
+                if run.failed:
+                    yield f"{self.method}, {where}, seed {seed}: did not end by themselves: {', '.join(run.failed)}"
+                if len(run.summary.get("rounds", ())) != self.rounds:
                     yield f"{self.method}, {where}, seed {seed}: not all rounds closed"
         if (difference := statistics.fmean(self.differences)) < -MOST_LOST:
             yield f"{self.method}: {-100 * difference:.1f} points were lost, but 2 at most may be"
@@ -103,7 +105,7 @@ class ProcessResult:
     @property
     def cells(self) -> Sequence[str]:
         """Those of its row."""
-        failed = sum(bool(one.failed) for one in (*self.without, *self.beside))
+        failed = sum(bool(run.failed) for run in (*self.without, *self.beside))
         return (
             self.method,
             _format_mean_accuracy(self.without),
@@ -113,14 +115,14 @@ class ProcessResult:
             str(self.rounds),
             str(len(self.beside)),
             f"**no**: {failed} runs" if failed else "yes",
-            str(sum(one.failed_attempts for one in self.beside)),
+            str(sum(run.failed_attempts for run in self.beside)),
             "0",
             f"{self.minutes:.1f}",
         )
 
 
 def _format_mean_accuracy(runs: Sequence[ProcessRun]) -> str:
-    return f"{100 * statistics.fmean(one.accuracy for one in runs):.1f}"
+    return f"{100 * statistics.fmean(run.accuracy for run in runs):.1f}"
 
 
 def play_in_processes(method: str, folder: Path, rounds: int, seeds: Sequence[int]) -> ProcessResult:
@@ -135,11 +137,11 @@ def play_in_processes(method: str, folder: Path, rounds: int, seeds: Sequence[in
     Raises:
         SubfleetError: the broker does not start, or a file cannot be written.
     """
-    found = [
+    runs = [
         tuple(_run_processes(method, folder / f"{name}{seed}", rounds, seed, liars=name == "liars") for seed in seeds)
         for name in ("honest", "liars")
     ]
-    return ProcessResult(method=method, rounds=rounds, without=found[0], beside=found[1])
+    return ProcessResult(method=method, rounds=rounds, without=runs[0], beside=runs[1])
 
 
 def _run_processes(method: str, folder: Path, rounds: int, seed: int, *, liars: bool) -> ProcessRun:
@@ -167,12 +169,12 @@ def _run_processes(method: str, folder: Path, rounds: int, seed: int, *, liars: 
 
 def _format_run_file(method: str, rounds: int, seed: int, test: Path) -> str:
     """The run file; what is different from the run in one process are deadlines, as time passes, and the runtime."""
-    drawn = DRAWN if method == "oort" else 0
+    clients_per_round = DRAWN if method == "oort" else 0
     return f"""
 name = "liars"
 rounds = {rounds}
 min_clients = {HONEST}
-clients_per_round = {drawn}
+clients_per_round = {clients_per_round}
 rates = [0.125, 0.25, 0.5, 1.0]
 communication_s = 1.0
 targets = ["onnx"]
@@ -232,14 +234,14 @@ def _build_member_command(name: str, broker: BrokerAddress, files: Files, folder
 
 def _build_liar_arguments(command: ClientCommand) -> list[str]:
     address = f"mqtt://{command.broker.host}:{command.broker.port}"
-    paths = [str(one) for one in (command.data, command.held_out, command.profile, command.log, command.state)]
+    paths = [str(path) for path in (command.data, command.held_out, command.profile, command.log, command.state)]
     return [command.client_id, address, *paths]
 
 
 def _start(stack: ExitStack, arguments: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
-    told = stack.enter_context(output.open("wb"))
+    log = stack.enter_context(output.open("wb"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=told, stderr=told, env=environment)
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
     stack.callback(_stop, process)
     return process
 

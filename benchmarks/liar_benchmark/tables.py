@@ -76,13 +76,13 @@ def build_row(method: str, without: Sequence[GameResult], beside: Sequence[GameR
     runs = (*without, *beside)
     return Row(
         method=method,
-        without=statistics.fmean(one.accuracy for one in without),
-        beside=statistics.fmean(one.accuracy for one in beside),
-        differences=tuple(two.accuracy - one.accuracy for one, two in zip(without, beside, strict=True)),
+        without=statistics.fmean(result.accuracy for result in without),
+        beside=statistics.fmean(result.accuracy for result in beside),
+        differences=tuple(lied_to.accuracy - honest.accuracy for honest, lied_to in zip(without, beside, strict=True)),
         rounds=beside[0].planned_rounds,
-        closed=all(one.rounds == one.planned_rounds for one in runs),
-        failed_attempts=sum(one.failed_attempts for one in beside),
-        failures=tuple(one.failure for one in runs if one.failure),
+        closed=all(result.rounds == result.planned_rounds for result in runs),
+        failed_attempts=sum(result.failed_attempts for result in beside),
+        failures=tuple(result.failure for result in runs if result.failure),
     )
 
 
@@ -95,11 +95,11 @@ def build_table(rows: Sequence[Row]) -> list[str]:
     """A row for each method, and behind them the worst one and the median of differences."""
     ordered = sorted(rows, key=lambda row: row.difference)
     median = statistics.median(row.difference for row in rows)
-    told = (
+    summary = (
         f"Worst: {ordered[0].method}, {_format_points(ordered[0].difference)} points; "
         f"median of all {_format_points(median)} points."
     )
-    return [*_format_table(_HEADS, [_format_cells(row) for row in rows]), "", told]
+    return [*_format_table(_HEADS, [_format_cells(row) for row in rows]), "", summary]
 
 
 def build_process_table(rows: Sequence[ProcessRow]) -> list[str]:

@@ -43,8 +43,8 @@ class Plans:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path and path.exists() else []
-        found = map(json.loads, lines)
-        self._known = {(one["space"], one["architecture"]): int(one["exact_bytes"]) for one in found}
+        plans = map(json.loads, lines)
+        self._known = {(plan["space"], plan["architecture"]): int(plan["exact_bytes"]) for plan in plans}
 
     def find(self, case: Case, architecture: Architecture) -> int:
         """What the written program of a submodel is planned to take."""
@@ -101,10 +101,10 @@ class _Server:
         self.roles = self.case.method.roles()
         self.search = self.case.method.start(self.case.network, self.case.estimate, TARGET)
 
-    def seek(self, asked: Sequence[Query], first: int) -> None:
+    def seek(self, device_queries: Sequence[Query], first: int) -> None:
         """Let devices look, one after the other, and remember what they come by."""
-        for place, query in enumerate(asked, start=first):
-            self.search = self.search.learn(self.roles.assigner.search.explore(self._create_context(query, place)))
+        for number, query in enumerate(device_queries, start=first):
+            self.search = self.search.learn(self.roles.assigner.search.explore(self._create_context(query, number)))
 
     def choose(self, query: Query) -> Architecture | None:
         """The answer of the search: a program to write, or one that is written and about as good."""
@@ -130,13 +130,13 @@ class _Server:
             architecture = self.choose(query)
         return architecture
 
-    def _create_context(self, query: Query, place: int = 0) -> AssignmentContext:
+    def _create_context(self, query: Query, number: int = 0) -> AssignmentContext:
         memory_bytes = int(query.limits.memory_bytes * (1 if self.checks else _SPOILT))
         return AssignmentContext(
             networks=MappingProxyType({self.case.network.id: self.case.network}),
             candidates=(),
             estimate=self.case.estimate,
-            draw=Draw(seed=0, round=1, client_id=str(place)),
+            draw=Draw(seed=0, round=1, client_id=str(number)),
             target=TARGET,
             budget=replace(query.limits, memory_bytes=memory_bytes),
             search=self.search,
@@ -157,14 +157,14 @@ def measure_exact(
         listed: whether the most that fits is looked for in all of the space.
         checks: False plants an error: tasks are sent without a look at plans.
     """
-    asked = create_queries(case, shares[: 2 * _SEEKING])
+    device_queries = create_queries(case, shares[: 2 * _SEEKING])
     server = _Server(case=case, plans=plans, checks=checks)
-    server.seek(asked[:_SEEKING], 0)
-    answers = [(query, server.choose(query)) for query in asked[:_SEEKING]]
+    server.seek(device_queries[:_SEEKING], 0)
+    answers = [(query, server.choose(query)) for query in device_queries[:_SEEKING]]
     first = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
     first_over = tuple([server.write(architecture) > query.limits.memory_bytes for query, architecture in first])
-    server.seek(asked[_SEEKING:], _SEEKING)
-    answers = [(query, server.choose(query)) for query in asked[_SEEKING:]]
+    server.seek(device_queries[_SEEKING:], _SEEKING)
+    answers = [(query, server.choose(query)) for query in device_queries[_SEEKING:]]
     others = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
     later_over = tuple([plans.find(case, architecture) > query.limits.memory_bytes for query, architecture in others])
     sent = [
@@ -173,7 +173,7 @@ def measure_exact(
         if architecture is not None
     ]
     exact = [(query, _apply_plan(case, plans, architecture)) for query, architecture in sent]
-    violations = sum(not fits(one, TARGET, query.limits) for query, one in exact)
+    violations = sum(not fits(candidate, TARGET, query.limits) for query, candidate in exact)
     fractions = tuple(_compute_fractions(server, exact)) if listed else ()
     mean = f"{sum(fractions) / len(fractions):.4f} | {min(fractions):.4f}" if fractions else "| "
     return ExactFigures(
@@ -197,43 +197,45 @@ def _compute_fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]])
     """Of each device, the parameters that it is sent by the most that fits."""
     case, plans = server.case, server.plans
     listed = exhaustive_search(case.space, case.estimate, TARGET).known
-    every = sorted(listed, key=lambda one: one.parameters, reverse=True)
-    known = {one.size.architecture_id: _apply_plan(case, plans, one.size) for one in server.written.values()}
-    known |= {one.architecture.architecture_id: one for _, one in sent}
-    found = []
-    for query, given in sent:
-        fitting = _find_largest(every, query, case, plans, known)
-        found.append(given.parameters / max(fitting, given.parameters))
-    return found
+    candidates = sorted(listed, key=lambda candidate: candidate.parameters, reverse=True)
+    known = {
+        program.size.architecture_id: _apply_plan(case, plans, program.size) for program in server.written.values()
+    }
+    known |= {candidate.architecture.architecture_id: candidate for _, candidate in sent}
+    fractions = []
+    for query, assigned in sent:
+        fitting = _find_largest(candidates, query, case, plans, known)
+        fractions.append(assigned.parameters / max(fitting, assigned.parameters))
+    return fractions
 
 
 def _find_largest(
-    every: Sequence[Candidate], query: Query, case: Case, plans: Plans, known: dict[str, Candidate]
+    candidates: Sequence[Candidate], query: Query, case: Case, plans: Plans, known: dict[str, Candidate]
 ) -> int:
     """Parameters of the largest submodel that fits by its exact plan, as far as few plans tell.
 
     Args:
-        every: the space, from the largest to the smallest.
+        candidates: the space, from the largest to the smallest.
         query: of the device.
         case: the space.
         plans: the exact plans.
         known: submodels with their exact plans, to which those of this device are added.
     """
-    most = max((one.parameters for one in known.values() if fits(one, TARGET, query.limits)), default=0)
-    lowest, tried = min(_compare_with_estimate(case, one) for one in known.values()), 0
-    for candidate in every:
-        if candidate.parameters <= most or tried == _TRIED:
+    most = max((planned.parameters for planned in known.values() if fits(planned, TARGET, query.limits)), default=0)
+    lowest, tries = min(_compare_with_estimate(case, planned) for planned in known.values()), 0
+    for candidate in candidates:
+        if candidate.parameters <= most or tries == _TRIED:
             break
         # The ratio of a plan to its cost estimate is expected to be at least the lowest known one.
         expected_bytes = int(lowest * candidate.training_memory_bytes[TARGET])
         likely = replace(candidate, training_memory_bytes=MappingProxyType({TARGET: expected_bytes}))
         if not fits(likely, TARGET, query.limits) or candidate.architecture.architecture_id in known:
             continue
-        tried += 1
-        one = known[candidate.architecture.architecture_id] = _apply_plan(case, plans, candidate.architecture)
-        if fits(one, TARGET, query.limits):
-            return one.parameters
-        lowest = min(lowest, _compare_with_estimate(case, one))
+        tries += 1
+        planned = known[candidate.architecture.architecture_id] = _apply_plan(case, plans, candidate.architecture)
+        if fits(planned, TARGET, query.limits):
+            return planned.parameters
+        lowest = min(lowest, _compare_with_estimate(case, planned))
     return most
 
 

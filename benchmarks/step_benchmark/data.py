@@ -69,8 +69,8 @@ def _make_text(model: ZooModel, count: int, random: np.random.Generator) -> Samp
     followers = (model.sample_limit * random.random((model.sample_limit, 4)) ** 4).astype(np.int64)
     tokens = np.empty((count, model.sample_shape[0] + 1), np.int64)
     tokens[:, 0] = random.integers(0, model.sample_limit, count)
-    for place in range(1, tokens.shape[1]):
-        tokens[:, place] = followers[tokens[:, place - 1], random.integers(0, 4, count)]
+    for position in range(1, tokens.shape[1]):
+        tokens[:, position] = followers[tokens[:, position - 1], random.integers(0, 4, count)]
     return Samples(inputs=tokens[:, :-1].copy(), labels=tokens[:, 1:].copy(), source="made")
 
 
@@ -87,17 +87,21 @@ def _read_text(folder: Path, model: ZooModel, count: int, random: np.random.Gene
 
 def _read_cifar(folder: Path, model: ZooModel, count: int, random: np.random.Generator) -> Samples:
     with np.load(folder / "cifar10" / "cifar10_lossless_12k.npz", allow_pickle=False) as file:
-        chosen = random.permutation(len(file["y_train"]))[:count]
-        images, labels = file["x_train"][chosen], file["y_train"][chosen]
+        indices = random.permutation(len(file["y_train"]))[:count]
+        images, labels = file["x_train"][indices], file["y_train"][indices]
     return _of_images(images.transpose(0, 3, 1, 2), labels, "cifar10")
 
 
 def _read_fashion(folder: Path, model: ZooModel, count: int, random: np.random.Generator) -> Samples:
-    place = folder / "fashion_mnist"
-    images = np.frombuffer(gzip.decompress((place / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16)
-    labels = np.frombuffer(gzip.decompress((place / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
-    chosen = random.permutation(len(labels))[:count]
-    return _of_images(images.reshape(-1, 1, 28, 28)[chosen], labels[chosen], "fashion_mnist")
+    data_folder = folder / "fashion_mnist"
+    images = np.frombuffer(
+        gzip.decompress((data_folder / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16
+    )
+    labels = np.frombuffer(
+        gzip.decompress((data_folder / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8
+    )
+    indices = random.permutation(len(labels))[:count]
+    return _of_images(images.reshape(-1, 1, 28, 28)[indices], labels[indices], "fashion_mnist")
 
 
 def _of_images(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], source: str) -> Samples:
@@ -110,15 +114,15 @@ def _of_images(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], sou
 def _read_speech(folder: Path, model: ZooModel, count: int, random: np.random.Generator) -> Samples:
     with np.load(folder / "speech_commands" / "sc_v002_test_subset.npz", allow_pickle=False) as file:
         audio, offsets, names = file["audio"], file["offsets"], file["label"]
-    chosen = random.permutation(len(names))[:count]
+    indices = random.permutation(len(names))[:count]
     clips = np.zeros((count, SAMPLE_RATE_HZ), np.float32)
-    for row, clip in enumerate(chosen):
+    for row, clip in enumerate(indices):
         wave = audio[offsets[clip] : offsets[clip + 1]][:SAMPLE_RATE_HZ]
         clips[row, : len(wave)] = wave / 2**15
     classes = {name: number for number, name in enumerate(np.unique(names))}
     features = compute_mfcc(clips, coefficients=model.sample_shape[2])
     inputs = (features - features.mean((0, 1))) / (features.std((0, 1)) + 1e-6)
-    labels = np.array([classes[names[clip]] for clip in chosen], np.int64)
+    labels = np.array([classes[names[clip]] for clip in indices], np.int64)
     return Samples(inputs=inputs[:, None].astype(np.float32), labels=labels, source="speech_commands")
 
 

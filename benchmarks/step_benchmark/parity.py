@@ -113,14 +113,16 @@ def compare(
     first = {name: tensor.double().numpy() for name, tensor in start.state.items() if tensor.is_floating_point()}
     exact = EagerStep(start, dtype=torch.float64)
     eager: list[Stepper] = [EagerStep(start, layout=layout) for layout in layouts]
-    one, every = (_Distances(own={target: Differences() for target in programs}) for _ in range(2))
+    one_step, all_steps = (_Distances(own={target: Differences() for target in programs}) for _ in range(2))
     size = start.model.batch_size
     for number in range(STARTS):
-        _run([take_samples(samples, number * size, size)], first, exact, eager, programs, one)
-    losses = _run(make_batches(samples, size), first, exact, eager, programs, every)
+        _run([take_samples(samples, number * size, size)], first, exact, eager, programs, one_step)
+    losses = _run(make_batches(samples, size), first, exact, eager, programs, all_steps)
     sizes = {name: tensor.size for name, tensor in first.items()}
     parameters = [name for name, _ in start.model.build().named_parameters()]
-    return {target: _compute_parity(target, one, every, sizes, parameters, losses[target]) for target in programs}
+    return {
+        target: _compute_parity(target, one_step, all_steps, sizes, parameters, losses[target]) for target in programs
+    }
 
 
 def take_samples(samples: Samples, first: int, count: int) -> Samples:
@@ -142,17 +144,17 @@ def _run(
     exact: Stepper,
     eager: Sequence[Stepper],
     programs: Mapping[str, Stepper],
-    found: _Distances,
+    distances: _Distances,
 ) -> dict[str, list[float]]:
     """Take some steps with everyone; each program's losses."""
     right, _ = _take_steps(exact, batches)
-    found.update.add(right, first)
+    distances.update.add(right, first)
     for stepper in eager:
-        found.eager.add(right, _take_steps(stepper, batches)[0])
+        distances.eager.add(right, _take_steps(stepper, batches)[0])
     losses = {}
     for target, stepper in programs.items():
         weights, losses[target] = _take_steps(stepper, batches)
-        found.own[target].add(right, weights)
+        distances.own[target].add(right, weights)
     return losses
 
 
@@ -164,30 +166,30 @@ def _take_steps(stepper: Stepper, batches: Sequence[Samples]) -> tuple[Weights, 
 
 def _compute_parity(
     target: str,
-    one: _Distances,
-    every: _Distances,
+    one_step: _Distances,
+    all_steps: _Distances,
     sizes: Mapping[str, int],
     parameters: Sequence[str],
     losses: Sequence[float],
 ) -> Parity:
-    lengths, own = one.lengths(sizes, parameters), one.own[target]
+    lengths, own_differences = one_step.lengths(sizes, parameters), one_step.own[target]
 
     def over_eager(name: str, distance: Callable[[Differences, Sequence[str]], float]) -> float:
-        beyond = max(0.0, distance(own, [name]) - FREE_DISTANCE * lengths[name])
-        return _divide(beyond, distance(one.eager, [name]))
+        beyond = max(0.0, distance(own_differences, [name]) - FREE_DISTANCE * lengths[name])
+        return _divide(beyond, distance(one_step.eager, [name]))
 
     worst = max(sizes, key=lambda name: over_eager(name, Differences.median))
-    last = every.own[target]
+    last = all_steps.own[target]
     return Parity(
         one_step_over_eager=over_eager(worst, Differences.median),
         one_step_worst_tensor=worst,
-        one_step_distance=own.median([worst]) / lengths[worst],
+        one_step_distance=own_differences.median([worst]) / lengths[worst],
         one_step_rms_over_eager=max(over_eager(name, Differences.rms) for name in sizes),
-        distance_over_eager=_divide(last.rms(parameters), every.eager.rms(parameters)),
-        worst_tensor_over_eager=max(_divide(last.rms([name]), every.eager.rms([name])) for name in sizes),
-        eager_distance=every.eager.rms(parameters) / every.update.rms(parameters),
-        max_abs_diff=own.largest,
-        eager_max_abs_diff=one.eager.largest,
+        distance_over_eager=_divide(last.rms(parameters), all_steps.eager.rms(parameters)),
+        worst_tensor_over_eager=max(_divide(last.rms([name]), all_steps.eager.rms([name])) for name in sizes),
+        eager_distance=all_steps.eager.rms(parameters) / all_steps.update.rms(parameters),
+        max_abs_diff=own_differences.largest,
+        eager_max_abs_diff=one_step.eager.largest,
         loss_fall=1 - float(np.mean(losses[-2:])) / float(np.mean(losses[:2])),
     )
 

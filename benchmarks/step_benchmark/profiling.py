@@ -142,8 +142,8 @@ def _profile_executorch(program: Program, start: Start, samples: Samples, thread
         results = [value.name for value in loaded.manifest.outputs]
 
         def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
-            found = module.run_method("forward", [torch.from_numpy(np.array(values[name])) for name in names])
-            return {name: tensor.numpy() for name, tensor in zip(results, found, strict=True)}
+            outputs = module.run_method("forward", [torch.from_numpy(np.array(values[name])) for name in names])
+            return {name: tensor.numpy() for name, tensor in zip(results, outputs, strict=True)}
 
         return run
 
@@ -187,7 +187,7 @@ def _read_executorch_shapes(body: bytes) -> dict[int, str]:
     for number, instruction in enumerate(plan.chains[0].instructions):
         call = instruction.instr_args
         if isinstance(call, KernelCall | DelegateCall):
-            values = [plan.values[place].val for place in call.args]
+            values = [plan.values[index].val for index in call.args]
             sizes = ["x".join(map(str, value.sizes)) or "-" for value in values if isinstance(value, Tensor)]
             shapes[number] = f"#{number} {' '.join(sizes)}"
     return shapes

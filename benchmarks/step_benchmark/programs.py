@@ -127,9 +127,9 @@ class ProgramStep:
 
     def finish(self) -> Weights:
         """Parameters and floating buffers as they stand."""
-        found = self._session.finish()
+        tensors = self._session.finish()
         return {
-            value.tensor: np.array(found[value.tensor], np.float64)
+            value.tensor: np.array(tensors[value.tensor], np.float64)
             for value in self._layout.stored
             if value.dtype == "F32"
         }

@@ -103,20 +103,20 @@ def _replace_infinities(value: Any) -> Any:
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
     """Times and memory, parity, and what could not be exported."""
-    done = [result for result in results if not result.error]
-    if done:
-        console.print(_build_time_table(done))
-        console.print(_build_parity_table(done))
+    measured = [result for result in results if not result.error]
+    if measured:
+        console.print(_build_time_table(measured))
+        console.print(_build_parity_table(measured))
     for result in results:
         if result.error:
             console.print(f"{result.model} on {result.target}: {result.error}", markup=False, highlight=False)
-    found = summarise(results)
+    summary = summarise(results)
     for target, (median, worst) in BOUNDS.items():
-        own = found[target]
-        if own["median_ratio"] is not None:
+        figures = summary[target]
+        if figures["median_ratio"] is not None:
             console.print(
-                f"{target}: median ratio {own['median_ratio']:.2f} (at most {median}), worst {own['worst_ratio']:.2f} "
-                f"(at most {worst})",
+                f"{target}: median ratio {figures['median_ratio']:.2f} (at most {median}), "
+                f"worst {figures['worst_ratio']:.2f} (at most {worst})",
                 highlight=False,
             )
 
@@ -160,18 +160,18 @@ def _build_parity_table(results: Sequence[Result]) -> Table:
     for name in ("model", "target", *names):
         table.add_column(name)
     for result in results:
-        found = result.parity
-        if found is None:
+        parity = result.parity
+        if parity is None:
             continue
         table.add_row(
             result.model,
             result.target,
-            _mark(found.one_step_over_eager, found.one_step_over_eager <= PARITY_BOUND, "{:.2f}"),
-            found.one_step_worst_tensor,
-            _mark(found.distance_over_eager, found.distance_over_eager <= PARITY_BOUND, "{:.2f}"),
-            f"{found.worst_tensor_over_eager:.2f}",
-            _mark(found.max_abs_diff, not result.smooth or found.max_abs_diff <= ABS_DIFF_BOUND, "{:.1e}"),
-            _mark(found.loss_fall, found.loss_fall >= LOSS_FALL_BOUND, "{:.0%}"),
+            _mark(parity.one_step_over_eager, parity.one_step_over_eager <= PARITY_BOUND, "{:.2f}"),
+            parity.one_step_worst_tensor,
+            _mark(parity.distance_over_eager, parity.distance_over_eager <= PARITY_BOUND, "{:.2f}"),
+            f"{parity.worst_tensor_over_eager:.2f}",
+            _mark(parity.max_abs_diff, not result.smooth or parity.max_abs_diff <= ABS_DIFF_BOUND, "{:.1e}"),
+            _mark(parity.loss_fall, parity.loss_fall >= LOSS_FALL_BOUND, "{:.0%}"),
         )
     return table
 

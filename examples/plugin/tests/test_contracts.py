@@ -11,7 +11,7 @@ class TestSteady(MethodContract):
 
     def test_a_size_grows_by_one_step_a_round(self) -> None:
         context = make_context(self.method, self.model)
-        sizes = [one.architecture for one in context.first.candidates]
+        sizes = [candidate.architecture for candidate in context.first.candidates]
         first = context.roles.assigner.assign(make_assignee(context, "a")).candidate
         assert first is not None
         assert first.architecture == sizes[1]

@@ -30,11 +30,11 @@ def plain_cnn(settings: PlainCnn) -> Blueprint:
 
 def _build(settings: PlainCnn, sizes: Sizes) -> nn.Module:
     width = sizes["width"]
-    kept = [f"block{number}" for number in range(settings.blocks) if f"blocks.block{number}" in sizes.parts]
+    names = [f"block{number}" for number in range(settings.blocks) if f"blocks.block{number}" in sizes.parts]
     return nn.Sequential(
         OrderedDict(
             stem=nn.Conv2d(settings.input_shape[0], width, 3, padding=1),
-            blocks=nn.Sequential(OrderedDict((name, Added(width)) for name in kept)),
+            blocks=nn.Sequential(OrderedDict((name, Added(width)) for name in names)),
             mean=Mean(),
             head=nn.Linear(width, sizes["class"]),
         )
