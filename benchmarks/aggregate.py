@@ -48,7 +48,7 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Bytes of updates a second, at one number of clients."""
+    """Bytes of updates per second for one number of clients."""
 
     clients: int
     copy_bps: float
@@ -58,7 +58,7 @@ class Rates:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print."""
     arguments = _parse_arguments()
     if arguments.peak is not None:
         print(measure_peak_growth(arguments.peak))
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def measure_rates(network: Network, clients: int, device: torch.device) -> Rates:
-    """Copying, aggregation in batches, aggregation one by one, and a plain loop, in turn."""
+    """Time a copy, aggregation in batches, aggregation one by one and a plain loop, in turn."""
     state, updates = draw_model(network, device), draw_updates(network, device)
     source = torch.cat([tensor.reshape(-1) for update in updates for tensor in update.values()])
     target = torch.empty_like(source)
@@ -109,7 +109,7 @@ def measure_rates(network: Network, clients: int, device: torch.device) -> Rates
 def aggregate(
     network: Network, state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int, batch: int
 ) -> None:
-    """All of a round but the first model: sums, and the new model."""
+    """Aggregate a round without its first model: the sums and the new model."""
     architecture = network.full_architecture()
     accumulator = Accumulator(network, state, total_weight=clients)
     for start in range(0, clients, batch):
@@ -121,7 +121,7 @@ def aggregate(
 
 
 def aggregate_in_loop(state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int) -> None:
-    """The kernel as public code writes it: weighted sums and sums of weights, tensor by tensor."""
+    """Aggregate as public code does: weighted sums and sums of weights, tensor by tensor."""
     numerators = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     denominators = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     for client in range(clients):
@@ -133,7 +133,7 @@ def aggregate_in_loop(state: dict[str, Tensor], updates: list[dict[str, Tensor]]
 
 
 def draw_model(network: Network, device: torch.device) -> dict[str, Tensor]:
-    """A model of random numbers."""
+    """Draw a model of random numbers."""
     generator = torch.Generator().manual_seed(0)
     return {
         name: (torch.randn(decl.shape, generator=generator) * 0.05).to(device) for name, decl in network.tensors.items()
@@ -141,7 +141,7 @@ def draw_model(network: Network, device: torch.device) -> dict[str, Tensor]:
 
 
 def draw_updates(network: Network, device: torch.device) -> list[dict[str, Tensor]]:
-    """As many distinct updates as a batch holds; far more than a cache does. More clients send them again."""
+    """Draw one batch of distinct updates, far more than a cache holds; more clients send them again."""
     generator = torch.Generator().manual_seed(1)
     return [
         {
@@ -153,7 +153,7 @@ def draw_updates(network: Network, device: torch.device) -> list[dict[str, Tenso
 
 
 def measure_peak_growth(clients: int) -> int:
-    """How far the most that was ever resident grows by a round of this process, model and updates not counted."""
+    """Peak growth of resident memory over a round in this process, without model and updates."""
     cpu = torch.device("cpu")
     # What is compiled once for a process belongs to the program, and not to a round.
     tiny = network_of(Mlp(input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
@@ -166,7 +166,7 @@ def measure_peak_growth(clients: int) -> int:
 
 
 def summarise(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
-    """The figures of the largest number of clients, and the peaks of few and of many."""
+    """The rates for the largest number of clients, and the peaks for few and for many."""
     last = table[-1]
     return {
         "fraction_of_memcpy": round(last.fold_bps / last.copy_bps, 3),
@@ -176,7 +176,7 @@ def summarise(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
 
 
 def build_page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
-    """The figures as a page of Markdown."""
+    """The results as a Markdown page."""
     model_bytes = 4 * network_of(NETWORK).parameter_count(network_of(NETWORK).full_architecture())
     where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {_find_processor()}"
     lines = [

@@ -33,7 +33,7 @@ HEADS = ("game", "entrant", "attack", "seeds", "accuracy %", "lost %", f"lost, l
 
 
 def main() -> int:
-    """Print the table of runs' folders."""
+    """Print the table for the folders of runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
     options = parse_arguments(parser)
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def print_tables(folders: Sequence[Path]) -> int:
-    """Print the table; an exit code other than 0 where it cannot be told."""
+    """Print the table; return an exit code other than 0 if the runs cannot be compared."""
     try:
         entrants = {entrant.name: entrant for entrant in read_entrants(folders)}
         rows = [row for name in entrants for row in _build_rows(name, entrants)]
@@ -82,7 +82,7 @@ def _format_difference(seeds: Sequence[int], lost: Mapping[int, float], rival_lo
 
 
 def _compute_lost(series: str, attack: str, entrants: Mapping[str, Entrant]) -> dict[int, float]:
-    """By seed, the fraction of the accuracy of the game without an attack that this one costs."""
+    """By seed, the fraction of the attack-free accuracy that the attack costs."""
     if f"{series}-{HONEST}" not in entrants:
         raise ConfigError(f"{series}-{attack} is there without {series}-{HONEST}; name the folders of that, too")
     clean, attacked = (

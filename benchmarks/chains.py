@@ -108,7 +108,7 @@ sys.stdout.write(json.dumps({"peak_bytes": result.measured_peak_bytes, "step_s":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One path of a network on a target.
+    """Measurements of one path of a network on a target.
 
     Attributes:
         chain_s, whole_s: a step by the chain, and by the program of the path.
@@ -127,23 +127,23 @@ class Row:
 
     @property
     def times(self) -> float:
-        """How many times the program's step the chain's is."""
+        """The chain's step time over the program's."""
         return self.chain_s / self.whole_s
 
     @property
     def plan(self) -> float:
-        """Planned over measured."""
+        """Planned over measured memory."""
         return self.planned_bytes / self.measured_bytes
 
     @property
     def accepted(self) -> bool:
-        """Whether both are as they have to be."""
+        """Whether step time and plan are within their bounds."""
         return self.times <= MOST_TIMES and LEAST_PLAN <= self.plan <= MOST_PLAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenChain:
-    """A supernet's chain, as it was written.
+    """Size and export time of a supernet's chain.
 
     Attributes:
         places: operators of all choices, and links without one; pieces: different programs among them.
@@ -160,7 +160,7 @@ class WrittenChain:
 
 
 class Bench:
-    """A network on a target: its chain is written once, in a folder with data.
+    """A network on a target, with its chain written once into a folder with data.
 
     Args:
         name: of the network.
@@ -183,7 +183,7 @@ class Bench:
 
     @property
     def chain(self) -> Chain:
-        """Of the supernet.
+        """The supernet's chain.
 
         Raises:
             ValueError: its program has none.
@@ -193,7 +193,7 @@ class Bench:
         return self.program.manifest.chain
 
     def measure_path(self, path: Architecture, turns: int, *, spoil: bool) -> Row:
-        """A path, trained in turns both ways."""
+        """Train a path in turns by the chain and by its own program."""
         alone: Family = specialise_family(self.network, path)
         started_s = time.perf_counter()
         whole = self._export(alone, Architecture(), recompute=True)
@@ -216,7 +216,7 @@ class Bench:
         )
 
     def summarise_export(self) -> WrittenChain:
-        """What the chain's export took."""
+        """Size and export time of the chain."""
         pieces = {operator.piece for link in self.chain.links for operator in link.operators}
         return WrittenChain(
             network=self.name,
@@ -272,7 +272,7 @@ class Bench:
 
 
 def build_path_table(rows: Sequence[Row]) -> list[list[str]]:
-    """Cells, the heads first."""
+    """The table of paths as cells, headers first."""
     heads = ["network", "target", "path", "chain ms", "program ms", "times", "planned MB", "measured MB", "plan"]
     return [[*heads, "program MB"]] + [
         [
@@ -286,7 +286,7 @@ def build_path_table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def build_export_table(rows: Sequence[WrittenChain]) -> list[list[str]]:
-    """Cells, the heads first."""
+    """The table of exports as cells, headers first."""
     heads = [
         "network",
         "target",
@@ -307,12 +307,12 @@ def build_export_table(rows: Sequence[WrittenChain]) -> list[list[str]]:
 
 
 def format_table(cells: Sequence[Sequence[str]]) -> str:
-    """As a table."""
+    """Format cells as a Markdown table."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], ["---"] * len(cells[0]), *cells[1:]))
 
 
 def print_table(console: Console, cells: Sequence[Sequence[str]]) -> None:
-    """For people."""
+    """Print cells as a table on the console."""
     table = Table(*cells[0])
     for row in cells[1:]:
         table.add_row(*row)
@@ -320,7 +320,7 @@ def print_table(console: Console, cells: Sequence[Sequence[str]]) -> None:
 
 
 def measure(options: argparse.Namespace, console: Console) -> tuple[list[Row], list[WrittenChain]]:
-    """All rows."""
+    """Measure all networks on all targets."""
     rows, written = [], []
     for name in options.networks:
         for target in options.targets:
@@ -341,7 +341,7 @@ def measure(options: argparse.Namespace, console: Console) -> tuple[list[Row], l
 
 
 def main() -> int:
-    """Measure, print, and write if asked; 1 where something is not as it has to be."""
+    """Measure, print, and write on request; return 1 if a bound is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))

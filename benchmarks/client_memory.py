@@ -33,7 +33,7 @@ MEGABYTE = 1e6
 
 
 def build_small_cnn() -> Any:
-    """Two residual blocks, of 16 and 32 channels."""
+    """Build two residual blocks of 16 and 32 channels."""
     import torch
     from torch import nn
 
@@ -55,7 +55,7 @@ def build_small_cnn() -> Any:
 
 
 def export(folder: Path) -> None:
-    """Write the programs, the weights and the data, in a process of its own."""
+    """Write the programs, the weights and the data."""
     import numpy as np
     import torch
     from safetensors.numpy import save_file
@@ -85,7 +85,7 @@ def export(folder: Path) -> None:
 
 
 def train_torch(folder: Path) -> float:
-    """An ordinary training loop; gives seconds a step."""
+    """Train in an ordinary loop, and return the seconds per step."""
     import time
 
     import torch
@@ -108,7 +108,7 @@ def train_torch(folder: Path) -> float:
 
 
 def train_program(target: str, folder: Path) -> float:
-    """The device's trainer; gives seconds a step."""
+    """Train with the device's trainer, and return the seconds per step."""
     from subfleet.protocol.jobs import Job, Trainer
     from subfleet.protocol.task import Train
     from subfleet.protocol.training import OptimiserSettings, TrainingSettings
@@ -149,7 +149,7 @@ def read_resident_bytes(field: str) -> int:
 
 
 def train_client(client: str, folder: Path) -> None:
-    """Train in this process and say what it took."""
+    """Train in this process, and print the measurements as JSON."""
     step_s = train_torch(folder) if client == "torch" else train_program(client, folder)
     figures = {
         "peak_bytes": read_resident_bytes("VmHWM"),
@@ -161,14 +161,14 @@ def train_client(client: str, folder: Path) -> None:
 
 
 def run_in_fresh_process(*arguments: str) -> str:
-    """Run this file in a fresh process."""
+    """Run this file in a fresh process, and return its output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def measure(repeats: int) -> dict[str, dict[str, Any]]:
-    """Every client, in turns; of each figure the median."""
+    """Measure every client in turns, and take the median of each figure."""
     with tempfile.TemporaryDirectory() as folder:
         run_in_fresh_process("--child", "export", folder)
         runs = [
@@ -187,7 +187,7 @@ def measure(repeats: int) -> dict[str, dict[str, Any]]:
 
 
 def build_table(clients: dict[str, dict[str, Any]]) -> list[str]:
-    """The rows for people."""
+    """The measurements as a Markdown table."""
     lines = [
         "| client | peak MB | after training MB | PyTorch's peak / this | goal | ms a step |",
         "|---|---:|---:|---:|---:|---:|",
@@ -202,7 +202,7 @@ def build_table(clients: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, and write if asked."""
+    """Measure, print, and write on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")

@@ -79,7 +79,7 @@ wait. A step may take {MOST_MS:g} ms.
 
 
 def create_run(method: AnyMethod, members: int, *, small: bool = False, evaluation: str = "none") -> Run:
-    """A run for devices with ONNX Runtime; a method that draws paths has a supernet."""
+    """A run for devices with ONNX Runtime; a method that draws paths gets a supernet."""
     supernet = method.roles().training.draws_paths
     model, choices = (SMALL, SMALL_SUPERNET) if small else (MODEL, SUPERNET)
     return Run(
@@ -96,7 +96,7 @@ def create_run(method: AnyMethod, members: int, *, small: bool = False, evaluati
 
 
 def create_exporter() -> EstimatesOf:
-    """What the exporter's workers would tell, each asked once for a network and its training."""
+    """A stand-in for the exporter's workers, which estimates each network and its training once."""
     estimates: dict[str, MemoryEstimates] = {}
 
     def estimates_of(network: Network, training: TrainingSettings) -> MemoryEstimates:
@@ -109,7 +109,7 @@ def create_exporter() -> EstimatesOf:
 
 
 def format_row(name: str, figures: StepFigures) -> str:
-    """A line of the table."""
+    """The figures of a method as a table row."""
     first, later = figures.worst_ms
     return (
         f"| {name} | {first:.1f} | {later:.1f} | {figures.worst_step} | {figures.mean_ms:.2f} | {figures.steps} "
@@ -118,7 +118,7 @@ def format_row(name: str, figures: StepFigures) -> str:
 
 
 def measure_heartbeats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dict[str, float]]:
-    """Microseconds of a heartbeat among few and among many members, in the coordinator and in the whole server."""
+    """Measure a heartbeat among few and many members, in the coordinator and in the whole server (microseconds)."""
     costs_us: dict[str, dict[str, float]] = {"heartbeat_us": {}, "server_heartbeat_us": {}}
     with tempfile.TemporaryDirectory(prefix="subfleet-") as scratch:
         folder = Path(scratch)
@@ -137,7 +137,7 @@ def measure_heartbeats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dic
 def build_heartbeat_table(
     counts: tuple[int, int], costs_us: dict[str, dict[str, float]], member_bytes: float
 ) -> list[str]:
-    """What heartbeats cost, in lines."""
+    """The costs of heartbeats as lines of the page."""
     few, many = counts
     return [
         "",
@@ -153,7 +153,7 @@ def build_heartbeat_table(
 
 
 def find_problems(worst_ms: dict[str, float], heartbeats_us: dict[str, dict[str, float]]) -> list[str]:
-    """What is not as it has to be."""
+    """List the broken bounds."""
     slow = [f"a step of {name} takes {step_ms:.1f} ms" for name, step_ms in worst_ms.items() if step_ms > MOST_MS]
     growing = [
         f"{key} is {costs_us[str(MANY)]:.0f} among {MANY} members and {costs_us[str(FEW)]:.0f} among {FEW}"
@@ -164,7 +164,7 @@ def find_problems(worst_ms: dict[str, float], heartbeats_us: dict[str, dict[str,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and judge."""
+    """Measure, print and judge."""
     options = _parse_arguments(arguments)
     members, counts = (SMOKE_MEMBERS, (SMOKE_FEW, SMOKE_MANY)) if options.smoke else (MEMBERS, (FEW, MANY))
     print(HEAD, end="")

@@ -43,19 +43,19 @@ def read_network_accuracies(run: Mapping[str, Any]) -> dict[str, float]:
 
 
 def count_published_bytes(run: Mapping[str, Any]) -> int:
-    """What all updates would take, each as large as the union that its client's network is a size of."""
+    """Bytes of all updates if each were as large as the union of its client's network."""
     unions = {network["network"]: _FLOAT_BYTES * network["parameters"] for network in run["networks"]}
     rows = (row for record in run["rounds"] for row in record["clients"] if row["status"].startswith("aggregated"))
     return sum(unions[row["network"]] for row in rows)
 
 
 def average(values: Sequence[float]) -> float:
-    """Over seeds."""
+    """The mean over seeds."""
     return statistics.fmean(values)
 
 
 def build_row(entrant: Entrant) -> tuple[str, ...]:
-    """One line of the table."""
+    """One row of the table."""
     runs = [entrant.runs[seed] for seed in sorted(entrant.runs)]
     accuracies = [run["evaluation"]["accuracy"] for run in runs]
     shares = (
@@ -98,12 +98,12 @@ def build_client_table(entrants: Sequence[Entrant]) -> Iterator[str]:
 
 
 def find_own_accuracy(run: Mapping[str, Any], client_id: str) -> float:
-    """What a client found last on its own samples."""
+    """A client's last accuracy on its own samples."""
     return float(next(row["accuracy"] for row in run["evaluation"]["clients"] if row["client_id"] == client_id))
 
 
 def build_difference_table(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
-    """The first entrant less each of the others, over the seeds that both have."""
+    """The first entrant minus each other one, over the seeds that both have."""
     yield from format_heads((f"{first.name} less", "points", "95 % interval", "seeds"))
     for other in others:
         seeds = sorted(first.runs.keys() & other.runs.keys())
@@ -117,7 +117,7 @@ def build_difference_table(first: Entrant, others: Sequence[Entrant]) -> Iterato
 
 
 def describe_headroom(alone: Entrant, largest: float) -> tuple[str, bool]:
-    """How much there is to gain, in a sentence, and whether that is enough."""
+    """Describe the headroom in a sentence, and say whether it is enough."""
     median = statistics.median(
         accuracy for run in alone.runs.values() for accuracy in read_network_accuracies(run).values()
     )
@@ -132,7 +132,7 @@ def format_heads(heads: Sequence[str]) -> Iterator[str]:
 
 
 def format_line(cells: Sequence[str]) -> str:
-    """A line of a table."""
+    """One line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -153,7 +153,7 @@ def main() -> int:
 
 
 def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
-    """Print the tables; 1 where they cannot be told, or where nothing is left to gain."""
+    """Print the tables; return 1 if the runs cannot be compared or the headroom is too small."""
     try:
         entrants = read_entrants(folders)
     except SubfleetError as error:

@@ -52,7 +52,7 @@ HEADS = (
 
 
 def find_networks(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The networks that a run's search has found, from the lowest tier up; none of a method without a search."""
+    """The networks that a run's search found, from the lowest tier up; empty for a method without a search."""
     return [
         network
         for network in summary["networks"]
@@ -61,7 +61,7 @@ def find_networks(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def find_problems(summary: Mapping[str, Any]) -> list[str]:
-    """What a run lacks of FedorAS' stages."""
+    """List the stages of FedorAS that a run is missing."""
     supernet, networks = summary["networks"][0], find_networks(summary)
     tiers = sorted({generation["tier"] for generation in summary["generations"]})
     problems = [] if supernet["trained_rounds"] else ["nobody trained the supernet"]
@@ -73,7 +73,7 @@ def find_problems(summary: Mapping[str, Any]) -> list[str]:
 
 
 def compute_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Of one run."""
+    """The figures of one run."""
     accuracy = summary["evaluation"]["accuracy"]
     rows = [row for record in summary["rounds"] for row in record["clients"]]
     scoring = [record["devices"] or {} for record in summary["generations"]]
@@ -101,7 +101,7 @@ def build_row(entrant: Entrant) -> list[str]:
 
 
 def build_stage_rows(entrant: Entrant) -> Iterator[list[str]]:
-    """One row for each tier of each run of an entrant: what was found, and what became of it."""
+    """One row per tier and run of an entrant: the network found, its scores and its training."""
     for seed, summary in sorted(entrant.runs.items()):
         supernet = summary["networks"][0]
         last = [record for record in summary["rounds"] if record["round"] == supernet["retired_round"]]
@@ -125,14 +125,14 @@ def build_stage_rows(entrant: Entrant) -> Iterator[list[str]]:
 
 
 def build_rank_rows(entrant: Entrant) -> Iterator[list[str]]:
-    """Of each run, how far the tiers' networks rank alike before and after fine-tuning."""
+    """Per run, the rank correlation of the tiers' networks before and after fine-tuning."""
     for seed, summary in sorted(entrant.runs.items()):
         tuning = summary["tuning"]
         yield [str(seed), str(tuning["networks"]), "-" if tuning["tau"] is None else f"{tuning['tau']:+.2f}"]
 
 
 def build_tables(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> str:
-    """All tables, as Markdown; when brief, without the stages of the first entrant."""
+    """All tables as Markdown; brief ones leave out the stages of the first entrant."""
     against = ("against", "seeds", "clients' own, points", "worst client, points", "server's samples, points")
     stages = ("seed", "tier", "mean of random paths %", "M multiplications", "parameters", "score when found")
     more = ("paths scored", "owners' own %", "owners", "trained by", "rounds")
@@ -151,7 +151,7 @@ def build_tables(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> s
 
 
 def drop_highest_tier(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A run as if its highest tier had not been searched."""
+    """A copy of a run's summary without the search of its highest tier."""
     highest = max(generation["tier"] for generation in summary["generations"])
     return {
         **summary,
@@ -177,7 +177,7 @@ def main() -> int:
 
 
 def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
-    """Print the tables; 1 where a run of FedorAS lacks something."""
+    """Print the tables; return 1 if a run of FedorAS is missing a stage."""
     try:
         entrants = {entrant.name: entrant for entrant in read_entrants(folders)}
     except SubfleetError as error:

@@ -53,7 +53,7 @@ HEADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedNetwork:
-    """How far a network of a run was trained.
+    """How much one network of a run was trained.
 
     Attributes:
         rounds: in which it was, by anyone.
@@ -76,7 +76,7 @@ class TrainedNetwork:
 
     @property
     def problem(self) -> str:
-        """Why that is too little; empty where it is not."""
+        """Why it was trained too little; empty if it was trained enough."""
         if self.rounds < ROUNDS:
             return f"{self.network} was trained in {self.rounds} rounds, not {ROUNDS}"
         if self.devices < DEVICES:
@@ -85,7 +85,7 @@ class TrainedNetwork:
 
 
 def list_trained_networks(summary: Mapping[str, Any]) -> list[TrainedNetwork]:
-    """The networks of a run that were in use, in the order in which they appeared."""
+    """The networks of a run that were in use, in order of appearance."""
     networks = []
     for network in summary["networks"]:
         if network["retired_round"] == 0:
@@ -119,14 +119,14 @@ def list_trained_networks(summary: Mapping[str, Any]) -> list[TrainedNetwork]:
 
 
 def find_problems(summary: Mapping[str, Any]) -> list[str]:
-    """What a run of FedTrans lacks."""
+    """List the requirements that a run of FedTrans does not meet."""
     born = [network for network in list_trained_networks(summary) if network.parent]
     few = [f"{len(born)} networks were born, not {BORN}"] if len(born) < BORN else []
     return [*few, *(network.problem for network in born if network.problem)]
 
 
 def compute_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Of one run."""
+    """The figures of one run."""
     accuracy = summary["evaluation"]["accuracy"]
     rows = [row for record in summary["rounds"] for row in record["clients"]]
     return {
@@ -143,7 +143,7 @@ def compute_figures(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def count_stored_bytes(summary: Mapping[str, Any]) -> int:
-    """The weights that the server keeps: those of all networks, or of the largest submodel that took part."""
+    """Bytes of weights that the server keeps: all networks, or the largest submodel that took part."""
     networks = list_trained_networks(summary)
     if any(network.parent for network in networks):
         return _FLOAT_BYTES * sum(network.parameters for network in networks)
@@ -167,7 +167,7 @@ def build_row(entrant: Entrant) -> list[str]:
 
 
 def compare_macs(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
-    """In how many times the multiplications of each other one the first has what it has."""
+    """The first entrant's multiplications over those of each other one."""
     for other in others:
         if seeds := list_shared_seeds(first, other):
             first_macs, other_macs = (
@@ -177,7 +177,7 @@ def compare_macs(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
 
 
 def build_tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:
-    """One row for each network of a run."""
+    """One row per network of a run."""
     return [
         [str(seed), network.network, network.parent, str(network.born_round), network.reason, f"{network.parameters:,}"]
         + [
@@ -225,7 +225,7 @@ def main() -> int:
 
 
 def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
-    """Print the tables; 1 where a run of FedTrans lacks something."""
+    """Print the tables; return 1 if a run of FedTrans does not meet a requirement."""
     try:
         entrants = {entrant.name: entrant for entrant in read_entrants(folders)}
     except SubfleetError as error:

@@ -42,7 +42,7 @@ SMALL_BYTES = 30e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What became of one network on one target.
+    """The outcome for one network on one target.
 
     Attributes:
         network: its name.
@@ -64,12 +64,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Planned over measured."""
+        """Planned over measured memory."""
         return self.planned_bytes / max(self.measured_bytes, 1)
 
     @property
     def fault(self) -> str:
-        """What is wrong with it; empty where nothing is."""
+        """What is wrong with the row; empty if nothing is."""
         if self.refused:
             named = self.refused.startswith(("layer ", "the network (")) and "; " in self.refused
             return "" if named else "the refusal names no layer or no remedy"
@@ -81,7 +81,7 @@ class Row:
 
 
 def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = "") -> Row:
-    """Export one program in a fresh process, and train three steps and a half with it in another."""
+    """Export one program in a fresh process, and train it for three and a half steps in another."""
     job = {"network": network.name, "target": target, "folder": str(folder), "plant": plant}
     export = json.loads(_run_python(["-m", "foreign.exporting", json.dumps(job)]))
     if "refused" in export:
@@ -99,7 +99,7 @@ def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = 
 
 
 def _run_python(arguments: Sequence[str]) -> str:
-    """The last line that a fresh process writes."""
+    """Run Python in a fresh process, and return the last line that it prints."""
     # NumPy's threads would add stacks and buffers that no device's trainer has.
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -110,14 +110,14 @@ def _run_python(arguments: Sequence[str]) -> str:
 
 
 def read_rows(path: Path) -> dict[tuple[str, str], Row]:
-    """The rows of a file, by network and target."""
+    """Read the rows of a file, by network and target."""
     lines = path.read_text().splitlines() if path.exists() else []
     rows = (Row(**json.loads(line)) for line in lines)
     return {(row.network, row.target): row for row in rows}
 
 
 def build_table(rows: Sequence[Row]) -> list[str]:
-    """The rows in Markdown."""
+    """The rows as a Markdown table."""
     lines = [
         "| network | code | target | difference | planned MB | measured MB | planned / measured | export s |",
         "|---|---|---|---:|---:|---:|---:|---:|",
@@ -133,7 +133,7 @@ def build_table(rows: Sequence[Row]) -> list[str]:
 
 
 def find_faults(rows: Sequence[Row], *, whole: bool) -> list[str]:
-    """Everything that must not be."""
+    """List the faults of all rows and the missed goals."""
     problems = [f"{row.network} on {row.target}: {row.fault}" for row in rows if row.fault]
     for target, goal in GOALS.items() if whole else ():
         count = sum(row.target == target and not row.refused for row in rows)
@@ -155,7 +155,7 @@ so large that PyTorch's own float32 is as far off: most of its parameters cannot
 
 
 def write_results(rows: Sequence[Row]) -> None:
-    """Write the table with what was run."""
+    """Write the page of results."""
     tools = ("torch", "onnxruntime", "executorch", "torchvision", "timm", "transformers")
     counts = {target: sum(row.target == target and not row.refused for row in rows) for target in GOALS}
     exported = ", ".join(f"{count} of {len(NETWORKS)} to {target}" for target, count in counts.items())
@@ -187,7 +187,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, and write if asked."""
+    """Measure, print, and write on request."""
     arguments = _parse_arguments()
     known = read_rows(arguments.rows) if arguments.rows else {}
     rows: list[Row] = []

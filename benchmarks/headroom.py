@@ -67,7 +67,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """All that devices train on together, and what the server tests on."""
+    """The pooled training data of all devices, and the server's test samples."""
 
     run: Run
     train: Dataset
@@ -75,7 +75,7 @@ class Task:
 
     @classmethod
     def load(cls, run: Run, spoil: Spoiled) -> "Task":
-        """The task of a run, with labels in random order where they are to be spoiled."""
+        """Load the task of a run, with shuffled labels if these are to be spoiled."""
         gathered = gather_run(run)
         inputs, labels = ([getattr(device.data, name) for device in gathered.devices] for name in ("inputs", "labels"))
         train = Dataset(inputs=np.concatenate(inputs), labels=np.concatenate(labels))
@@ -112,13 +112,13 @@ class Task:
 
 
 def _drop_padding(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (predictions, classes) and labels (predictions,), of tokens one by one and without padding."""
+    """Logits (predictions, classes) and labels (predictions,) of single tokens, without padding."""
     counts = labels >= 0
     return logits[counts], labels[counts]
 
 
 def find_run(runs: Sequence[Run], entry: str) -> Run:
-    """The run of an entry of a sweep.
+    """Find the run of a sweep's entry.
 
     Raises:
         ConfigError: there is none.
@@ -130,7 +130,7 @@ def find_run(runs: Sequence[Run], entry: str) -> Run:
 
 
 def build_elastic(run: Run) -> nn.Module:
-    """The whole network of a run, with its first weights."""
+    """Build the whole network of a run with its first weights."""
     network = network_of(run.model)
     module = build_module(network, network.full_architecture())
     module.load_state_dict(init_state(network, run.seed))
@@ -138,7 +138,7 @@ def build_elastic(run: Run) -> nn.Module:
 
 
 def build_linear(run: Run) -> nn.Module:
-    """One layer from inputs to classes, or from a symbol to the next one; it begins with zeros."""
+    """Build one layer from inputs to classes, or from a symbol to the next one, initialised with zeros."""
     if isinstance(run.model, ChoiceRnn):
         table = nn.Embedding(run.model.vocabulary, run.model.class_count)
         nn.init.zeros_(table.weight)
@@ -155,7 +155,7 @@ def _count_macs(run: Run) -> int:
 
 
 def train_best(task: Task, name: str, run: Run | None, options: argparse.Namespace) -> TrainedModel:
-    """A run's whole network, or without one the linear model, with the best of its learning rates."""
+    """Train a run's whole network, or the linear model without a run, and keep the best learning rate."""
     build = partial(build_linear, task.run) if run is None else partial(build_elastic, run)
     rates = options.linear_rates if run is None else options.rates
     started_s = time.monotonic()
@@ -177,7 +177,7 @@ def train_best(task: Task, name: str, run: Run | None, options: argparse.Namespa
 
 
 def measure(options: argparse.Namespace) -> list[TrainedModel]:
-    """The largest, the smallest and the linear model.
+    """Train the largest, the smallest and the linear model.
 
     Raises:
         SubfleetError: the file, its entries or its data cannot be read.
@@ -190,7 +190,7 @@ def measure(options: argparse.Namespace) -> list[TrainedModel]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print accuracies and differences; 1 where these are too small."""
+    """Print accuracies and differences; return 1 if a difference is too small."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", nargs="?", default="", help="a run file with a sweep")
     parser.add_argument("--largest", default="", metavar="ENTRY", help="whose network is the largest")

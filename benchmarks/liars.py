@@ -44,7 +44,7 @@ RESULTS = Path(__file__).parent / "results" / "liars.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a row for each method; 1 where one is not as it has to be."""
+    """Print a row for each method; return 1 if a method has a problem."""
     options = _parse_arguments(arguments)
     started_s = time.monotonic()
     try:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _disable_logs() -> Iterator[None]:
-    """A context without logs: servers say of each odd message that they dropped it."""
+    """Silence logging: servers log each odd message that they drop."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -114,7 +114,7 @@ def _play_in_one_process(options: argparse.Namespace) -> tuple[list[str], list[s
 
 
 def _play_methods(options: argparse.Namespace) -> Iterator[Row]:
-    """A row for each method, in their order; several are played at once where that is asked for."""
+    """Yield a row for each method in their order; `--jobs` plays several at once."""
     if options.jobs == 1:
         yield from map(partial(_play_method, options), options.methods)
         return
@@ -159,7 +159,7 @@ def _play_in_processes(options: argparse.Namespace) -> tuple[list[str], list[str
 
 
 def _write(arguments: argparse.Namespace, lines: Sequence[str], seconds: float) -> None:
-    """Put a part of the page in place of the same part of before, behind those that are there."""
+    """Write a section of the page; the other sections stay."""
     title = "## With a process for each member" if arguments.processes else "## In one process"
     if arguments.unguarded:
         title = "## Unguarded: the planted error"

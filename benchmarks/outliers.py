@@ -47,7 +47,7 @@ LOG = ResourceLog(device="virtual", source="a benchmark", licence="none", rows=(
 
 
 class MultiplyingTrainer:
-    """A trainer that sends what it learned times a factor."""
+    """A trainer that multiplies its changes by a factor."""
 
     def __init__(self, inner: Any, factor: float) -> None:
         self._inner = inner
@@ -68,21 +68,21 @@ class MultiplyingTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """A fleet, and whose changes are multiplied by what."""
+    """A fleet, and the factor on the last device's changes."""
 
     devices: Callable[[int], list[EmulatedDevice]]
     factor: float = 1.0
 
 
 def draw_samples(count: int, seed: int) -> Dataset:
-    """So many digits, with noise of their own where they repeat."""
+    """Draw digits with replacement, and add noise."""
     digits = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
     noise = np.random.default_rng(seed + 1).normal(0, 0.05 * digits.inputs.max(), digits.inputs.shape)
     return replace(digits, inputs=np.clip(digits.inputs + noise, 0, None).astype(digits.inputs.dtype))
 
 
 def create_fleet(counts: Sequence[int], seed: int) -> list[EmulatedDevice]:
-    """A device for each count of samples."""
+    """Create a device for each count of samples."""
     return [
         EmulatedDevice(
             client_id=f"client-{index}",
@@ -96,12 +96,12 @@ def create_fleet(counts: Sequence[int], seed: int) -> list[EmulatedDevice]:
 
 
 def create_honest_fleet(seed: int) -> list[EmulatedDevice]:
-    """Seven honest devices."""
+    """Create seven honest devices."""
     return create_fleet([SAMPLES] * DEVICES, seed)
 
 
 def create_shuffling_fleet(strength: float) -> Callable[[int], list[EmulatedDevice]]:
-    """The last of them adds a change that it learned from shuffled labels."""
+    """Create a fleet with a last device that also sends a change learned from shuffled labels."""
     return lambda seed: [
         *create_honest_fleet(seed)[:-1],
         replace(create_honest_fleet(seed)[-1], attack=LabelShuffling(strength=strength)),
@@ -109,13 +109,13 @@ def create_shuffling_fleet(strength: float) -> Callable[[int], list[EmulatedDevi
 
 
 def create_flipped_fleet(seed: int) -> list[EmulatedDevice]:
-    """The last of them has learned wrong labels."""
+    """Create a fleet with a last device that learns from wrong labels."""
     *others, last = create_honest_fleet(seed)
     return [*others, replace(last, data=replace(last.data, labels=9 - last.data.labels))]
 
 
 def create_rich_fleet(seed: int) -> list[EmulatedDevice]:
-    """The last of them has fifty times the samples of the others."""
+    """Create a fleet with a last device that has fifty times the samples of the others."""
     return create_fleet([SAMPLES] * (DEVICES - 1) + [50 * SAMPLES], seed)
 
 
@@ -142,7 +142,7 @@ GAMES: Mapping[str, Game] = MappingProxyType(
 
 
 def play(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports: ExportPool) -> tuple[float, str]:
-    """The accuracy at the end of a game, and what was done with whose updates."""
+    """Play a game, and return the final accuracy and the treatment of outliers."""
     devices = game.devices(seed)
     run = Run(
         name="outliers",
@@ -168,7 +168,7 @@ def play(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a row for each game: the mean accuracy of each way, and what it did in the last seed."""
+    """Print a row for each game: the mean accuracy per treatment, and the treatment in the last seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outliers", nargs="+", default=["scale", "exclude", "report"])
     parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES), metavar="GAME")

@@ -73,13 +73,13 @@ class Plan:
 
     @property
     def case(self) -> Case:
-        """The row that it counts for."""
+        """The case that it belongs to."""
         return self.networks, self.family, self.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What was found for a family and a target. Errors are cost estimate over exact plan, less 1.
+    """The errors for a family and a target: cost estimate over exact plan, minus 1.
 
     Attributes:
         architectures: different submodels that were estimated.
@@ -118,20 +118,20 @@ class Row:
 
 
 def find_family(case: Case) -> Family:
-    """Of the network that a row is about."""
+    """The network of a case."""
     networks, family, _ = case
     return TABLES[networks][family]
 
 
 def draw_architectures(case: Case, count: int) -> list[Architecture]:
-    """The first submodels of a family, always the same."""
+    """Draw the first submodels of a family; they are always the same."""
     config = find_family(case)
     return list(draw_distinct_architectures(network_of(config), count, random.Random(config.TYPE)))  # noqa: S311 - no secret
 
 
 @pause_garbage_collection()
 def plan_exact_bytes(case: Case, architecture: Architecture) -> int:
-    """Write a submodel's program, and plan that."""
+    """Write a submodel's program, and return its planned peak memory."""
     *_, name = case
     step = training_step_of(create_request(find_family(case), name, architecture))
     if name == "torch":
@@ -141,14 +141,14 @@ def plan_exact_bytes(case: Case, architecture: Architecture) -> int:
 
 
 def read_plans(path: Path | None) -> dict[tuple[Case, int], Plan]:
-    """The plans of a file, by their row and number; of several, the last."""
+    """Read the plans of a file by case and number; the last one counts."""
     lines = path.read_text().splitlines() if path and path.exists() else []
     plans = (Plan(**json.loads(line)) for line in lines)
     return {(plan.case, plan.number): plan for plan in plans}
 
 
 def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict[tuple[Case, int], Plan]) -> None:
-    """Add the plans that are missing, one of each row after the other."""
+    """Make the missing plans, taking the cases in turn."""
     architectures = {case: draw_architectures(case, count) for case in cases}
     for number in range(count):
         for case in (case for case in cases if number < len(architectures[case])):
@@ -175,7 +175,7 @@ def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict
 
 
 def group_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
-    """The plans of each row in order, without those of submodels that are not drawn any more."""
+    """Group plans by case in order, without those of submodels that are no longer drawn."""
     groups: dict[Case, list[Plan]] = {}
     tables = list(TABLES)
 
@@ -203,14 +203,14 @@ def group_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
 
 
 def draw_timed_architectures(network: Network, family: str) -> list[Architecture]:
-    """Different random submodels; repeated where there are not so many."""
+    """Draw different random submodels, repeated if there are too few."""
     chance = random.Random(f"{family}, timed")  # noqa: S311 - no secret
     different = list(dict.fromkeys(draw_architecture(network, chance) for _ in range(2 * _TIMED)))
     return (different * math.ceil(_TIMED / len(different)))[:_TIMED]
 
 
 def measure_estimates(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[int]]:
-    """Cost estimate submodels in a fresh process, after one of a tiny network.
+    """Estimate submodels in a fresh process, after one of a tiny network.
 
     Args:
         job: what to estimate, and the submodels as JSON.
@@ -239,7 +239,7 @@ def measure_estimates(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, 
 
 
 def build_row(plans: Sequence[Plan], measurement: tuple[float, float, list[int]], spoil: float) -> Row:
-    """Judge cost estimates, every second one of them times `spoil`, by exact plans."""
+    """Compare cost estimates, every second one multiplied by `spoil`, with exact plans."""
     ready_s, estimates_per_s, estimates = measurement
     judged = [estimate * (1 if index % 2 else spoil) for index, estimate in enumerate(estimates)]
     errors = [estimate / plan.exact_bytes - 1 for estimate, plan in zip(judged, plans, strict=True)]
@@ -264,7 +264,7 @@ def build_row(plans: Sequence[Plan], measurement: tuple[float, float, list[int]]
 
 
 def judge(plans: Mapping[Case, Sequence[Plan]], spoil: float) -> Iterator[Row]:
-    """The rows, each as soon as it is found."""
+    """Yield the rows as they are computed."""
     jobs = [(case, tuple(plan.architecture for plan in group)) for case, group in plans.items()]
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
@@ -279,7 +279,7 @@ HEAD = (
 
 
 def format_row(row: Row) -> str:
-    """In Markdown."""
+    """A row in Markdown."""
     errors = f"{row.median:.1%} | {row.percentile_95:.1%} | {row.worst:.1%} | {row.least:+.1%} | {row.most:+.1%}"
     shares = f"{row.within_6:.0%} | {row.within_12:.0%} | {row.within_25:.0%}"
     times = f"{row.ready_s:.2f} | {row.estimates_per_s:,.0f}"
@@ -297,7 +297,7 @@ estimate may err on either side. Bounds for each row: half within 6 %, 95 % with
 
 
 def write_results(rows: Sequence[Row]) -> None:
-    """Write the tables with what their columns are."""
+    """Write the page of results."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     lines = [
@@ -315,7 +315,7 @@ def write_results(rows: Sequence[Row]) -> None:
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, object]:
-    """All rows, with shares of all their cost estimates together."""
+    """All rows, with the fractions over all cost estimates."""
     architectures = sum(row.architectures for row in rows)
     return {
         "rows": [asdict(row) for row in rows],
@@ -328,7 +328,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
-    """The arguments, and the rows that they name."""
+    """Parse the arguments and the cases that they name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", choices=sorted(TABLES), default="small", help="which table of networks")
     parser.add_argument(
@@ -356,7 +356,7 @@ def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
 
 
 def main() -> None:
-    """Plan what is missing, judge, print, and write if asked."""
+    """Make missing plans, judge, print, and write on request."""
     arguments, cases = parse_cases()
     plans = read_plans(arguments.plans)
     torch.set_num_threads(1)

@@ -100,7 +100,7 @@ TABLES: Mapping[str, Mapping[str, Family]] = {"small": NETWORKS, "large": LARGE,
 
 
 def draw_architecture(network: Network, chance: random.Random) -> Architecture:
-    """Every axis at any of its sizes, and any of the blocks."""
+    """Draw every axis at any of its sizes, and any subset of the blocks."""
     axes: list[tuple[str, IndexSet]] = []
     for name, axis in sorted(network.axes.items()):
         if axis.kind == "kernel":
@@ -111,7 +111,7 @@ def draw_architecture(network: Network, chance: random.Random) -> Architecture:
 
 
 def create_request(config: Family, target: str, architecture: Architecture) -> TrainRequest:
-    """Momentum, small batches, and the family's objective."""
+    """Create a request with momentum, small batches and the family's objective."""
     return TrainRequest(
         model=config,
         architecture=architecture,
@@ -123,7 +123,7 @@ def create_request(config: Family, target: str, architecture: Architecture) -> T
 
 
 def draw_distinct_architectures(network: Network, count: int, chance: random.Random) -> Iterator[Architecture]:
-    """Random submodels of different shapes; fewer where there are not so many."""
+    """Draw random submodels of distinct shapes; fewer if there are not enough."""
     seen: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
     for _ in range(_DRAWS * count):
         architecture = draw_architecture(network, chance)

@@ -58,7 +58,7 @@ def describe_machine() -> str:
 
 
 def measure(seed: int, *changes: str) -> dict[str, Any]:
-    """One run: what it took, what it printed beside its tables, and its summary."""
+    """Run the quickstart once, and return its duration, its output and its summary."""
     with tempfile.TemporaryDirectory(prefix="subfleet-quickstart-") as scratch:
         folder = Path(scratch)
         command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--runs", str(folder / "runs")]
@@ -122,7 +122,7 @@ def build_page(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Run, print, and write where that is asked for."""
+    """Run, print, and write on request."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--json", action="store_true", help="end with one JSON object")

@@ -13,12 +13,12 @@ Figures = Callable[[Mapping[str, Any]], Mapping[str, float]]
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As Markdown."""
+    """Format a Markdown table."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
 
 
 def list_shared_seeds(first: Entrant, other: Entrant) -> list[int]:
-    """Of both, where they are enough for an interval; else none."""
+    """The seeds of both entrants; empty if there are too few for an interval."""
     seeds = sorted(first.runs.keys() & other.runs.keys())
     return seeds if len(seeds) > 1 else []
 
@@ -26,7 +26,7 @@ def list_shared_seeds(first: Entrant, other: Entrant) -> list[int]:
 def compare_entrants(
     first: Entrant, others: Sequence[Entrant], figures: Figures, names: Sequence[str]
 ) -> Iterator[list[str]]:
-    """What the first has on each other one in some figures, in points, paired over the seeds that both have."""
+    """The first entrant minus each other one, in points, paired over the seeds that both have."""
     for other in others:
         seeds = list_shared_seeds(first, other)
         if not seeds:
@@ -43,7 +43,7 @@ def compare_entrants(
 
 
 def replace_tables(tables: str, results: Path, task: str) -> None:
-    """Put tables in the place of those of a task, between comments that name it.
+    """Replace the tables of a task, which stand between comments with its name.
 
     Raises:
         ValueError: the results have no such task.

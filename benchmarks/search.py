@@ -55,7 +55,7 @@ _EXACT_HEAD = (
 
 
 def main() -> None:
-    """Measure, print, and write if asked."""
+    """Measure, print, and write on request."""
     arguments = _parse_arguments()
     size = 150 if arguments.quick else 1500
     large_names, small_names = ((TINY,), (TINY,)) if arguments.smoke else (LARGE, SMALL)
@@ -104,7 +104,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _measure_in_processes(names: Sequence[str], shares: Sequence[Share], count: int) -> list[Figures]:
-    """The large spaces, each in a fresh process of one thread: others that wait would count as busy."""
+    """Measure each large space in a fresh process with one thread: waiting threads would count as busy."""
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         return pool.map(partial(measure_large, shares=shares, count=count), names, chunksize=1)
@@ -115,7 +115,7 @@ def _format_table(title: str, head: str, rows: Sequence[str]) -> list[str]:
 
 
 def _summarise(large: Sequence[Figures], small: Sequence[Figures], exact: Sequence[ExactFigures]) -> dict[str, object]:
-    """What the issue asks for: the least of speeds and fractions, the mean of shares, and all violations."""
+    """The worst speeds and fractions, the mean utilisations, and all violations."""
     return {
         "assignments_per_s": {
             "cold": min(figures.cold_per_s for figures in large),

@@ -24,7 +24,7 @@ DIGITS = (
 def parse_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, /, **smallest: object
 ) -> argparse.Namespace:
-    """What the command line asks for; with `--smoke`, the smallest in place of what decides how much is measured.
+    """Parse the command line; `--smoke` replaces the options that decide how much is measured.
 
     Args:
         parser: of all other options.
@@ -44,7 +44,7 @@ def parse_arguments(
 def open_run_folders(
     options: argparse.Namespace, game: str, *changes: str, include: "Callable[[Run], bool]"
 ) -> Iterator[list[Path]]:
-    """The folders that the command line names; with `--smoke`, of a game that is played with one seed and forgotten.
+    """Open the folders of the command line, or with `--smoke` play a game with one seed in a temporary folder.
 
     Args:
         options: of the command line, with `folders` and `smoke`.

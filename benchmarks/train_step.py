@@ -57,7 +57,7 @@ QUICK_ROUNDS = 3
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print."""
     arguments = _parse_arguments()
     if os.getloadavg()[0] > BUSY_LOAD:
         _print_progress(
@@ -106,7 +106,7 @@ def _print_progress(words: str) -> None:
 
 
 def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
-    """Everything about one model."""
+    """Measure one model on all targets."""
     torch.set_num_threads(1)
     results, programs = [], {}
     for target in arguments.targets:

@@ -45,7 +45,7 @@ gradients that are only rounding in float32: all other wrong gradients are refus
 
 
 def build_rows(model: ZooModel) -> Iterator[str]:
-    """One for each target."""
+    """Yield a row for each target."""
     step = training_step(
         build_seeded(model, 0).train(),
         SampleSpec(shape=model.sample_shape, dtype=model.sample_dtype, limit=model.sample_limit),
@@ -62,7 +62,7 @@ def build_rows(model: ZooModel) -> Iterator[str]:
 
 
 def measure(step: Step, target: str, name: str) -> str:
-    """What was found and how long it took, as cells."""
+    """Verify a program, and return findings and CPU times as cells."""
     writer, started_s = find_target(target), time.process_time()
     body = writer.write_training(trace(step, writer.lowerings), step).body
     written_s = time.process_time()
@@ -82,7 +82,7 @@ def measure(step: Step, target: str, name: str) -> str:
 
 
 def main() -> None:
-    """Print the table, and write it where that is asked for."""
+    """Measure, print, and write on request."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=sorted(ZOO), default=list(ZOO))
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def draw_picture() -> str:
-    """The picture as SVG, in colours for light and dark pages."""
+    """Draw the picture as SVG, in colours for light and dark pages."""
     parts = [
         '<rect class="page" x="1" y="1" width="918" height="432" rx="10"/>',
         '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">',

@@ -17,7 +17,7 @@ EXACT = "With the default parameters it is **exact**: it does what the paper say
 
 
 def format_toml(value: Any) -> str:
-    """A value as a configuration has it."""
+    """Format a value as in a run file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -31,17 +31,17 @@ def format_toml(value: Any) -> str:
 
 
 def format_cell(value: object) -> str:
-    """A default in a table: TOML in backticks, or none."""
+    """Format a default for a table: TOML in backticks, or none."""
     return "none" if value is None else f"`{format_toml(value)}`"
 
 
 def build_overview_row(kind: type[Method]) -> str:
-    """The row of the overview, without the line that says what the method does."""
+    """The row of the overview, without the description of the method."""
     return f"| [`{kind.TYPE}`](#{kind.TYPE}) | ... | {', '.join(kind.INFO.varies)} |"
 
 
 def build_section(kind: type[Method]) -> str:
-    """The section, without what the method does and when to use it; meanings are those of the class's docstring."""
+    """The section, without description and usage; meanings are those of the class's docstring."""
     info, method = kind.INFO, kind()
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n {8,}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE))
     rows = [

@@ -58,14 +58,14 @@ class Defect:
     tests: tuple[str, ...]
 
     def list_folders(self) -> tuple[str, ...]:
-        """All tests of the package."""
+        """The folders of all tests of the package."""
         folders = ("tests/server",) if self.package in SERVER else (f"tests/{self.package}",)
         return OTHER_FOLDERS.get(self.package, folders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the tests said: the one that failed, or "" where none did."""
+    """The test that failed, or "" if none did."""
 
     defect: Defect
     test: str
@@ -117,13 +117,13 @@ class Tree:
 
 
 def read_defects(path: Path) -> tuple[Defect, ...]:
-    """All of them, in the order of the file."""
+    """Read all defects, in the order of the file."""
     plain = tomllib.loads(path.read_text(encoding="utf-8"))["defect"]
     return tuple(Defect(**{**entry, "tests": tuple(entry["tests"])}) for entry in plain)
 
 
 def find_misplaced(defects: Iterable[Defect], tree: Path) -> Iterator[str]:
-    """A sentence for each defect that cannot be planted."""
+    """Yield a sentence for each defect that cannot be planted."""
     for defect in defects:
         path = tree / defect.file
         count = path.read_text(encoding="utf-8").count(defect.old) if path.exists() else 0
@@ -132,7 +132,7 @@ def find_misplaced(defects: Iterable[Defect], tree: Path) -> Iterator[str]:
 
 
 def try_defects(defects: Sequence[Defect], source: Path, *, jobs: int, named_only: bool) -> Iterator[Outcome]:
-    """The outcome of each defect, in order, of so many copies of the tree at a time."""
+    """Yield the outcome of each defect in order, trying as many at a time as there are jobs."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for number in range(jobs):
@@ -149,7 +149,7 @@ def try_defects(defects: Sequence[Defect], source: Path, *, jobs: int, named_onl
 
 
 def main() -> int:
-    """Try the defects and print a line for each; 1 where one was not found."""
+    """Try the defects and print a line for each; return 1 if a defect was not found."""
     parser = argparse.ArgumentParser(description="Plants known defects and sees that the tests find each of them.")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout that is copied (this one)")
     parser.add_argument("--table", type=Path, default=DEFECTS, help="the defects (tests/mutants/defects.toml)")

@@ -29,7 +29,7 @@ WIDTH = 104  # of the tables; with the indentation they fit where the README is 
 
 
 def build_block(recorded: dict[str, Any]) -> str:
-    """The main lines of a recorded run, as Markdown, and what the run took.
+    """The main lines of a recorded run as Markdown, and its duration.
 
     The first and the last round are shown with their tables, the others by their first line, and each device's model
     in the format of its runtime.

@@ -52,12 +52,12 @@ _REFUSE = 20
 
 
 def make_presence(name: str) -> Presence:
-    """A heartbeat."""
+    """Make a heartbeat."""
     return Presence(client_id=name, session_id=f"{name}-1", online=True)
 
 
 def make_profile(context: RunContext, name: str) -> Profile:
-    """What a device is."""
+    """Make the profile of a simulated device."""
     classes = context.config.model.class_count
     return Profile(
         client_id=name,
@@ -76,7 +76,7 @@ def make_profile(context: RunContext, name: str) -> Profile:
 
 @dataclass(slots=True, kw_only=True)
 class Fleet:
-    """Answers what the coordinator asks of devices and of the exporter.
+    """Answers the coordinator's tasks and its requests to the exporter.
 
     Attributes:
         estimates: what memory costs on the target of all devices.
@@ -92,13 +92,13 @@ class Fleet:
     _planned: dict[str, int] = field(default_factory=dict)
 
     def join(self) -> Iterator[Event]:
-        """Everybody comes."""
+        """The events with which all devices join."""
         for name in self.names:
             yield make_presence(name)
             yield make_profile(self.context, name)
 
     def report_telemetry(self, state: RunState) -> None:
-        """Everybody tells what it can give, once in each try of a round; some say besides that they are there."""
+        """Queue every device's telemetry once per attempt of a round, and heartbeats of every tenth."""
         if state.phase != "measure" or self._reported == (state.round, state.attempt):
             return
         self._reported = (state.round, state.attempt)
@@ -108,7 +108,7 @@ class Fleet:
                 self.waiting.append(make_presence(name))
 
     def _create_telemetry(self, state: RunState, name: str) -> Telemetry:
-        """Memory and links of all orders of size, from below the smallest submodel to above the largest."""
+        """Memory and links of all magnitudes, from below the smallest submodel to above the largest."""
         rng = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
         low, high = (
             candidate.training_memory_bytes["onnx"]
@@ -130,7 +130,7 @@ class Fleet:
         )
 
     def handle(self, state: RunState, action: Action) -> None:
-        """What follows from an action; searches are the caller's, as they take seconds."""
+        """Queue the answer to an action; the caller runs searches, which take seconds."""
         if isinstance(action, SendTask):
             self.waiting.append(self._answer(action.task))
         elif isinstance(action, CheckRequest):
@@ -191,7 +191,7 @@ class Fleet:
         )
 
     def _count_operator_examples(self, task: Task) -> OperatorExamples:
-        """The first operator that it has, for every sample; nothing where it trains one network."""
+        """All samples for the first operator of each choice; empty if the task trains one network."""
         if not isinstance(task.work, Train) or task.work.paths is None:
             return ()
         operators = dict(task.architecture.choices)
@@ -220,7 +220,7 @@ class Fleet:
         return RequestDone(request=request, result=result)
 
     def _plan_program(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
-        """Programs plan a little more than cost estimates say."""
+        """Plan a little more memory than the cost estimate."""
         if size.architecture_id not in self._planned:
             estimate = get_estimates(self.context, state, target)(size)
             self._planned[size.architecture_id] = int(_OVER * estimate.training_memory_bytes[target])

@@ -39,7 +39,7 @@ def _create_fleet(context: RunContext, count: int) -> RunState:
 
 
 def measure_heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> float:
-    """CPU microseconds of the coordinator for one heartbeat among so many members: the median of some tries.
+    """The coordinator's CPU time for one heartbeat in microseconds, the median of several tries.
 
     Args:
         context: of a run that waits for more members than there are.
@@ -61,7 +61,7 @@ def measure_heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> flo
 
 
 def measure_bytes_per_member(context: RunContext, count: int) -> float:
-    """Memory of a state for each of so many members, their profiles included."""
+    """Memory of the state per member, profiles included."""
     tracemalloc.start()
     fleet = _create_fleet(context, count)
     fleet_bytes, _ = tracemalloc.get_traced_memory()
@@ -70,7 +70,7 @@ def measure_bytes_per_member(context: RunContext, count: int) -> float:
 
 
 class _Nothing:
-    """Neither an exporter that is asked for anything nor an observer that listens."""
+    """An exporter that never answers and an observer that ignores all reports."""
 
     def submit(
         self, request: AnyRequest, *, weights_path: Path | None = None, samples_from: str = ""
@@ -98,7 +98,7 @@ def _open_server(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Se
 
 
 def measure_server_heartbeat_us(config: Run, context: RunContext, count: int, folder: Path) -> float:
-    """CPU microseconds of the whole server for one heartbeat: read, decided, written down, told.
+    """The whole server's CPU time for one heartbeat in microseconds, including decoding and the journal.
 
     Args:
         config: of a run that waits for more members than there are.

@@ -23,7 +23,7 @@ _MOST_STEPS = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What a method's run took.
+    """Costs of the steps of a method's run.
 
     Attributes:
         worst_ms: CPU of the dearest step before any program was written, and after a round has written some.
@@ -43,7 +43,7 @@ class StepFigures:
 
 
 def measure_steps(context: RunContext, estimates: EstimatesOf, *, members: int, spoil: bool) -> StepFigures:
-    """Play a run to its end.
+    """Play a run to its end, and time each step.
 
     Args:
         context: of the run.
@@ -87,7 +87,7 @@ def measure_steps(context: RunContext, estimates: EstimatesOf, *, members: int, 
 
 
 def _answer_searches(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
-    """What the server would look for in threads of its own."""
+    """Do the searches that the server runs in other threads."""
     searches = [action for action in actions if isinstance(action, SearchRequest | NetworksRequest | GenerationRequest)]
     return tuple(RequestDone(request=request, result=_search(context, state, request)) for request in searches)
 
@@ -103,7 +103,7 @@ def _search(context: RunContext, state: RunState, request: SearchRequest | Netwo
 
 
 def _propose_generation(context: RunContext, state: RunState, request: GenerationRequest) -> ProposedGeneration:
-    """The next paths of a search, whose scores are drawn by chance."""
+    """Propose the next paths of a search, with random scores."""
     generation = propose_generation(context, state)
     rng = Random(request.number)  # noqa: S311 - no secret
     scores = tuple(rng.random() for _ in ([] if generation is None else generation.paths))

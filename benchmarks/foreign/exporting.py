@@ -31,7 +31,7 @@ _STEPS = 3.5
 
 
 def export_network(job: Mapping[str, str]) -> dict[str, Any]:
-    """Export a network, write its program, weights and data, and say how it went."""
+    """Export a network, write its program, weights and data, and return the outcome."""
     torch.set_num_threads(1)
     network, folder = NETWORKS[job["network"]], Path(job["folder"])
     module = build_seeded(network, 0)

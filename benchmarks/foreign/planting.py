@@ -20,7 +20,7 @@ PLANTS = ("gradient", "plan")
 
 @contextmanager
 def invert_gradient(*, planted: bool) -> Iterator[None]:
-    """While it is entered, programs go up the gradient instead of down."""
+    """Make exported programs climb the gradient while the context is open."""
     trace = programs.trace
 
     def trace_inverted(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
@@ -42,6 +42,6 @@ def invert_gradient(*, planted: bool) -> Iterator[None]:
 
 
 def drop_activations(program: Program) -> Program:
-    """A program whose plan leaves out its own tensors."""
+    """A program with a plan that leaves out activations and workspace."""
     memory = replace(program.manifest.memory, activation_bytes=0, workspace_bytes=0)
     return replace(program, manifest=replace(program.manifest, memory=memory))

@@ -96,7 +96,7 @@ METHODS_AND_VARIANTS: Mapping[str, AnyMethod] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameResult:
-    """What a run came to.
+    """The result of one game.
 
     Attributes:
         accuracy: mean accuracy of the honest members' models on the server's samples; 0 without a result.
@@ -115,7 +115,7 @@ class GameResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """What is played.
+    """The settings of one game.
 
     Attributes:
         method: of `METHODS_AND_VARIANTS`.
@@ -135,12 +135,12 @@ class Game:
 
 
 def declare_honest_network(index: int) -> str:
-    """The network that an honest member brings, as profiles have it."""
+    """The network that an honest member declares in its profile."""
     return _encode_network(BROUGHT[index % len(BROUGHT)])
 
 
 def declare_largest_networks(width: int) -> tuple[str, ...]:
-    """What liars declare: as large as is looked at, and more than a member may declare."""
+    """The networks that liars declare: as large as the server accepts, and more than a member may declare."""
     return tuple(_encode_network(replace(MODEL, widths=(width - 64 * number,), depths=(4,))) for number in range(6))
 
 
@@ -149,7 +149,7 @@ def _encode_network(network: Mlp) -> str:
 
 
 def load_data(seed: int, *, signed: bool = True) -> Dataset:
-    """Digits less their mean; signed, each times a sign that is drawn, so that no linear model tells them apart."""
+    """Centred digits; signed ones have random signs, so that no linear model separates them."""
     whole = load_digits()
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (len(whole), 1, 1, 1)) if signed else 1.0
     inputs = (2.0 * (whole.inputs - whole.inputs.mean(axis=0)) * signs).astype(np.float32)
@@ -157,7 +157,7 @@ def load_data(seed: int, *, signed: bool = True) -> Dataset:
 
 
 def remove_guards(run: Run) -> Run:
-    """The same run without what keeps liars from deciding it."""
+    """A copy of a run without its protection against liars."""
     method: Any = run.method
     if hasattr(method, "most_often"):
         method = replace(method, most_often=0.0)
@@ -167,7 +167,7 @@ def remove_guards(run: Run) -> Run:
 
 
 def create_run(name: str, seed: int, rounds: int) -> Run:
-    """The settings of a method's game, with and without liars.
+    """Create the run of a method's game, the same with and without liars.
 
     Raises:
         ConfigError: there is no such method.
@@ -203,7 +203,7 @@ def create_run(name: str, seed: int, rounds: int) -> Run:
 
 
 def gather_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch") -> GatheredRun:
-    """Honest members, with liars beside them or without; honest ones have the same samples in both."""
+    """Gather honest members with or without liars; the honest members' samples are the same in both."""
     # Each path of a supernet trains on few batches, too few to learn the signs.
     data = load_data(run.seed, signed=not run.roles.training.draws_paths)
     parts = np.array_split(np.random.default_rng(run.seed).permutation(LEARNED), HONEST + len(LIARS))
@@ -232,7 +232,7 @@ def _create_profile(run: Run, index: int, runtime: str) -> DeviceProfile:
 
 
 def _create_log(run: Run, index: int) -> ResourceLog:
-    """Enough memory for all; where a method cuts a network, one link of four carries a part of it only."""
+    """Ample memory; if a method cuts a network, every fourth link carries only a part of it."""
     cuts = {"width", "depth"} & set(run.method.INFO.varies) and not run.roles.assigner.declarations
     share = _LINKS[index % len(_LINKS)] if cuts else 1.0
     rate_bps = 1e7 if share == 1.0 else share * 8 * 4 * 13_322

@@ -43,10 +43,10 @@ FACTOR = -30.0
 
 
 class Liar(Protocol):
-    """What becomes of what a member says and hears."""
+    """Changes the messages that a member sends, and filters those that it receives."""
 
     def rewrite(self, message: Message) -> Iterable[Message]:
-        """What is sent in place of a message."""
+        """The messages that are sent in place of a message."""
         ...
 
     def accepts(self, kind: str) -> bool:
@@ -73,7 +73,7 @@ class LyingLink:
         self._inner.open(subscriptions, will)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """See `Transport.publish`; what is sent is what the liar makes of it."""
+        """See `Transport.publish`; the liar rewrites the message first."""
         address = self._topics.parse(topic)
         if address.direction != "up" or address.kind == CHUNK or not payload:
             self._inner.publish(topic, payload, retain=retain)
@@ -83,7 +83,7 @@ class LyingLink:
             self._inner.publish(self._topics.up(address.client_id, message.KIND), encode(message), retain=retained)
 
     def poll(self, timeout_s: float) -> Event | None:
-        """See `Transport.poll`; what the liar does not hear is dropped."""
+        """See `Transport.poll`; messages that the liar does not accept are dropped."""
         event = self._inner.poll(timeout_s)
         while isinstance(event, Delivery) and not self._liar.accepts(self._topics.parse(event.topic).kind):
             event = self._inner.poll(0.0)
@@ -95,7 +95,7 @@ class LyingLink:
 
 
 class Claimer:
-    """Claims as much as messages may hold: samples, losses, memory, speed, scores.
+    """Claims the largest values that messages can hold: samples, losses, memory, speed, scores.
 
     Args:
         networks: that it declares, as profiles have them; the first one counts, and empty declares none.
@@ -106,11 +106,11 @@ class Claimer:
         self._profiles = 0
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.hears`."""
+        """See `Liar.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.said`."""
+        """See `Liar.rewrite`."""
         if isinstance(message, Profile):
             message = self._falsify_profile(message)
         elif isinstance(message, Telemetry):
@@ -166,31 +166,31 @@ class Claimer:
 
 
 class Silent:
-    """Is there, says what it has, and never answers a task: it hears of none."""
+    """Joins and reports its data, but never answers a task, since no task reaches it."""
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.hears`."""
+        """See `Liar.accepts`."""
         return kind != Task.KIND
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.said`."""
+        """See `Liar.rewrite`."""
         yield message
 
 
 class Truthful:
-    """Says what its member says; the lie is in what it has trained."""
+    """Passes all messages on; the lie is in the trained weights."""
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.hears`."""
+        """See `Liar.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.said`."""
+        """See `Liar.rewrite`."""
         yield message
 
 
 class Churner:
-    """Returns under a new session with another profile at every beat, and answers out of phase.
+    """Returns with a new session and profile at every heartbeat, and answers out of phase.
 
     In every other round it claims a byte of memory. It refuses what it has trained and sends it at the next beat,
     repeats what it sent before, and scores extremes.
@@ -208,11 +208,11 @@ class Churner:
         self._telemetry: Telemetry | None = None
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.hears`."""
+        """See `Liar.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.said`."""
+        """See `Liar.rewrite`."""
         if isinstance(message, Presence):
             yield from self._rewrite_presence(message)
         elif isinstance(message, Profile):
@@ -308,7 +308,7 @@ def _falsify_evaluation(message: Evaluated, *, loss: float, accuracy: float, sam
 
 
 class GarblingTrainer:
-    """A trainer that sends -30 times what it learned, and in every third and fourth training no or tiny numbers."""
+    """A trainer that multiplies its changes by -30; every third and fourth change is NaN or tiny."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -354,7 +354,7 @@ LIARS: Mapping[str, Callable[[Sequence[str]], Liar]] = MappingProxyType(
 
 
 def create_link_wrapper(kind: str, topics: Topics, networks: Sequence[str] = ()) -> Callable[[Transport], Transport]:
-    """What wraps the transport of a liar.
+    """Create a function that wraps the transport of a liar.
 
     Args:
         kind: of `LIARS`.

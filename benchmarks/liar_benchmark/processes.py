@@ -34,7 +34,7 @@ _LIAR = Path(__file__).resolve().parent / "member.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRun:
-    """How the processes of one run ended.
+    """The outcome of the processes of one run.
 
     Attributes:
         summary: of the results; empty where there are none.
@@ -48,18 +48,18 @@ class ProcessRun:
 
     @property
     def accuracy(self) -> float:
-        """On the server's samples; 0 where there are no results."""
+        """On the server's samples; 0 without results."""
         return float(self.summary.get("accuracy") or 0.0)
 
     @property
     def failed_attempts(self) -> int:
-        """Of all rounds."""
+        """The failed attempts of all rounds."""
         return sum(int(record.get("failed_attempts", 0)) for record in self.summary.get("rounds", ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessResult:
-    """A method's runs with four liars, and the same without, seed by seed. What fails is never started anew.
+    """A method's runs with four liars and without, seed by seed. Failed processes are not restarted.
 
     Attributes:
         rounds: of each run.
@@ -74,25 +74,25 @@ class ProcessResult:
 
     @property
     def differences(self) -> tuple[float, ...]:
-        """Of accuracies, by seed: what liars added."""
+        """By seed, the accuracy with liars minus the accuracy without."""
         return tuple(
             lied_to.accuracy - honest.accuracy for honest, lied_to in zip(self.without, self.beside, strict=True)
         )
 
     @property
     def description(self) -> str:
-        """In words."""
+        """The accuracies and the duration in one line."""
         without, beside = _format_mean_accuracy(self.without), _format_mean_accuracy(self.beside)
         return f"{without} % without, {beside} % with liars, {self.minutes:.1f} minutes a run"
 
     @property
     def minutes(self) -> float:
-        """Of a run with liars, the mean."""
+        """The mean duration of a run with liars."""
         return statistics.fmean(run.seconds for run in self.beside) / 60
 
     @property
     def problems(self) -> Iterator[str]:
-        """What is wrong with it, in sentences."""
+        """The problems of the runs as sentences."""
         for where, runs in (("without liars", self.without), ("with liars", self.beside)):
             for seed, run in enumerate(runs, start=1):
                 if run.failed:
@@ -104,7 +104,7 @@ class ProcessResult:
 
     @property
     def cells(self) -> Sequence[str]:
-        """Those of its row."""
+        """The cells of its table row."""
         failed = sum(bool(run.failed) for run in (*self.without, *self.beside))
         return (
             self.method,
@@ -168,7 +168,7 @@ def _run_processes(method: str, folder: Path, rounds: int, seed: int, *, liars: 
 
 
 def _format_run_file(method: str, rounds: int, seed: int, test: Path) -> str:
-    """The run file; what is different from the run in one process are deadlines, as time passes, and the runtime."""
+    """The run file; it differs from the run in one process by its deadlines and its runtime."""
     clients_per_round = DRAWN if method == "oort" else 0
     return f"""
 name = "liars"

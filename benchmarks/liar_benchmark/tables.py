@@ -18,11 +18,11 @@ _HEADS = (
 
 
 class ProcessRow(Protocol):
-    """A run of processes, as a row tells it."""
+    """A method's runs in processes, as a table row."""
 
     @property
     def cells(self) -> Sequence[str]:
-        """Those of its row, below `PROCESS_HEADS`."""
+        """The cells of its row, below `PROCESS_HEADS`."""
         ...
 
 
@@ -57,12 +57,12 @@ class Row:
 
     @property
     def difference(self) -> float:
-        """Of accuracies, the mean over seeds."""
+        """The mean difference of accuracies over seeds."""
         return self.beside - self.without
 
     @property
     def problems(self) -> Iterator[str]:
-        """What is wrong with it, in sentences."""
+        """The problems of the games as sentences."""
         for failure in self.failures:
             yield f"{self.method}: a run did not end: {failure}"
         if not self.closed and not self.failures:
@@ -72,7 +72,7 @@ class Row:
 
 
 def build_row(method: str, without: Sequence[GameResult], beside: Sequence[GameResult]) -> Row:
-    """A method's games, seed by seed, without liars and with them."""
+    """Combine a method's games, seed by seed, without liars and with them."""
     runs = (*without, *beside)
     return Row(
         method=method,
@@ -87,12 +87,12 @@ def build_row(method: str, without: Sequence[GameResult], beside: Sequence[GameR
 
 
 def find_problems(rows: Sequence[Row]) -> list[str]:
-    """What is wrong with games, in sentences; nothing where all is as it has to be."""
+    """List the problems of all games as sentences."""
     return [problem for row in rows for problem in row.problems]
 
 
 def build_table(rows: Sequence[Row]) -> list[str]:
-    """A row for each method, and behind them the worst one and the median of differences."""
+    """A row for each method, then the worst method and the median difference."""
     ordered = sorted(rows, key=lambda row: row.difference)
     median = statistics.median(row.difference for row in rows)
     summary = (

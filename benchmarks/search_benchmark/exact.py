@@ -32,7 +32,7 @@ _SPOILT = 1.2
 
 
 class Plans:
-    """Exact plans of written programs. Each takes seconds of the processor, so they are kept in a file.
+    """Exact plans of written programs, kept in a file since each takes seconds of CPU time.
 
     The file holds for one version of the exporter alone; delete it where plans have changed.
 
@@ -47,7 +47,7 @@ class Plans:
         self._known = {(plan["space"], plan["architecture"]): int(plan["exact_bytes"]) for plan in plans}
 
     def find(self, case: Case, architecture: Architecture) -> int:
-        """What the written program of a submodel is planned to take."""
+        """The planned peak memory of a submodel's program."""
         text = canonical_json(architecture).decode()
         if (case.name, text) not in self._known:
             step = training_step_of(build_train_request(case.network, architecture, TARGET, case.training))
@@ -63,7 +63,7 @@ class Plans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactFigures:
-    """Of one space.
+    """The figures of one space.
 
     Attributes:
         row: of its table.
@@ -83,7 +83,7 @@ class ExactFigures:
 
 @dataclass(slots=True, kw_only=True)
 class _Server:
-    """As much of a server as decides what is sent: a pool, and the plans of the programs that it has written.
+    """The part of a server that decides what to send: a pool, and the plans of the written programs.
 
     Attributes:
         checks: whether a task is sent only where its program's plan fits; else cost estimates decide, and those with
@@ -102,19 +102,19 @@ class _Server:
         self.search = self.case.method.start(self.case.network, self.case.estimate, TARGET)
 
     def seek(self, device_queries: Sequence[Query], first: int) -> None:
-        """Let devices look, one after the other, and remember what they come by."""
+        """Let devices explore one after the other, and learn their findings."""
         for number, query in enumerate(device_queries, start=first):
             self.search = self.search.learn(self.roles.assigner.search.explore(self._create_context(query, number)))
 
     def choose(self, query: Query) -> Architecture | None:
-        """The answer of the search: a program to write, or one that is written and about as good."""
+        """The assigner's answer: a program to write, or a written one that is about as good."""
         assigned = self.roles.assigner.assign(self._create_context(query))
         if assigned.candidate is None:
             return None
         return assigned.candidate.architecture if assigned.requested is None else assigned.requested.program.size
 
     def write(self, architecture: Architecture) -> int:
-        """Write a program, and tell its plan."""
+        """Write a program, and return its planned peak memory."""
         peak_bytes = self.plans.find(self.case, architecture)
         if self.checks:
             self.written[architecture.architecture_id] = WrittenSize(
@@ -123,7 +123,7 @@ class _Server:
         return peak_bytes
 
     def choose_written(self, query: Query) -> Architecture | None:
-        """What a device is sent in the end: where a program's plan is too large, the search answers once more."""
+        """The submodel that a device is sent: the search answers again until the program is written."""
         architecture = self.choose(query)
         while self.checks and architecture is not None and architecture.architecture_id not in self.written:
             self.write(architecture)
@@ -147,7 +147,7 @@ class _Server:
 def measure_exact(
     case: Case, shares: Sequence[Share], plans: Plans, *, count: int, listed: bool, checks: bool
 ) -> ExactFigures:
-    """A first round out of an empty pool, other devices after it, and then what the first are sent in the end.
+    """Serve a first round from an empty pool, then other devices, then the first devices again.
 
     Args:
         case: the space.
@@ -194,7 +194,7 @@ def _apply_plan(case: Case, plans: Plans, architecture: Architecture) -> Candida
 
 
 def _compute_fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
-    """Of each device, the parameters that it is sent by the most that fits."""
+    """For each device, the parameters of its submodel over the most that fit."""
     case, plans = server.case, server.plans
     listed = exhaustive_search(case.space, case.estimate, TARGET).known
     candidates = sorted(listed, key=lambda candidate: candidate.parameters, reverse=True)
@@ -212,7 +212,7 @@ def _compute_fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]])
 def _find_largest(
     candidates: Sequence[Candidate], query: Query, case: Case, plans: Plans, known: dict[str, Candidate]
 ) -> int:
-    """Parameters of the largest submodel that fits by its exact plan, as far as few plans tell.
+    """Parameters of the largest submodel that fits by its exact plan, judged by few plans.
 
     Args:
         candidates: the space, from the largest to the smallest.

@@ -16,7 +16,7 @@ _CROSSED = 0.3
 def find_most_parameters(
     case: Case, query: Query, starts: Sequence[Genes], *, trials: int, survivors: int, rng: Random
 ) -> int:
-    """The most parameters that an evolution over random changes comes by within the budget; 0 where nothing fits.
+    """The most parameters within the budget that an evolution finds by random changes; 0 if nothing fits.
 
     Args:
         case: the space.

@@ -32,7 +32,7 @@ _JUDGED, _TRIALS, _KEPT = 40, 2000, 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of one space.
+    """The figures of one space.
 
     Attributes:
         row: of its table.
@@ -55,14 +55,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a search gave one device, and what it came by on its way."""
+    """A search's answer to one device, and what it explored."""
 
     fit: Fit | None
     explored: Explored
 
     @property
     def parameters(self) -> int:
-        """Of the submodel; 0 without one."""
+        """Parameters of the submodel; 0 without one."""
         return 0 if self.fit is None else self.fit.candidate.parameters
 
 
@@ -72,23 +72,23 @@ def _create_stream(*names: object) -> Random:
 
 @dataclass(kw_only=True)
 class _Server:
-    """As much of a server as holds a search: what it has learned takes its place."""
+    """A holder of the current search."""
 
     search: Search
 
 
 def _create_our_search(case: Case) -> _Server:
-    """The search of the default configuration, which knows nothing yet."""
+    """The default configuration's search with nothing learned yet."""
     return _Server(search=case.method.start(case.network, case.estimate, TARGET))
 
 
 def _create_paper_search(case: Case, settings: PaperSettings | None = None) -> _Server:
-    """The paper's search, which knows nothing yet."""
+    """The paper's search with nothing learned yet."""
     return _Server(search=PaperSearch.over(case.space, case.estimate, TARGET, settings or PaperSettings()))
 
 
 def _serve(server: _Server, device_queries: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
-    """So many devices at once; the paper's algorithm serves one after the other."""
+    """Serve devices in groups; the paper's algorithm serves one at a time."""
     answers: list[Answer] = []
     for begin in range(0, len(device_queries), at_once):
         group = device_queries[begin : begin + at_once]
@@ -122,7 +122,7 @@ def _count_violations(answers: Sequence[Answer], device_queries: Sequence[Query]
 
 
 def _count_fewer(answers: Sequence[Answer], device_queries: Sequence[Query]) -> int:
-    """Pairs of devices of a round of which the one with no less of any budget has fewer parameters."""
+    """Count pairs in a round where a device with no smaller budget gets fewer parameters."""
     devices = [
         (query.limits.memory_bytes, query.limits.downlink_bytes or 0, query.limits.uplink_bytes or 0, answer.parameters)
         for query, answer in zip(device_queries, answers, strict=True)
@@ -149,7 +149,7 @@ def _compute_fractions(answers: Sequence[Answer], most: Sequence[int]) -> list[f
 
 
 def measure_large(name: str, shares: Sequence[Share], *, count: int) -> Figures:
-    """Begin with a first round, warm both searches, then serve others, ours against the clock.
+    """Serve a first round, warm up both searches, then time ours and compare the answers.
 
     Seconds are those of the processor, so that a busy machine counts no waiting.
     """
@@ -197,7 +197,7 @@ def measure_large(name: str, shares: Sequence[Share], *, count: int) -> Figures:
 
 
 def _search_long(case: Case, query: Query, answer: Answer, number: int) -> int:
-    """What the long search finds that begins where ours ended, so that it is no worse."""
+    """The result of the long search, started from our answer."""
     if answer.fit is None:
         return 0
     architecture = answer.fit.candidate.architecture
@@ -208,7 +208,7 @@ def _search_long(case: Case, query: Query, answer: Answer, number: int) -> int:
 
 
 def measure_exhaustive(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
-    """Ours and the paper's against the largest submodel that fits of all of the space, from an empty pool and warm."""
+    """Compare our search and the paper's, cold and warm, with the largest submodel that fits."""
     listed_search = exhaustive_search(case.space, case.estimate, TARGET)
     device_queries = create_queries(case, shares[: 2 * count])
     optima = [0 if (fit := listed_search.best(query)) is None else fit.candidate.parameters for query in device_queries]
@@ -248,7 +248,7 @@ def build_hit_rate_table(case: Case, shares: Sequence[Share], *, count: int) -> 
 
 
 def build_export_table(case: Case, shares: Sequence[Share], *, rounds: int, clients: int) -> Iterator[str]:
-    """What devices lose while programs are missing. A cost estimate stands in for a program's exact plan."""
+    """The parameters lost while programs are missing. Cost estimates stand in for exact plans."""
     yield f"## Programs ({case.name}, {clients} devices a round)"
     yield ""
     yield "| exports a round | lost, first 5 rounds | lost, last 5 | programs | of them ahead | a round ahead, last 5 |"
@@ -287,7 +287,7 @@ def _assign(
     written: Mapping[str, Candidate],
     space: Sequence[Candidate],
 ) -> list[tuple[Candidate, RequestedProgram | None]]:
-    """What each device gets that anything fits, and what it requested programs for."""
+    """The written submodel that each device gets, and the program requested for it."""
     assigned = []
     for answer, query in zip(answers, device_queries, strict=True):
         if answer.fit is None:

@@ -99,7 +99,7 @@ class Case:
 
 
 def create_case(name: str) -> Case:
-    """The space of this name, without any cost estimate yet."""
+    """Create the space of this name; nothing is estimated yet."""
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)
     config = Run(name="search", model=model, data=DataSettings(test="none"), method=method)

@@ -28,7 +28,7 @@ MEL_BANDS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Inputs and labels of a model's own shapes, and where they come from."""
+    """Inputs and labels in a model's shapes, and their source."""
 
     inputs: FloatArray | IndexArray
     labels: IndexArray
@@ -36,7 +36,7 @@ class Samples:
 
 
 def load_samples(model: ZooModel, count: int, seed: int = 0) -> Samples:
-    """The first `count` samples of a seeded order.
+    """Load the first `count` samples of a seeded order.
 
     Args:
         model: whose inputs they are.
@@ -54,7 +54,7 @@ def load_samples(model: ZooModel, count: int, seed: int = 0) -> Samples:
 
 
 def _make_classes(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
-    """One smooth pattern for each class, under noise of the same strength."""
+    """Make one smooth pattern per class, with noise of the same strength."""
     labels = random.integers(0, model.class_count, count)
     coarse = random.standard_normal((model.class_count, *(math.ceil(size / 4) for size in model.sample_shape)))
     patterns = coarse
@@ -65,7 +65,7 @@ def _make_classes(model: ZooModel, count: int, random: np.random.Generator) -> S
 
 
 def _make_text(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
-    """Walks on a random graph where each symbol has four followers, and some symbols are far more usual than others."""
+    """Make walks on a random graph: each symbol has four followers, and some symbols are far more frequent."""
     followers = (model.sample_limit * random.random((model.sample_limit, 4)) ** 4).astype(np.int64)
     tokens = np.empty((count, model.sample_shape[0] + 1), np.int64)
     tokens[:, 0] = random.integers(0, model.sample_limit, count)

@@ -17,7 +17,7 @@ from subfleet.protocol.programs import Program, encode_program
 
 
 def measure_peak_bytes(program: Program, start: Start, samples: Samples, *, threads: int = 1) -> int:
-    """By how much a fresh process grew while it trained with a program; 0 where that failed."""
+    """The growth of a fresh process that trains with a program; 0 if it failed."""
     manifest = program.manifest
     names = {value.tensor for value in manifest.inputs if value.role in ("parameter", "buffer")}
     with tempfile.TemporaryDirectory() as name:

@@ -30,7 +30,7 @@ distance is taken by the size that an update of its length usually has."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """What a program's steps show.
+    """The distances of a program's steps from PyTorch's.
 
     Attributes:
         one_step_over_eager: worst tensor's distance of the update after one step, less `FREE_DISTANCE`, by eager's
@@ -60,13 +60,13 @@ class Parity:
 
 @dataclass(kw_only=True)
 class Differences:
-    """Of several runs: by tensor, the squared length of each one's difference from the exact weights."""
+    """By tensor, the squared length of each run's difference from the exact weights."""
 
     squares: dict[str, list[float]] = field(default_factory=dict)
     largest: float = 0.0
 
     def add(self, exact: Weights, other: Weights) -> None:
-        """Count one run in."""
+        """Add one run."""
         for name, right in exact.items():
             difference = other[name] - right
             self.squares.setdefault(name, []).append(float(np.sum(difference**2)))
@@ -83,14 +83,14 @@ class Differences:
 
 @dataclass(kw_only=True)
 class _Distances:
-    """After one step, or after all: the exact update, and how far everyone is from it."""
+    """The exact update after one step or all steps, and each runner's distance from it."""
 
     update: Differences = field(default_factory=Differences)
     eager: Differences = field(default_factory=Differences)
     own: dict[str, Differences] = field(default_factory=dict)
 
     def lengths(self, sizes: Mapping[str, int], parameters: Sequence[str]) -> dict[str, float]:
-        """Of each tensor's exact update; the usual one where it vanishes."""
+        """The length of each tensor's exact update, or the usual length if it vanishes."""
         usual = self.update.rms(parameters) / math.sqrt(sum(sizes[name] for name in parameters))
         lengths = {}
         for name, size in sizes.items():
@@ -126,7 +126,7 @@ def compare(
 
 
 def take_samples(samples: Samples, first: int, count: int) -> Samples:
-    """Some samples in a row."""
+    """Take consecutive samples."""
     rows = slice(first, first + count)
     return Samples(inputs=samples.inputs[rows], labels=samples.labels[rows], source=samples.source)
 
@@ -146,7 +146,7 @@ def _run(
     programs: Mapping[str, Stepper],
     distances: _Distances,
 ) -> dict[str, list[float]]:
-    """Take some steps with everyone; each program's losses."""
+    """Take steps with every runner, and return each program's losses."""
     right, _ = _take_steps(exact, batches)
     distances.update.add(right, first)
     for stepper in eager:

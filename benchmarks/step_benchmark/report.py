@@ -20,7 +20,7 @@ LOSS_FALL_BOUND = 0.1
 
 @dataclass(kw_only=True)
 class Result:
-    """One model on one target; figures that were not taken are missing.
+    """The figures of one model on one target; those that were not measured are missing.
 
     Attributes:
         model: name in the zoo.
@@ -56,17 +56,17 @@ class Result:
 
     @property
     def ratios(self) -> dict[int, float]:
-        """Step time by eager's, by number of threads."""
+        """Step time over eager's, by number of threads."""
         return {threads: self.step_ms[threads] / self.eager_ms[threads] for threads in self.step_ms}
 
     @property
     def planned_over_measured(self) -> float | None:
-        """Planned by measured peak memory; None where it was not measured."""
+        """Planned over measured peak memory; None if it was not measured."""
         return self.planned_bytes / self.measured_bytes if self.measured_bytes else None
 
 
 def summarise(results: Sequence[Result]) -> dict[str, Any]:
-    """The object that `--json` ends with; a figure that nothing was measured for is null."""
+    """The object that `--json` prints; figures that were not measured are null."""
     planned = [share for result in results if (share := result.planned_over_measured) is not None]
     return {
         **{target: _summarise_target([result for result in results if result.target == target]) for target in BOUNDS},
@@ -95,14 +95,14 @@ def _encode(result: Result) -> dict[str, Any]:
 
 
 def _replace_infinities(value: Any) -> Any:
-    """JSON has no infinity."""
+    """Replace infinities by strings, since JSON has none."""
     if isinstance(value, Mapping):
         return {str(key): _replace_infinities(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """Times and memory, parity, and what could not be exported."""
+    """Print times and memory, parity, and models that could not be exported."""
     measured = [result for result in results if not result.error]
     if measured:
         console.print(_build_time_table(measured))

@@ -29,7 +29,7 @@ def measure_medians_s(runners: Mapping[str, Callable[[], object]], *, rounds: in
 
 
 def _measure_seconds(run: Callable[[], object], calls: int) -> float:
-    """Of the last of several calls."""
+    """Seconds of the last of several calls."""
     for _ in range(calls - 1):
         run()
     started_s = time.perf_counter()
