@@ -155,7 +155,7 @@ def draw_updates(network: Network, device: torch.device) -> list[dict[str, Tenso
 def measure_peak_growth(clients: int) -> int:
     """Peak growth of resident memory over a round in this process, without model and updates."""
     cpu = torch.device("cpu")
-    # What is compiled once for a process belongs to the program, and not to a round.
+    # Code that a process compiles once does not count as memory of a round.
     tiny = network_of(Mlp(input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
     aggregate(tiny, draw_model(tiny, cpu), draw_updates(tiny, cpu), 1, 1)
     network = network_of(NETWORK)

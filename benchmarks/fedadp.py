@@ -27,7 +27,7 @@ from subfleet.reporting.comparison import Entrant, measure_difference, read_entr
 from subfleet.settings.run import Run
 
 LEAST = 0.10
-"""Of accuracy, by which the largest network on all data has to be above the median client that stands alone."""
+"""Least difference of accuracy between the largest network on all data and the median client that stands alone."""
 _FLOAT_BYTES = 4
 _SMALL = (*DIGITS, *(f"fleet.devices.{index}.runtime=torch" for index in range(6)))
 HEADS = (

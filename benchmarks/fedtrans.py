@@ -25,7 +25,7 @@ from subfleet.reporting.comparison import Entrant, read_entrants
 from subfleet.settings.run import Run
 
 BORN, ROUNDS, DEVICES = 3, 20, 3
-"""The least that a run of FedTrans has to show: networks born, and how many rounds and devices trained each."""
+"""Requirements of a run of FedTrans: networks born, and rounds and devices that trained each."""
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "fedtrans.md"
 _FLOAT_BYTES = 4
@@ -33,7 +33,7 @@ _SMALL = (
     *DIGITS,
     *("fleet.devices.0.count=4", "min_clients=4", "fleet.devices.0.runtime=torch", "fleet.devices.0.population=mixed"),
     *("communication_s=1000.0", "memory_limits={}"),
-    # A network grows as soon as two rounds have told of its loss.
+    # A network grows once its loss is known from two rounds.
     *("method.beta=1e9", "method.gamma=1", "method.delta=1"),
 )
 HEADS = (
@@ -59,7 +59,7 @@ class TrainedNetwork:
         rounds: in which it was, by anyone.
         together: in which three devices or more trained it at once.
         devices: that trained it, each within its budget.
-        often: of these, those that did so in 20 rounds or more each.
+        often: number of these devices that did so in 20 rounds or more each.
         trainings: in all.
     """
 

@@ -51,7 +51,7 @@ class Row:
         export_s: seconds to trace, lower, write and verify.
         max_abs_diff: from PyTorch, as the manifest says.
         planned_bytes: of its training.
-        measured_bytes: by which a fresh process grew while it trained.
+        measured_bytes: growth of a fresh process while it trained.
     """
 
     network: str

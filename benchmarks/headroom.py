@@ -42,7 +42,7 @@ from subfleet.tasks import Dataset
 HERE = Path(__file__).resolve().parent
 _FLEET = ("fleet.devices.0.count=2", "min_clients=2", "fleet.devices.0.population=mixed")
 LEAST = 0.10
-"""Of accuracy, by which the largest has to be above the others."""
+"""Least difference of accuracy between the largest model and each other one."""
 Spoiled = Literal["", "labels", "linear"]
 
 
@@ -54,7 +54,7 @@ class TrainedModel:
         name: "largest", "smallest" or "linear".
         forward_macs: multiplications of one sample's forward pass.
         accuracy: on the server's samples.
-        learning_rate: the best of those that were tried.
+        learning_rate: the best of the learning rates that were tried.
     """
 
     name: str
@@ -121,7 +121,7 @@ def find_run(runs: Sequence[Run], entry: str) -> Run:
     """Find the run of a sweep's entry.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the sweep has no such entry.
     """
     matches = [run for run in runs if run.name.removesuffix(f"-s{run.seed}").endswith(f"-{entry}")]
     if not matches:

@@ -49,10 +49,10 @@ from subfleet.protocol.submodel import Architecture, parse_architecture
 TARGETS = ("onnx", "executorch", "torch")
 RESULTS = Path(__file__).resolve().parent / "results" / "plan-estimate.md"
 BOUNDS = ((0.06, 0.5), (0.12, 0.95), (0.25, 1.0))
-"""Error of a cost estimate, and the fraction of each row's cost estimates that has to be within it."""
+"""Bound on the error of a cost estimate, and the least fraction of each row's cost estimates within it."""
 _TIMED = 5000
 Case = tuple[str, str, str]
-"""What a row is about: a table of networks, a family in it, and a target."""
+"""A row's table of networks, family and target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

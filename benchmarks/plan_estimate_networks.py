@@ -1,4 +1,4 @@
-"""The networks whose cost estimates `benchmarks/plan_estimate.py` judges, and random submodels of them."""
+"""The networks for `benchmarks/plan_estimate.py`, and random submodels of them."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ __all__ = ["TABLES", "TINY", "create_request", "draw_architecture", "draw_distin
 
 BATCH_SIZE = 8
 _DRAWS = 20
-"""Of random submodels for each that is wanted, before it is held that there are no others."""
+"""Random draws per requested submodel before the search for distinct ones ends."""
 PER_TOKEN = frozenset({"decoder", "bert", "lstm"})
 TINY = Mlp(input_shape=(8,), class_count=2, widths=(8,), depths=(1,))
 """Estimated first in each process, so that imports do not count."""
@@ -95,7 +95,7 @@ WIDE_KERNELS: dict[str, Family] = {
         EfficientNetV2(**_EFFICIENT, kernels=(5, 5)),
     )
 }
-"""Small networks whose submodels choose among kernels of up to 5 x 5 places."""
+"""Small networks with submodels that choose among kernels of up to 5 x 5."""
 TABLES: Mapping[str, Mapping[str, Family]] = {"small": NETWORKS, "large": LARGE, "wide-kernelled": WIDE_KERNELS}
 
 

@@ -160,7 +160,7 @@ def measure(case: Case, folder: Path) -> Row:
     _run_python(EXPORT, job)
     training = json.loads(_run_python(TRAIN, job))
     plan = decode_program((folder / "program").read_bytes()).manifest.memory
-    # Plans are told for usual kernels, and this processor's may be wider.
+    # Plans assume the usual kernels; this processor's may be wider.
     local = replace(
         plan, runtime_bytes=planned_for(plan.runtime_bytes, plan.packings, detect_packing_width()), packings=()
     )

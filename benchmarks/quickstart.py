@@ -110,7 +110,7 @@ def format_row(run: dict[str, Any]) -> str:
 
 def build_page(runs: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
-    # Those of later runs hold what is left of the run before.
+    # The load before a later run includes the rest of the run before.
     first = runs[0]["load"]
     load = f"The machine's load when the first began was {first:g}" + (
         "." if first < 1 else ", with other work on the same cores."

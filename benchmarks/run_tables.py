@@ -1,4 +1,4 @@
-"""Markdown tables of runs, and where they stand among results."""
+"""Markdown tables of runs, and their place in pages of results."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from subfleet.reporting.comparison import Entrant, measure_difference
 __all__ = ["Figures", "compare_entrants", "format_table", "list_shared_seeds", "replace_tables"]
 
 Figures = Callable[[Mapping[str, Any]], Mapping[str, float]]
-"""What a run comes to, by its summary."""
+"""Computes the figures of a run from its summary."""
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

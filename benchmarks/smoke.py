@@ -27,9 +27,9 @@ def parse_arguments(
     """Parse the command line; `--smoke` replaces the options that decide how much is measured.
 
     Args:
-        parser: of all other options.
-        arguments: in place of the command line's.
-        smallest: by the name of an option.
+        parser: has all other options.
+        arguments: instead of the command line's.
+        smallest: values for `--smoke`, by the name of the option.
     """
     parser.add_argument("--smoke", action="store_true", help="see in seconds that it runs; figures mean nothing")
     options = parser.parse_args(arguments)
@@ -49,7 +49,7 @@ def open_run_folders(
     Args:
         options: of the command line, with `folders` and `smoke`.
         game: a run file with a sweep, or its name.
-        changes: of its keys.
+        changes: overrides of its keys.
         include: says which of its runs are played.
     """
     if not options.smoke:

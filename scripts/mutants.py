@@ -39,14 +39,14 @@ SERVER = frozenset({"search", "methods", "rounds", "aggregation", "programs", "j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """A line of a file as it should not be.
+    """A defective line to plant in a file.
 
     Attributes:
-        package: whose tests must find it.
+        package: its tests must find the defect.
         file: path below the root.
         old: text that stands exactly once in the file.
         new: what it is replaced with.
-        why: what goes wrong then.
+        why: the consequence of the defect.
         tests: files or folders of tests that are tried first.
     """
 

@@ -1,4 +1,4 @@
-"""Simulated devices and an exporter that has everything at once: what drives the pure coordinator."""
+"""Simulated devices and an exporter that answers at once; they drive the pure coordinator."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -45,10 +45,10 @@ _OVER = 1.03
 _HELD_OUT = 20
 """Samples of each device that it evaluates on."""
 EstimatesOf = Callable[[Network, TrainingSettings], MemoryEstimates]
-"""What the exporter tells of a network that is trained with some settings."""
+"""The exporter's memory estimates for a network and its training settings."""
 _Supplied = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest | ProgramRequest | CostRequest
 _REFUSE = 20
-"""One device of so many refuses its first task of a round, for memory."""
+"""One in this many devices refuses its first task of a round for lack of memory."""
 
 
 def make_presence(name: str) -> Presence:
@@ -79,9 +79,9 @@ class Fleet:
     """Answers the coordinator's tasks and its requests to the exporter.
 
     Attributes:
-        estimates: what memory costs on the target of all devices.
+        estimates: memory estimates for the target of all devices.
         names: of the devices.
-        waiting: what happens next.
+        waiting: the events to come.
     """
 
     context: RunContext

@@ -1,4 +1,4 @@
-"""What a heartbeat costs in fleets of different sizes: in the coordinator, in the whole server, and in memory."""
+"""The cost of a heartbeat in fleets of different sizes: in the coordinator, in the whole server, and in memory."""
 
 import time
 import tracemalloc

@@ -26,10 +26,10 @@ class StepFigures:
     """Costs of the steps of a method's run.
 
     Attributes:
-        worst_ms: CPU of the dearest step before any program was written, and after a round has written some.
-        worst_step: its event and its phase.
+        worst_ms: CPU time of the slowest step in the first round, without programs, and in later rounds.
+        worst_step: event and phase of the slowest step.
         mean_ms: of all steps.
-        beside_s: CPU of what was looked for beside the loop.
+        beside_s: CPU time of searches beside the loop.
         steps: how many there were.
         aggregated: rounds.
     """
@@ -47,7 +47,7 @@ def measure_steps(context: RunContext, estimates: EstimatesOf, *, members: int, 
 
     Args:
         context: of the run.
-        estimates: that the exporter tells.
+        estimates: the exporter's memory estimates.
         members: how many devices there are.
         spoil: search within the step that asks for it.
     """

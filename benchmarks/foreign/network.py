@@ -1,4 +1,4 @@
-"""What a network that others wrote is: how it is made, what it takes, and what it learns."""
+"""A third-party network: its construction, its input and its objective."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Errors that are put in on purpose, to see that what looks for errors finds them."""
+"""Errors that are planted on purpose, to see that the checks find them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

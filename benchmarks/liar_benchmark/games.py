@@ -91,7 +91,7 @@ METHODS_AND_VARIANTS: Mapping[str, AnyMethod] = MappingProxyType(
         "fedadp by networks": FedADP(choice="declared"),
     }
 )
-"""Every method as it is by default, but for what follows from the few rounds; and variants whose members say more."""
+"""Every method with its defaults, adapted to few rounds, and variants with members that report more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class GameResult:
 
     Attributes:
         accuracy: mean accuracy of the honest members' models on the server's samples; 0 without a result.
-        rounds: that closed.
+        rounds: number of closed rounds.
         planned_rounds: rounds that the run was to have.
         failed_attempts: attempts of rounds that aggregated nothing.
         failure: why it did not end; empty where it did.
@@ -123,7 +123,7 @@ class Game:
         rounds: of the run.
         liars: whether they take part.
         guarded: False turns off what keeps liars from deciding.
-        declared_width: of the networks that liars declare, where a method goes by them.
+        declared_width: of the networks that liars declare, if the method uses declared networks.
     """
 
     method: str
@@ -179,7 +179,9 @@ def create_run(name: str, seed: int, rounds: int) -> Run:
     if isinstance(method, FedorAS):
         first = max(1, rounds * 2 // 3)
         method = replace(method, supernet_rounds=first, tuning_rounds=max(1, rounds - first))
-    chooses = roles.selector.select is not select_at_random and not roles.training.draws_paths  # whose tiers take turns
+    chooses = (
+        roles.selector.select is not select_at_random and not roles.training.draws_paths
+    )  # with paths, tiers take turns
     return Run(
         name="liars",
         model=SUPERNET if roles.training.draws_paths else MODEL,
@@ -196,7 +198,7 @@ def create_run(name: str, seed: int, rounds: int) -> Run:
         targets=("torch",),
         deploy_targets=(),
         memory_overhead_bytes={},
-        # What a real fleet does by default: liars are no attackers that an emulation knows of.
+        # The default of a real fleet: the emulation does not know the liars as attackers.
         outliers=OutlierSettings(outliers="scale"),
         seed=seed,
     )

@@ -1,4 +1,4 @@
-"""What the game's task leaves to gain, by `headroom.py`'s measure."""
+"""The headroom of the game's task, as `headroom.py` measures it."""
 
 import argparse
 from dataclasses import replace

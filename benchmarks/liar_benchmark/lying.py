@@ -1,4 +1,4 @@
-"""What the four liars say: each changes what its member would have sent or heard, and each message stays valid."""
+"""The four liars: each changes the messages that its member sends or receives, and all messages stay valid."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What games come to, as rows of tables, and what is wrong with them."""
+"""Results of games as rows of tables, and their problems."""
 
 import statistics
 from collections.abc import Iterator, Sequence

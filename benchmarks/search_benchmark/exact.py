@@ -1,4 +1,4 @@
-"""What becomes of a search's answers once programs are written: exact plans decide, and the next answers learn."""
+"""A search's answers once programs are written: exact plans decide, and later answers learn from them."""
 
 import json
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from subfleet.search.queue import ProgramFacts
 __all__ = ["ExactFigures", "Plans", "measure_exact"]
 
 _SEEKING = 100
-"""Devices that look before any is given something."""
+"""Devices that explore before any is given a submodel."""
 _TRIED = 6
-"""Submodels whose programs are written for a budget, to find the largest of all that fits."""
+"""Programs that are written per budget to find the largest submodel that fits."""
 _SPOILT = 1.2
 """Times a device's memory, where an error is planted."""
 
@@ -67,10 +67,10 @@ class ExactFigures:
 
     Attributes:
         row: of its table.
-        fractions: parameters of what each device is sent, of the most that fits by exact plans; none where the space
+        fractions: parameters that each device is sent over the most that fit by exact plans; empty if the space
             is too large to be listed.
         first: whether each answer was above its budget when no plan was known.
-        later: the same of other devices, with the correction that these plans told.
+        later: the same for other devices, with the correction from these plans.
         violations: tasks that were sent above their budget.
     """
 
@@ -86,7 +86,7 @@ class _Server:
     """The part of a server that decides what to send: a pool, and the plans of the written programs.
 
     Attributes:
-        checks: whether a task is sent only where its program's plan fits; else cost estimates decide, and those with
+        checks: whether a task is sent only if its program's plan fits; otherwise cost estimates decide, with
             too high a budget.
     """
 
@@ -153,7 +153,7 @@ def measure_exact(
         case: the space.
         shares: of the devices.
         plans: the exact plans that are known; others are added.
-        count: devices of each kind whose answers are held against exact plans.
+        count: devices of each kind to compare with exact plans.
         listed: whether the most that fits is looked for in all of the space.
         checks: False plants an error: tasks are sent without a look at plans.
     """
@@ -219,7 +219,7 @@ def _find_largest(
         query: of the device.
         case: the space.
         plans: the exact plans.
-        known: submodels with their exact plans, to which those of this device are added.
+        known: submodels with their exact plans; this device's are added.
     """
     most = max((planned.parameters for planned in known.values() if fits(planned, TARGET, query.limits)), default=0)
     lowest, tries = min(_compare_with_estimate(case, planned) for planned in known.values()), 0

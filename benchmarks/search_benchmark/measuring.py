@@ -1,4 +1,4 @@
-"""What is measured of a search."""
+"""Measurements of a search."""
 
 import hashlib
 import statistics
@@ -23,11 +23,11 @@ __all__ = ["Figures", "build_export_table", "build_hit_rate_table", "measure_exh
 _EPSILONS = (0.2, 0.4, 0.6, 0.8, 0.9)
 _T_MAX = (1, 2, 5, 10, 20)
 _ROUND = 30
-"""Devices of a round: all look for submodels before any of them is given one."""
+"""Devices of a round: all explore before any of them is given a submodel."""
 _FIRST, _WARMING = 100, 1500
 """Devices at once out of an empty pool, and all that are served before the warm figures, these among them."""
 _JUDGED, _TRIALS, _KEPT = 40, 2000, 24
-"""Budgets that the long search looks at, what it cost estimates for each, and how many of these it goes on from."""
+"""Budgets of the long search, its cost estimates for each, and the submodels that it continues from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class Figures:
 
     Attributes:
         row: of its table.
-        mean: parameters of the answers as a fraction of the most that fit, over devices that anything fits.
+        mean: parameters of the answers over the most that fit, averaged over devices that some submodel fits.
         used: mean utilisation of the answers.
         paper_used: the same of the paper's search.
-        warm_per_s: devices that are looked for and answered in a second; 0 where it was not measured.
-        cold_per_s: the same of the first round, with all that has to be made before it.
+        warm_per_s: devices served per second after warm-up; 0 if it was not measured.
+        cold_per_s: the same for the first round, setup included.
         first_round_s: of that round.
     """
 
@@ -151,7 +151,7 @@ def _compute_fractions(answers: Sequence[Answer], most: Sequence[int]) -> list[f
 def measure_large(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     """Serve a first round, warm up both searches, then time ours and compare the answers.
 
-    Seconds are those of the processor, so that a busy machine counts no waiting.
+    Seconds are CPU time, so that waiting on a busy machine does not count.
     """
     create_case(TINY).ends[0].training_memory_bytes[TARGET]
     freeze_loaded_objects()  # as a server does before it serves

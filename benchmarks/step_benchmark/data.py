@@ -39,9 +39,9 @@ def load_samples(model: ZooModel, count: int, seed: int = 0) -> Samples:
     """Load the first `count` samples of a seeded order.
 
     Args:
-        model: whose inputs they are.
+        model: the model that reads them.
         count: samples.
-        seed: of the order, and of data that are made.
+        seed: of the order, and of generated data.
     """
     random = np.random.default_rng(seed)
     folder = os.environ.get("SUBFLEET_DATA", "")

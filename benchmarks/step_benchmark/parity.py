@@ -43,7 +43,7 @@ class Parity:
         eager_distance: eager's own after `STEPS`.
         max_abs_diff: largest difference of a weight or buffer after one step.
         eager_max_abs_diff: eager's own.
-        loss_fall: share by which the loss fell from the first two steps to the last two.
+        loss_fall: relative decrease of the loss from the first two steps to the last two.
     """
 
     one_step_over_eager: float

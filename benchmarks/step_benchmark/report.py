@@ -1,4 +1,4 @@
-"""What the benchmark found: one table for people, one object for programs."""
+"""The results: tables to print, and one JSON object."""
 
 import math
 import statistics
@@ -36,7 +36,7 @@ class Result:
         eager_layout: in which it was best.
         parity: distances from PyTorch.
         planned_bytes: peak memory that the program states.
-        measured_bytes: by which a fresh process grew; 0 where it was not measured.
+        measured_bytes: growth of a fresh process; 0 if it was not measured.
     """
 
     model: str

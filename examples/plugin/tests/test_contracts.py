@@ -1,4 +1,4 @@
-"""What Subfleet asks of everything of its kind, asked of ours."""
+"""Subfleet's contract tests for the plugin's method, family and data set."""
 
 from subfleet.testing import DatasetContract, FamilyContract, MethodContract
 from subfleet.testing.rounds import make_assignee, make_context

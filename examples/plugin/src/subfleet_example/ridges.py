@@ -1,4 +1,4 @@
-"""Ridges: bright lines in four directions. Drawn with numpy, made up from beginning to end."""
+"""Ridges: synthetic pictures of bright lines in four directions, drawn with numpy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ DIRECTIONS = ("level", "rising", "upright", "falling")
 
 
 def _draw(count: int, seed: int) -> Dataset:
-    """So many pictures, all directions equally often: a line at a drawn distance from the middle, and noise."""
+    """Draw pictures of all directions equally often: a line at a random distance from the centre, and noise."""
     generator = np.random.default_rng(seed)
     labels = np.arange(count, dtype=np.int64) % len(DIRECTIONS)
     angles = (labels * np.pi / len(DIRECTIONS))[:, None, None]
