@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 from pages import write_page
-from smoke import parsed
+from smoke import parse_arguments
 from torch import Tensor
 
 from subfleet.elastic.accumulator import Accumulator, Contribution
@@ -59,44 +59,44 @@ class Rates:
 
 def main() -> None:
     """Measure, and print."""
-    arguments = _arguments()
+    arguments = _parse_arguments()
     if arguments.peak is not None:
-        print(peak_growth_bytes(arguments.peak))
+        print(measure_peak_growth(arguments.peak))
         return
     torch.set_num_threads(arguments.threads)
     if os.getloadavg()[0] > 0.5:
-        _say(f"the load average is {os.getloadavg()[0]:.1f}: rates of threads are not to be trusted")
+        _print_progress(f"the load average is {os.getloadavg()[0]:.1f}: rates of threads are not to be trusted")
     model = SMALL if arguments.smoke else NETWORK
-    table = [rates(network_of(model), count, torch.device(arguments.device)) for count in arguments.clients]
+    table = [measure_rates(network_of(model), count, torch.device(arguments.device)) for count in arguments.clients]
     # The memory of a GPU is not the process's.
     on_cpu = arguments.device == "cpu"
-    peaks = {count: _peak_of_a_fresh_process(count, arguments.threads) for count in arguments.clients if on_cpu}
-    text = page(table, peaks, arguments.device)
-    _say(text)
+    peaks = {count: _measure_peak_in_process(count, arguments.threads) for count in arguments.clients if on_cpu}
+    text = build_page(table, peaks, arguments.device)
+    _print_progress(text)
     if arguments.write:
         path = RESULTS / ("aggregate.md" if on_cpu else "gpu.md")
         write_page(path, text)
     if arguments.json:
-        print(json.dumps(summary(table, peaks)))
+        print(json.dumps(summarise(table, peaks)))
 
 
-def rates(network: Network, clients: int, device: torch.device) -> Rates:
+def measure_rates(network: Network, clients: int, device: torch.device) -> Rates:
     """Copying, aggregation in batches, aggregation one by one, and a plain loop, in turn."""
-    state, updates = seeded_model(network, device), seeded_updates(network, device)
+    state, updates = draw_model(network, device), draw_updates(network, device)
     source = torch.cat([tensor.reshape(-1) for update in updates for tensor in update.values()])
     target = torch.empty_like(source)
     runs: dict[str, Callable[[int], object]] = {
         "copy": lambda _: target.copy_(source),
         "aggregate": lambda count: aggregate(network, state, updates, count, BATCH),
         "single": lambda count: aggregate(network, state, updates, count, 1),
-        "loop": lambda count: plain_loop(state, updates, count),
+        "loop": lambda count: aggregate_in_loop(state, updates, count),
     }
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run(BATCH)
     # A copy is short: one before each of the others, so that all see the same load of the machine.
     for name in ("aggregate", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
-        seconds[name].append(_seconds(partial(runs[name], clients), device))
+        seconds[name].append(_measure_seconds(partial(runs[name], clients), device))
     bps = {
         name: (BATCH if name == "copy" else clients) * source.nbytes / BATCH / statistics.median(found)
         for name, found in seconds.items()
@@ -120,7 +120,7 @@ def aggregate(
     accumulator.finish()
 
 
-def plain_loop(state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int) -> None:
+def aggregate_in_loop(state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int) -> None:
     """The kernel as public code writes it: weighted sums and sums of weights, tensor by tensor."""
     numerators = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     denominators = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
@@ -132,7 +132,7 @@ def plain_loop(state: dict[str, Tensor], updates: list[dict[str, Tensor]], clien
         torch.where(denominators[name] > 0, tensor + numerators[name] / denominators[name].clamp(min=1), tensor)
 
 
-def seeded_model(network: Network, device: torch.device) -> dict[str, Tensor]:
+def draw_model(network: Network, device: torch.device) -> dict[str, Tensor]:
     """A model of random numbers."""
     generator = torch.Generator().manual_seed(0)
     return {
@@ -140,7 +140,7 @@ def seeded_model(network: Network, device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def seeded_updates(network: Network, device: torch.device) -> list[dict[str, Tensor]]:
+def draw_updates(network: Network, device: torch.device) -> list[dict[str, Tensor]]:
     """As many distinct updates as a batch holds; far more than a cache does. More clients send them again."""
     generator = torch.Generator().manual_seed(1)
     return [
@@ -152,20 +152,20 @@ def seeded_updates(network: Network, device: torch.device) -> list[dict[str, Ten
     ]
 
 
-def peak_growth_bytes(clients: int) -> int:
+def measure_peak_growth(clients: int) -> int:
     """How far the most that was ever resident grows by a round of this process, model and updates not counted."""
     cpu = torch.device("cpu")
     # What is compiled once for a process belongs to the program, and not to a round.
     tiny = network_of(Mlp(input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
-    aggregate(tiny, seeded_model(tiny, cpu), seeded_updates(tiny, cpu), 1, 1)
+    aggregate(tiny, draw_model(tiny, cpu), draw_updates(tiny, cpu), 1, 1)
     network = network_of(NETWORK)
-    state, updates = seeded_model(network, cpu), seeded_updates(network, cpu)
-    before = _resident_bytes("VmRSS")
+    state, updates = draw_model(network, cpu), draw_updates(network, cpu)
+    before = read_resident_bytes("VmRSS")
     aggregate(network, state, updates, clients, BATCH)
-    return _resident_bytes("VmHWM") - before
+    return read_resident_bytes("VmHWM") - before
 
 
-def summary(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
+def summarise(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
     """The figures of the largest number of clients, and the peaks of few and of many."""
     last = table[-1]
     return {
@@ -175,10 +175,10 @@ def summary(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
     }
 
 
-def page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
+def build_page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
     """The figures as a page of Markdown."""
     model_bytes = 4 * network_of(NETWORK).parameter_count(network_of(NETWORK).full_architecture())
-    where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {_processor()}"
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {_find_processor()}"
     lines = [
         f"# Aggregation updates on {'a GPU' if device == 'cuda' else 'the CPU'}",
         "",
@@ -201,24 +201,25 @@ def page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _peak_of_a_fresh_process(clients: int, threads: int) -> int:
+def _measure_peak_in_process(clients: int, threads: int) -> int:
     command = [sys.executable, __file__, "--peak", str(clients), "--threads", str(threads)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _resident_bytes(field: str) -> int:
+def read_resident_bytes(field: str) -> int:
+    """A field of this process: VmHWM is the peak of its resident memory, VmRSS the current size."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise KeyError(field)
 
 
-def _processor() -> str:
+def _find_processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def _measure_seconds(run: Callable[[], object], device: torch.device) -> float:
     started_s = time.perf_counter()
     run()
     if device.type == "cuda":
@@ -226,7 +227,7 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - started_s
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -234,10 +235,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help="write the pages of results")
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
-    return parsed(parser, clients=[CLIENTS[0]], threads=1)
+    return parse_arguments(parser, clients=[CLIENTS[0]], threads=1)
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr)
 
 

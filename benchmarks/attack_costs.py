@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from smoke import DIGITS, folders_of, parsed
+from smoke import DIGITS, open_run_folders, parse_arguments
 
 from subfleet.protocol.errors import ConfigError, SubfleetError
 from subfleet.reporting.comparison import Entrant, measure_difference, read_entrants
@@ -36,16 +36,16 @@ def main() -> int:
     """Print the table of runs' folders."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
-    chosen = parsed(parser)
-    with folders_of(chosen, "league-depth", *_SMALL, wanted=_is_small) as folders:
-        return told(folders)
+    chosen = parse_arguments(parser)
+    with open_run_folders(chosen, "league-depth", *_SMALL, include=_is_small) as folders:
+        return print_tables(folders)
 
 
-def told(folders: Sequence[Path]) -> int:
+def print_tables(folders: Sequence[Path]) -> int:
     """Print the table; an exit code other than 0 where it cannot be told."""
     try:
         entrants = {one.name: one for one in read_entrants(folders)}
-        rows = [row for name in entrants for row in _rows(name, entrants)]
+        rows = [row for name in entrants for row in _build_rows(name, entrants)]
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
@@ -58,22 +58,22 @@ def _is_small(run: Run) -> bool:
     return run.name in {f"league-depth-{one}-s1" for one in ("fedfa-honest", "fedfa-shuffled")}
 
 
-def _rows(name: str, entrants: Mapping[str, Entrant]) -> Iterator[list[str]]:
+def _build_rows(name: str, entrants: Mapping[str, Entrant]) -> Iterator[list[str]]:
     attack = next((one for one in ATTACKS if name.endswith(f"-{one}")), None)
     if attack is None:
         return
     series = name.removesuffix(f"-{attack}")
     game, entrant = "-".join(series.split("-")[:2]), "-".join(series.split("-")[2:])
-    ours, theirs = _lost(series, attack, entrants), {}
+    ours, theirs = _compute_lost(series, attack, entrants), {}
     if entrant != RIVAL and f"{game}-{RIVAL}-{attack}" in entrants:
-        theirs = _lost(f"{game}-{RIVAL}", attack, entrants)
+        theirs = _compute_lost(f"{game}-{RIVAL}", attack, entrants)
     seeds = sorted(ours.keys() & theirs.keys())
-    accuracy = statistics.fmean(_last(entrants[name]).values())
+    accuracy = statistics.fmean(_average_last_rounds(entrants[name]).values())
     told = [f"{100 * value:.1f}" for value in (accuracy, statistics.fmean(ours.values()))]
-    yield [game, entrant, attack, str(len(ours)), *told, _difference(seeds, ours, theirs)]
+    yield [game, entrant, attack, str(len(ours)), *told, _format_difference(seeds, ours, theirs)]
 
 
-def _difference(seeds: Sequence[int], ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+def _format_difference(seeds: Sequence[int], ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     if len(seeds) < 2:
         return ""
     found = measure_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
@@ -81,17 +81,20 @@ def _difference(seeds: Sequence[int], ours: Mapping[int, float], theirs: Mapping
     return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}"
 
 
-def _lost(series: str, attack: str, entrants: Mapping[str, Entrant]) -> dict[int, float]:
+def _compute_lost(series: str, attack: str, entrants: Mapping[str, Entrant]) -> dict[int, float]:
     """By seed, the fraction of the accuracy of the game without an attack that this one costs."""
     if f"{series}-{HONEST}" not in entrants:
         raise ConfigError(f"{series}-{attack} is there without {series}-{HONEST}; name the folders of that, too")
-    clean, found = _last(entrants[f"{series}-{HONEST}"]), _last(entrants[f"{series}-{attack}"])
+    clean, found = (
+        _average_last_rounds(entrants[f"{series}-{HONEST}"]),
+        _average_last_rounds(entrants[f"{series}-{attack}"]),
+    )
     if not found.keys() <= clean.keys():
         raise ConfigError(f"{series}-{attack} has seeds {sorted(found)}, but {series}-{HONEST} has {sorted(clean)}")
     return {seed: 1 - accuracy / clean[seed] for seed, accuracy in found.items()}
 
 
-def _last(entrant: Entrant) -> dict[int, float]:
+def _average_last_rounds(entrant: Entrant) -> dict[int, float]:
     return {
         seed: statistics.fmean(float(record["accuracy"]) for record in run["rounds"][-LAST_ROUNDS:])
         for seed, run in entrant.runs.items()

@@ -35,7 +35,7 @@ import numpy as np
 from pages import write_page
 from rich.console import Console
 from rich.table import Table
-from smoke import parsed
+from smoke import parse_arguments
 
 from subfleet.arrays import encode_arrays
 from subfleet.elastic.building import init_state, network_of
@@ -142,7 +142,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenChain:
     """A supernet's chain, as it was written.
 
     Attributes:
@@ -192,7 +192,7 @@ class Bench:
             raise ValueError(f"the program of {self.name} is no chain")
         return self.program.manifest.chain
 
-    def row(self, path: Architecture, turns: int, *, spoiled: bool) -> Row:
+    def measure_path(self, path: Architecture, turns: int, *, spoiled: bool) -> Row:
         """A path, trained in turns both ways."""
         alone: Family = specialise_family(self.network, path)
         started_s = time.perf_counter()
@@ -202,7 +202,7 @@ class Bench:
         state = extract(self.network, path, init_state(self.network, 0))
         weights = encode_arrays({name: tensor.numpy() for name, tensor in state.items()})
         (self.folder / "weights").write_bytes(weights)
-        found = [(self._trained("chain", path.choices), self._trained("whole", ())) for _ in range(turns)]
+        found = [(self._train("chain", path.choices), self._train("whole", ())) for _ in range(turns)]
         room = self.chain.plan_memory(self.chain.restrict(dict(path.choices)))
         return Row(
             network=self.name,
@@ -215,10 +215,10 @@ class Bench:
             whole_bytes=max(one["peak_bytes"] for _, one in found),
         )
 
-    def written(self) -> Written:
+    def summarise_export(self) -> WrittenChain:
         """What the chain's export took."""
         pieces = {one.piece for link in self.chain.links for one in link.operators}
-        return Written(
+        return WrittenChain(
             network=self.name,
             target=self.target,
             places=sum(len(link.operators) for link in self.chain.links),
@@ -246,7 +246,7 @@ class Bench:
         y = random.integers(0, classes, (count, *shape) if self.tokens else count)
         np.savez(self.folder / "data.npz", x=x if self.tokens else x.astype(np.float32), y=y)
 
-    def _trained(self, program: str, choices: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, Any]:
+    def _train(self, program: str, choices: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, Any]:
         optimiser, name = (CLIPPED, "next_token") if self.tokens else (OPTIMISER, "cross_entropy")
         job = {
             "folder": str(self.folder),
@@ -271,7 +271,7 @@ class Bench:
         return found
 
 
-def path_table(rows: Sequence[Row]) -> list[list[str]]:
+def build_path_table(rows: Sequence[Row]) -> list[list[str]]:
     """Cells, the heads first."""
     heads = ["network", "target", "path", "chain ms", "program ms", "times", "planned MB", "measured MB", "plan"]
     return [[*heads, "program MB"]] + [
@@ -285,7 +285,7 @@ def path_table(rows: Sequence[Row]) -> list[list[str]]:
     ]
 
 
-def export_table(rows: Sequence[Written]) -> list[list[str]]:
+def build_export_table(rows: Sequence[WrittenChain]) -> list[list[str]]:
     """Cells, the heads first."""
     heads = [
         "network",
@@ -306,12 +306,12 @@ def export_table(rows: Sequence[Written]) -> list[list[str]]:
     ]
 
 
-def markdown(cells: Sequence[Sequence[str]]) -> str:
+def format_table(cells: Sequence[Sequence[str]]) -> str:
     """As a table."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], ["---"] * len(cells[0]), *cells[1:]))
 
 
-def printed(console: Console, cells: Sequence[Sequence[str]]) -> None:
+def print_table(console: Console, cells: Sequence[Sequence[str]]) -> None:
     """For people."""
     table = Table(*cells[0])
     for row in cells[1:]:
@@ -319,7 +319,7 @@ def printed(console: Console, cells: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-def measured(asked: argparse.Namespace, console: Console) -> tuple[list[Row], list[Written]]:
+def measure(asked: argparse.Namespace, console: Console) -> tuple[list[Row], list[WrittenChain]]:
     """All rows."""
     rows, written = [], []
     for name in asked.networks:
@@ -333,10 +333,10 @@ def measured(asked: argparse.Namespace, console: Console) -> tuple[list[Row], li
                 for _ in range(asked.paths):
                     drawn = [chance.choice(one.operators) for one in bench.network.choices.values()]
                     path = path_architecture(bench.network, drawn)
-                    rows.append(bench.row(path, asked.turns, spoiled=asked.spoil == "plan"))
+                    rows.append(bench.measure_path(path, asked.turns, spoiled=asked.spoil == "plan"))
                     last = rows[-1]
                     console.print(f"  {' '.join(drawn)}: {last.times:.2f} times, plan {last.plan:.2f}")
-                written.append(bench.written())
+                written.append(bench.summarise_export())
     return rows, written
 
 
@@ -351,15 +351,15 @@ def main() -> int:
     parser.add_argument("--spoil", choices=["", "plan"], default="", help="an error that has to be found")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    asked = parsed(parser, networks=["small"], targets=["onnx"], paths=1, turns=1)
+    asked = parse_arguments(parser, networks=["small"], targets=["onnx"], paths=1, turns=1)
     console = Console(stderr=asked.json, width=200)
     try:
-        rows, written = measured(asked, console)
+        rows, written = measure(asked, console)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    printed(console, path_table(rows))
-    printed(console, export_table(written))
+    print_table(console, build_path_table(rows))
+    print_table(console, build_export_table(written))
     times, plans = [row.times for row in rows], [row.plan for row in rows]
     summed = (
         f"a step takes {statistics.median(times):.2f} times the program's, {max(times):.2f} at worst; "
@@ -371,7 +371,7 @@ def main() -> int:
         head = "# Chains of programs\n\n`python benchmarks/chains.py --write`, "
         head += f"Python {platform.python_version()}, {tools},\n"
         head += f"{platform.machine()}, one thread: {summed}.\n\n"
-        body = f"{markdown(path_table(rows))}\n{markdown(export_table(written))}"
+        body = f"{format_table(build_path_table(rows))}\n{format_table(build_export_table(written))}"
         write_page(RESULTS, f"{head}{body}")
     if asked.json:
         print(json.dumps({"paths": [asdict(row) for row in rows], "exports": [asdict(row) for row in written]}))

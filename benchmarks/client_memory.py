@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import write_page
-from smoke import parsed
+from smoke import parse_arguments
 
 RESULTS = Path(__file__).parent / "results" / "client-memory.md"
 CLIENTS = ("torch", "onnx", "executorch")
@@ -32,7 +32,7 @@ STEPS = 40
 MEGABYTE = 1e6
 
 
-def small_cnn() -> Any:
+def build_small_cnn() -> Any:
     """Two residual blocks, of 16 and 32 channels."""
     import torch
     from torch import nn
@@ -66,7 +66,7 @@ def export(folder: Path) -> None:
     from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
     torch.set_num_threads(1)
-    module = small_cnn()
+    module = build_small_cnn()
     for target in ("onnx", "executorch"):
         step = training_step(
             module,
@@ -95,7 +95,7 @@ def train_torch(folder: Path) -> float:
 
     torch.set_num_threads(1)
     dataset = read_dataset(str(folder / "data.npz"))
-    module = small_cnn()
+    module = build_small_cnn()
     optimiser = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
     started_s = time.perf_counter()
     for start in range(0, len(dataset), BATCH):
@@ -140,23 +140,23 @@ def train_program(target: str, folder: Path) -> float:
     return result.train_seconds / result.step_count
 
 
-def status_bytes(field: str) -> int:
-    """A figure of this process: VmHWM is the most that was ever resident, VmRSS what is now."""
+def read_resident_bytes(field: str) -> int:
+    """A field of this process: VmHWM is the peak of its resident memory, VmRSS the current size."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise KeyError(field)
 
 
-def child(client: str, folder: Path) -> None:
+def train_client(client: str, folder: Path) -> None:
     """Train in this process and say what it took."""
     step_s = train_torch(folder) if client == "torch" else train_program(client, folder)
-    found = {"peak_bytes": status_bytes("VmHWM"), "after_bytes": status_bytes("VmRSS"), "step_s": step_s}
+    found = {"peak_bytes": read_resident_bytes("VmHWM"), "after_bytes": read_resident_bytes("VmRSS"), "step_s": step_s}
     found["torch_loaded"] = "torch" in sys.modules
     sys.stdout.write(json.dumps(found))
 
 
-def fresh(*arguments: str) -> str:
+def run_in_fresh_process(*arguments: str) -> str:
     """Run this file in a fresh process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, *arguments]
@@ -166,8 +166,11 @@ def fresh(*arguments: str) -> str:
 def measure(repeats: int) -> dict[str, dict[str, Any]]:
     """Every client, in turns; of each figure the median."""
     with tempfile.TemporaryDirectory() as folder:
-        fresh("--child", "export", folder)
-        runs = [{name: json.loads(fresh("--child", name, folder)) for name in CLIENTS} for _ in range(repeats)]
+        run_in_fresh_process("--child", "export", folder)
+        runs = [
+            {name: json.loads(run_in_fresh_process("--child", name, folder)) for name in CLIENTS}
+            for _ in range(repeats)
+        ]
     found: dict[str, dict[str, Any]] = {}
     for name in CLIENTS:
         figures = [run[name] for run in runs]
@@ -179,7 +182,7 @@ def measure(repeats: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def table(found: dict[str, dict[str, Any]]) -> list[str]:
+def build_table(found: dict[str, dict[str, Any]]) -> list[str]:
     """The rows for people."""
     lines = [
         "| client | peak MB | after training MB | PyTorch's peak / this | goal | ms a step |",
@@ -201,13 +204,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--repeats", type=int, default=3, help="fresh processes of each client; default 3")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FOLDER"), help=argparse.SUPPRESS)
-    arguments = parsed(parser, repeats=1)
+    arguments = parse_arguments(parser, repeats=1)
     if arguments.child:
         what, folder = arguments.child[0], Path(arguments.child[1])
-        export(folder) if what == "export" else child(what, folder)
+        export(folder) if what == "export" else train_client(what, folder)
         return
     found = measure(arguments.repeats)
-    lines = table(found)
+    lines = build_table(found)
     print("\n".join(lines))
     if arguments.write:
         packages = ("torch", "onnxruntime", "numpy", "executorch")

@@ -27,8 +27,8 @@ from types import MappingProxyType
 
 import numpy as np
 from coordinator_benchmark.fleet import EstimatesOf
-from coordinator_benchmark.heartbeats import bytes_per_member, heartbeat_us, server_heartbeat_us
-from coordinator_benchmark.steps import StepFigures, step_figures
+from coordinator_benchmark.heartbeats import measure_bytes_per_member, measure_heartbeat_us, measure_server_heartbeat_us
+from coordinator_benchmark.steps import StepFigures, measure_steps
 from pages import write_page
 
 from subfleet import tasks
@@ -78,7 +78,7 @@ wait. A step may take {MOST_MS:g} ms.
 """
 
 
-def config_of(method: AnyMethod, members: int, *, small: bool = False, evaluation: str = "none") -> Run:
+def create_run(method: AnyMethod, members: int, *, small: bool = False, evaluation: str = "none") -> Run:
     """A run for devices with ONNX Runtime; a method that draws paths has a supernet."""
     supernet = method.roles().training.draws_paths
     model, choices = (SMALL, SMALL_SUPERNET) if small else (MODEL, SUPERNET)
@@ -95,7 +95,7 @@ def config_of(method: AnyMethod, members: int, *, small: bool = False, evaluatio
     )
 
 
-def exporter() -> EstimatesOf:
+def create_exporter() -> EstimatesOf:
     """What the exporter's workers would tell, each asked once for a network and its training."""
     known: dict[str, MemoryEstimates] = {}
 
@@ -108,16 +108,16 @@ def exporter() -> EstimatesOf:
     return estimates_of
 
 
-def row_of(name: str, found: StepFigures) -> str:
+def format_row(name: str, found: StepFigures) -> str:
     """A line of the table."""
     first, later = found.worst_ms
     return (
-        f"| {name} | {first:.1f} | {later:.1f} | {found.of} | {found.mean_ms:.2f} | {found.steps} "
+        f"| {name} | {first:.1f} | {later:.1f} | {found.worst_step} | {found.mean_ms:.2f} | {found.steps} "
         f"| {found.beside_s:.1f} |"
     )
 
 
-def beats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dict[str, float]]:
+def measure_heartbeats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dict[str, float]]:
     """Microseconds of a heartbeat among few and among many members, in the coordinator and in the whole server."""
     found: dict[str, dict[str, float]] = {"heartbeat_us": {}, "server_heartbeat_us": {}}
     with tempfile.TemporaryDirectory(prefix="subfleet-") as scratch:
@@ -125,14 +125,16 @@ def beats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dict[str, float]
         samples = tasks.Dataset(inputs=np.zeros((4, 4), np.float32), labels=np.zeros(4, np.int64))
         tasks.write_npz(folder / "evaluation.npz", samples)
         for count in counts:
-            config = config_of(FedAvg(), 10 * max(counts), small=True, evaluation=str(folder / "evaluation.npz"))
+            config = create_run(FedAvg(), 10 * max(counts), small=True, evaluation=str(folder / "evaluation.npz"))
             context = create_context(config, "loop")
-            found["heartbeat_us"][str(count)] = heartbeat_us(context, count, spoil=spoil)
-            found["server_heartbeat_us"][str(count)] = server_heartbeat_us(config, context, count, folder / str(count))
+            found["heartbeat_us"][str(count)] = measure_heartbeat_us(context, count, spoil=spoil)
+            found["server_heartbeat_us"][str(count)] = measure_server_heartbeat_us(
+                config, context, count, folder / str(count)
+            )
     return found
 
 
-def table_of(counts: tuple[int, int], found: dict[str, dict[str, float]], held: float) -> list[str]:
+def build_heartbeat_table(counts: tuple[int, int], found: dict[str, dict[str, float]], held: float) -> list[str]:
     """What heartbeats cost, in lines."""
     few, many = counts
     return [
@@ -148,37 +150,37 @@ def table_of(counts: tuple[int, int], found: dict[str, dict[str, float]], held: 
     ]
 
 
-def problems(worst_ms: dict[str, float], found: dict[str, dict[str, float]]) -> list[str]:
+def find_problems(worst_ms: dict[str, float], heartbeats_us: dict[str, dict[str, float]]) -> list[str]:
     """What is not as it has to be."""
     slow = [f"a step of {name} takes {took:.1f} ms" for name, took in worst_ms.items() if took > MOST_MS]
-    dear = [
-        f"{key} is {of[str(MANY)]:.0f} among {MANY} members and {of[str(FEW)]:.0f} among {FEW}"
-        for key, of in found.items()
-        if of[str(MANY)] > MOST_TIMES * of[str(FEW)]
+    growing = [
+        f"{key} is {costs_us[str(MANY)]:.0f} among {MANY} members and {costs_us[str(FEW)]:.0f} among {FEW}"
+        for key, costs_us in heartbeats_us.items()
+        if costs_us[str(MANY)] > MOST_TIMES * costs_us[str(FEW)]
     ]
-    return [*slow, *dear]
+    return [*slow, *growing]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and judge."""
-    chosen = _arguments(arguments)
+    chosen = _parse_arguments(arguments)
     members, counts = (SMOKE_MEMBERS, (SMOKE_FEW, SMOKE_MANY)) if chosen.smoke else (MEMBERS, (FEW, MANY))
     print(HEAD, end="")
-    lines, worst_ms, estimates = [], dict[str, float](), exporter()
+    lines, worst_ms, estimates = [], dict[str, float](), create_exporter()
     for name in chosen.methods:
-        context = create_context(config_of(ENTRANTS[name], members, small=chosen.smoke), "loop")
-        found = step_figures(context, estimates, members=members, spoil=chosen.spoil)
+        context = create_context(create_run(ENTRANTS[name], members, small=chosen.smoke), "loop")
+        found = measure_steps(context, estimates, members=members, spoil=chosen.spoil)
         if found.aggregated < context.config.rounds:
             print(f"{name} has aggregated {found.aggregated} rounds of {context.config.rounds}", file=sys.stderr)
             return 1
         worst_ms[name] = max(found.worst_ms)
-        lines.append(row_of(name, found))
+        lines.append(format_row(name, found))
         print(lines[-1], flush=True)
-    heard = beats(counts, spoil=chosen.spoil)
-    held = bytes_per_member(create_context(config_of(FedAvg(), members), "loop"), max(counts))
-    last = table_of(counts, heard, held)
+    heard = measure_heartbeats(counts, spoil=chosen.spoil)
+    held = measure_bytes_per_member(create_context(create_run(FedAvg(), members), "loop"), max(counts))
+    last = build_heartbeat_table(counts, heard, held)
     print("\n".join(last))
-    wrong = [] if chosen.smoke else problems(worst_ms, heard)
+    wrong = [] if chosen.smoke else find_problems(worst_ms, heard)
     if chosen.write:
         write_page(RESULTS, HEAD + "\n".join([*lines, *last]) + "\n")
     if chosen.json:
@@ -188,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=sorted(ENTRANTS), default=list(ENTRANTS))
     parser.add_argument("--smoke", action="store_true", help="a small fleet, whose times nobody judges")

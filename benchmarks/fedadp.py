@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from smoke import DIGITS, folders_of, parsed
+from smoke import DIGITS, open_run_folders, parse_arguments
 
 from subfleet.protocol.errors import SubfleetError
 from subfleet.reporting.comparison import Entrant, measure_difference, read_entrants
@@ -36,97 +36,97 @@ HEADS = (
 )
 
 
-def kinds(run: Mapping[str, Any]) -> dict[str, float]:
+def read_network_accuracies(run: Mapping[str, Any]) -> dict[str, float]:
     """Mean accuracy of the clients of each network, on the server's samples."""
     found: dict[str, float] = run["figures"]["tiers"]
     return found
 
 
-def as_published_bytes(run: Mapping[str, Any]) -> int:
+def count_published_bytes(run: Mapping[str, Any]) -> int:
     """What all updates would take, each as large as the union that its client's network is a size of."""
     unions = {one["network"]: _FLOAT_BYTES * one["parameters"] for one in run["networks"]}
     rows = (row for record in run["rounds"] for row in record["clients"] if row["status"].startswith("aggregated"))
     return sum(unions[row["network"]] for row in rows)
 
 
-def mean_of(found: Sequence[float]) -> float:
+def average(found: Sequence[float]) -> float:
     """Over seeds."""
     return statistics.fmean(found)
 
 
-def row_of(entrant: Entrant) -> tuple[str, ...]:
+def build_row(entrant: Entrant) -> tuple[str, ...]:
     """One line of the table."""
     runs = [entrant.runs[seed] for seed in sorted(entrant.runs)]
     own = [run["evaluation"]["accuracy"] for run in runs]
     shares = (
-        mean_of([run["accuracy"] for run in runs]),
-        mean_of([statistics.median(kinds(run).values()) for run in runs]),
-        mean_of([min(kinds(run).values()) for run in runs]),
-        mean_of([one["mean"] for one in own]),
+        average([run["accuracy"] for run in runs]),
+        average([statistics.median(read_network_accuracies(run).values()) for run in runs]),
+        average([min(read_network_accuracies(run).values()) for run in runs]),
+        average([one["mean"] for one in own]),
     )
     half = " to ".join(
-        f"{100 * mean_of([one[key] for one in own]):.1f}" for key in ("lower_quartile", "upper_quartile")
+        f"{100 * average([one[key] for one in own]):.1f}" for key in ("lower_quartile", "upper_quartile")
     )
-    costs = [mean_of([run["costs"][key] for run in runs]) / 1e6 for key in ("bytes_down", "bytes_up")] + [
-        mean_of([as_published_bytes(run) for run in runs]) / 1e6
+    costs = [average([run["costs"][key] for run in runs]) / 1e6 for key in ("bytes_down", "bytes_up")] + [
+        average([count_published_bytes(run) for run in runs]) / 1e6
     ]
     return (
         *(entrant.name, str(len(runs))),
         *(f"{100 * share:.1f}" for share in shares),
-        *(half, f"{100 * mean_of([one['worst'] for one in own]):.1f}"),
+        *(half, f"{100 * average([one['worst'] for one in own]):.1f}"),
         *(f"{cost:.1f}" for cost in costs),
     )
 
 
-def by_kind(entrants: Sequence[Entrant]) -> Iterator[str]:
+def build_network_table(entrants: Sequence[Entrant]) -> Iterator[str]:
     """Each network's accuracy in each entrant, means over seeds."""
-    names = list(kinds(next(iter(entrants[0].runs.values()))))
-    yield from heads_of(("entrant", *names))
+    names = list(read_network_accuracies(next(iter(entrants[0].runs.values()))))
+    yield from format_heads(("entrant", *names))
     for entrant in entrants:
-        means = [mean_of([kinds(run)[name] for run in entrant.runs.values()]) for name in names]
-        yield line_of((entrant.name, *(f"{100 * mean:.1f}" for mean in means)))
+        means = [average([read_network_accuracies(run)[name] for run in entrant.runs.values()]) for name in names]
+        yield format_line((entrant.name, *(f"{100 * mean:.1f}" for mean in means)))
 
 
-def by_client(entrants: Sequence[Entrant]) -> Iterator[str]:
+def build_client_table(entrants: Sequence[Entrant]) -> Iterator[str]:
     """Each client's accuracy on its own held-out samples in each entrant, means over seeds."""
-    yield from heads_of(("client", *(entrant.name for entrant in entrants)))
+    yield from format_heads(("client", *(entrant.name for entrant in entrants)))
     names = [row["client_id"] for row in next(iter(entrants[0].runs.values()))["evaluation"]["clients"]]
     for name in names:
-        means = [mean_of([own_of(run, name) for run in entrant.runs.values()]) for entrant in entrants]
-        yield line_of((name, *(f"{100 * mean:.1f}" for mean in means)))
+        means = [average([find_own_accuracy(run, name) for run in entrant.runs.values()]) for entrant in entrants]
+        yield format_line((name, *(f"{100 * mean:.1f}" for mean in means)))
 
 
-def own_of(run: Mapping[str, Any], client_id: str) -> float:
+def find_own_accuracy(run: Mapping[str, Any], client_id: str) -> float:
     """What a client found last on its own samples."""
     return float(next(row["accuracy"] for row in run["evaluation"]["clients"] if row["client_id"] == client_id))
 
 
-def differences(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
+def build_difference_table(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
     """The first entrant less each of the others, over the seeds that both have."""
-    yield from heads_of((f"{first.name} less", "points", "95 % interval", "seeds"))
+    yield from format_heads((f"{first.name} less", "points", "95 % interval", "seeds"))
     for other in others:
         seeds = sorted(first.runs.keys() & other.runs.keys())
         if len(seeds) < 2:
             continue
         found = measure_difference(*([float(one.runs[seed]["accuracy"]) for seed in seeds] for one in (first, other)))
         told = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}{', a tie' if found.tie else ''}"
-        yield line_of((other.name, f"{100 * found.mean:+.1f}", told, str(found.pairs)))
+        yield format_line((other.name, f"{100 * found.mean:+.1f}", told, str(found.pairs)))
 
 
-def headroom_of(alone: Entrant, largest: float) -> tuple[str, bool]:
+def describe_headroom(alone: Entrant, largest: float) -> tuple[str, bool]:
     """How much there is to gain, in a sentence, and whether that is enough."""
-    median = statistics.median(one for run in alone.runs.values() for one in kinds(run).values())
+    median = statistics.median(one for run in alone.runs.values() for one in read_network_accuracies(run).values())
     told = f"largest network on all data {100 * largest:.1f} %, median client alone {100 * median:.1f} %"
     return f"Headroom: {told}, {100 * (largest - median):.1f} points.", largest - median >= LEAST
 
 
-def heads_of(heads: Sequence[str]) -> Iterator[str]:
+def format_heads(heads: Sequence[str]) -> Iterator[str]:
     """The first two lines of a table."""
-    yield line_of(heads)
-    yield line_of(["---"] * len(heads))
+    yield format_line(heads)
+    yield format_line(["---"] * len(heads))
 
 
-def line_of(cells: Sequence[str]) -> str:
+def format_line(cells: Sequence[str]) -> str:
     """A line of a table."""
     return f"| {' | '.join(cells)} |"
 
@@ -142,12 +142,12 @@ def main() -> int:
     parser.add_argument("--first", default="fedadp-game-fedadp", help="the entrant that the others are taken from")
     parser.add_argument("--alone", default="fedadp-game-standalone", help="the entrant whose clients stand alone")
     parser.add_argument("--largest", type=float, help="accuracy of the largest network on all data, 0 to 1")
-    options = parsed(parser)
-    with folders_of(options, "fedadp-game", *_SMALL, wanted=_is_small) as folders:
-        return told(folders, options)
+    options = parse_arguments(parser)
+    with open_run_folders(options, "fedadp-game", *_SMALL, include=_is_small) as folders:
+        return print_tables(folders, options)
 
 
-def told(folders: Sequence[Path], options: argparse.Namespace) -> int:
+def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
     """Print the tables; 1 where they cannot be told, or where nothing is left to gain."""
     try:
         entrants = read_entrants(folders)
@@ -157,14 +157,14 @@ def told(folders: Sequence[Path], options: argparse.Namespace) -> int:
     named = {entrant.name: entrant for entrant in entrants}
     enough = True
     if options.largest is not None and options.alone in named:
-        told, enough = headroom_of(named[options.alone], options.largest)
+        told, enough = describe_headroom(named[options.alone], options.largest)
         print(told, end="\n\n")
-    print("\n".join([*heads_of(HEADS), *(line_of(row_of(entrant)) for entrant in entrants)]), end="\n\n")
-    print("\n".join(by_kind(entrants)), end="\n\n")
-    print("\n".join(by_client(entrants)), end="\n\n")
+    print("\n".join([*format_heads(HEADS), *(format_line(build_row(entrant)) for entrant in entrants)]), end="\n\n")
+    print("\n".join(build_network_table(entrants)), end="\n\n")
+    print("\n".join(build_client_table(entrants)), end="\n\n")
     if options.first in named:
         others = [entrant for entrant in entrants if entrant.name != options.first]
-        print("\n".join(differences(named[options.first], others)))
+        print("\n".join(build_difference_table(named[options.first], others)))
     return 0 if enough else 1
 
 

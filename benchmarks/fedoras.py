@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from run_tables import differences, put, table
-from smoke import folders_of, parsed
+from run_tables import compare_entrants, format_table, replace_tables
+from smoke import open_run_folders, parse_arguments
 
 from subfleet.protocol.errors import SubfleetError
 from subfleet.reporting.comparison import Entrant, read_entrants
@@ -51,14 +51,14 @@ HEADS = (
 )
 
 
-def found_networks(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def find_networks(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The networks that a run's search has found, from the lowest tier up; none of a method without a search."""
     return [one for one in summary["networks"] if one["map"] in ("chosen", "drawn") and one["parent"] is not None]
 
 
-def problems(summary: Mapping[str, Any]) -> list[str]:
+def find_problems(summary: Mapping[str, Any]) -> list[str]:
     """What a run lacks of FedorAS' stages."""
-    first, found = summary["networks"][0], found_networks(summary)
+    first, found = summary["networks"][0], find_networks(summary)
     tiers = sorted({one["tier"] for one in summary["generations"]})
     lacking = [] if first["trained_rounds"] else ["nobody trained the supernet"]
     if not tiers:
@@ -68,7 +68,7 @@ def problems(summary: Mapping[str, Any]) -> list[str]:
     return lacking + [f"{one['network']} was not trained" for one in found if not one["trained_rounds"]]
 
 
-def figures(summary: Mapping[str, Any]) -> dict[str, float]:
+def compute_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """Of one run."""
     own = summary["evaluation"]["accuracy"]
     rows = [row for record in summary["rounds"] for row in record["clients"]]
@@ -86,22 +86,22 @@ def figures(summary: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def row_of(entrant: Entrant) -> list[str]:
+def build_row(entrant: Entrant) -> list[str]:
     """Means over the seeds, as cells."""
-    runs = [figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
+    runs = [compute_figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
     mean = {name: statistics.fmean(one[name] for one in runs) for name in runs[0]}
     shares = [f"{100 * mean[name]:.1f}" for name in ("own", *TIERS, "spread", "worst", "server")]
     amounts = [f"{mean[name]:.0f}" for name in ("gmacs", "down", "up")]
     return [entrant.name, str(len(runs)), *shares, *amounts, f"{mean['perplexity']:.2f}" if mean["perplexity"] else "-"]
 
 
-def stage_rows(entrant: Entrant) -> Iterator[list[str]]:
+def build_stage_rows(entrant: Entrant) -> Iterator[list[str]]:
     """One row for each tier of each run of an entrant: what was found, and what became of it."""
     for seed, summary in sorted(entrant.runs.items()):
         supernet = summary["networks"][0]
         last = [one for one in summary["rounds"] if one["round"] == supernet["retired_round"]]
         mean = f"{100 * last[0]['accuracy']:.1f}" if last else "-"
-        for tier, network in enumerate(found_networks(summary), start=1):
+        for tier, network in enumerate(find_networks(summary), start=1):
             of_tier = [one for one in summary["generations"] if one["tier"] == tier]
             best = max(one["best"] for one in of_tier)
             score = (
@@ -119,33 +119,33 @@ def stage_rows(entrant: Entrant) -> Iterator[list[str]]:
             ]
 
 
-def rank_rows(entrant: Entrant) -> Iterator[list[str]]:
+def build_rank_rows(entrant: Entrant) -> Iterator[list[str]]:
     """Of each run, how far the tiers' networks rank alike before and after fine-tuning."""
     for seed, summary in sorted(entrant.runs.items()):
         found = summary["tuning"]
         yield [str(seed), str(found["networks"]), "-" if found["tau"] is None else f"{found['tau']:+.2f}"]
 
 
-def tables_of(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> str:
+def build_tables(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> str:
     """All tables, as Markdown; when brief, without the stages of the first entrant."""
     against = ("against", "seeds", "clients' own, points", "worst client, points", "server's samples, points")
     stages = ("seed", "tier", "mean of random paths %", "M multiplications", "parameters", "score when found")
     more = ("paths scored", "owners' own %", "owners", "trained by", "rounds")
     compared = (
-        table(HEADS, [row_of(one) for one in (first, *others)]),
+        format_table(HEADS, [build_row(one) for one in (first, *others)]),
         f"`{first.name}` less each other one, paired over seeds:\n",
-        table(against, list(differences(first, others, figures, ("own", "worst", "server")))),
+        format_table(against, list(compare_entrants(first, others, compute_figures, ("own", "worst", "server")))),
     )
     staged = (
         f"The stages of `{first.name}`:\n",
-        table((*stages, *more), list(stage_rows(first))),
+        format_table((*stages, *more), list(build_stage_rows(first))),
         "Kendall's tau of the tiers' networks when found and after fine-tuning:\n",
-        table(("seed", "networks", "tau"), list(rank_rows(first))),
+        format_table(("seed", "networks", "tau"), list(build_rank_rows(first))),
     )
     return "\n".join(compared if brief else (*compared, *staged))
 
 
-def spoiled(summary: Mapping[str, Any]) -> dict[str, Any]:
+def drop_highest_tier(summary: Mapping[str, Any]) -> dict[str, Any]:
     """A run as if its highest tier had not been searched."""
     highest = max(one["tier"] for one in summary["generations"])
     return {**summary, "generations": [one for one in summary["generations"] if one["tier"] < highest]}
@@ -163,12 +163,12 @@ def main() -> int:
     parser.add_argument("--brief", action="store_true", help="leave out the stages of the first entrant")
     parser.add_argument("--write", default="", metavar="TASK", help="put the tables into benchmarks/results/fedoras.md")
     parser.add_argument("--spoil", choices=["", "stages"], default="", help="an error that has to be found")
-    asked = parsed(parser)
-    with folders_of(asked, f"{GAMES}/speech.toml", *_SMALL, wanted=_is_small) as folders:
-        return told(folders, asked)
+    asked = parse_arguments(parser)
+    with open_run_folders(asked, f"{GAMES}/speech.toml", *_SMALL, include=_is_small) as folders:
+        return print_tables(folders, asked)
 
 
-def told(folders: Sequence[Path], asked: argparse.Namespace) -> int:
+def print_tables(folders: Sequence[Path], asked: argparse.Namespace) -> int:
     """Print the tables; 1 where a run of FedorAS lacks something."""
     try:
         entrants = {one.name: one for one in read_entrants(folders)}
@@ -180,15 +180,15 @@ def told(folders: Sequence[Path], asked: argparse.Namespace) -> int:
         print(f"--first is {asked.first!r}, but must be the end of one of {sorted(entrants)}", file=sys.stderr)
         return 2
     first = entrants.pop(name)
-    runs = {seed: spoiled(run) if asked.spoil else run for seed, run in sorted(first.runs.items())}
-    lacking = [f"seed {seed}: {one}" for seed, run in runs.items() for one in problems(run)]
+    runs = {seed: drop_highest_tier(run) if asked.spoil else run for seed, run in sorted(first.runs.items())}
+    lacking = [f"seed {seed}: {one}" for seed, run in runs.items() for one in find_problems(run)]
     print("\n".join(lacking) if lacking else "Every run went through all stages.")
     if asked.spoil:
         return bool(lacking) and not asked.smoke
-    tables = tables_of(first, list(entrants.values()), brief=asked.brief)
+    tables = build_tables(first, list(entrants.values()), brief=asked.brief)
     print(tables)
     if asked.write:
-        put(tables, RESULTS, asked.write)
+        replace_tables(tables, RESULTS, asked.write)
     return bool(lacking) and not asked.smoke
 
 

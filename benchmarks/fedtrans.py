@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from run_tables import differences, put, shared_seeds, table
-from smoke import DIGITS, folders_of, parsed
+from run_tables import compare_entrants, format_table, list_shared_seeds, replace_tables
+from smoke import DIGITS, open_run_folders, parse_arguments
 
 from subfleet.protocol.errors import SubfleetError
 from subfleet.reporting.comparison import Entrant, read_entrants
@@ -52,7 +52,7 @@ HEADS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedNetwork:
     """How far a network of a run was trained.
 
     Attributes:
@@ -84,7 +84,7 @@ class Trained:
         return ""
 
 
-def tree_of(summary: Mapping[str, Any]) -> list[Trained]:
+def list_trained_networks(summary: Mapping[str, Any]) -> list[TrainedNetwork]:
     """The networks of a run that were in use, in the order in which they appeared."""
     found = []
     for network in summary["networks"]:
@@ -102,7 +102,7 @@ def tree_of(summary: Mapping[str, Any]) -> list[Trained]:
             by_round[number] = by_round.get(number, 0) + 1
             by_device[row["client_id"]] = by_device.get(row["client_id"], 0) + 1
         found.append(
-            Trained(
+            TrainedNetwork(
                 network=network["network"],
                 parent=network["parent"] or "",
                 born_round=network["born_round"],
@@ -118,14 +118,14 @@ def tree_of(summary: Mapping[str, Any]) -> list[Trained]:
     return found
 
 
-def problems(summary: Mapping[str, Any]) -> list[str]:
+def find_problems(summary: Mapping[str, Any]) -> list[str]:
     """What a run of FedTrans lacks."""
-    born = [one for one in tree_of(summary) if one.parent]
+    born = [one for one in list_trained_networks(summary) if one.parent]
     few = [f"{len(born)} networks were born, not {BORN}"] if len(born) < BORN else []
     return [*few, *(one.problem for one in born if one.problem)]
 
 
-def figures(summary: Mapping[str, Any]) -> dict[str, float]:
+def compute_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """Of one run."""
     own = summary["evaluation"]["accuracy"]
     rows = [row for record in summary["rounds"] for row in record["clients"]]
@@ -136,23 +136,23 @@ def figures(summary: Mapping[str, Any]) -> dict[str, float]:
         "server": summary["figures"]["submodels"],
         "gmacs": summary["figures"]["macs"] / 1e9,
         "megabytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows) / 1e6,
-        "stored": stored_bytes(summary) / 1e6,
+        "stored": count_stored_bytes(summary) / 1e6,
         "participation": summary["participation"],
         "rounds": len(summary["rounds"]),
     }
 
 
-def stored_bytes(summary: Mapping[str, Any]) -> int:
+def count_stored_bytes(summary: Mapping[str, Any]) -> int:
     """The weights that the server keeps: those of all networks, or of the largest submodel that took part."""
-    networks = tree_of(summary)
+    networks = list_trained_networks(summary)
     if any(one.parent for one in networks):
         return _FLOAT_BYTES * sum(one.parameters for one in networks)
     return _FLOAT_BYTES * max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
 
 
-def row_of(entrant: Entrant) -> list[str]:
+def build_row(entrant: Entrant) -> list[str]:
     """Means over the seeds, as cells."""
-    runs = [figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
+    runs = [compute_figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
     mean = {name: statistics.fmean(one[name] for one in runs) for name in runs[0]}
     shares = [f"{100 * mean[name]:.1f}" for name in ("own", "spread", "worst", "server")]
     amounts = [f"{mean[name]:.{digits}f}" for name, digits in (("gmacs", 0), ("megabytes", 1), ("stored", 2))]
@@ -166,36 +166,40 @@ def row_of(entrant: Entrant) -> list[str]:
     ]
 
 
-def times(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
+def compare_macs(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
     """In how many times the multiplications of each other one the first has what it has."""
     for other in others:
-        if seeds := shared_seeds(first, other):
-            ours, theirs = ([figures(one.runs[seed])["gmacs"] for seed in seeds] for one in (first, other))
+        if seeds := list_shared_seeds(first, other):
+            ours, theirs = ([compute_figures(one.runs[seed])["gmacs"] for seed in seeds] for one in (first, other))
             yield f"{statistics.fmean(one / two for one, two in zip(ours, theirs, strict=True)):.2f}"
 
 
-def tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:
+def build_tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:
     """One row for each network of a run."""
     return [
         [str(seed), one.network, one.parent, str(one.born_round), one.reason, f"{one.parameters:,}"]
         + [str(count) for count in (one.rounds, one.together, one.devices, one.often, one.trainings)]
-        for one in tree_of(summary)
+        for one in list_trained_networks(summary)
     ]
 
 
-def tables_of(first: Entrant, others: Sequence[Entrant]) -> str:
+def build_tables(first: Entrant, others: Sequence[Entrant]) -> str:
     """All tables, as Markdown."""
     against = ("against", "seeds", "clients' own, points", "server's samples, points", "times its GMAC")
     tree = ("seed", "network", "from", "after round", "what was changed, and why", "parameters", "rounds")
     more = (f"with {DEVICES} devices or more", "devices", f"in {ROUNDS} rounds each", "trainings")
-    compared = differences(first, others, figures, ("own", "server"))
+    compared = compare_entrants(first, others, compute_figures, ("own", "server"))
     return "\n".join(
         (
-            table(HEADS, [row_of(one) for one in (first, *others)]),
+            format_table(HEADS, [build_row(one) for one in (first, *others)]),
             f"`{first.name}` less each other one, paired over seeds:\n",
-            table(against, [[*row, share] for row, share in zip(compared, times(first, others), strict=True)]),
+            format_table(
+                against, [[*row, share] for row, share in zip(compared, compare_macs(first, others), strict=True)]
+            ),
             f"The family tree of `{first.name}`; of each network, who trained it within the device's budget:\n",
-            table((*tree, *more), [row for seed, run in sorted(first.runs.items()) for row in tree_rows(seed, run)]),
+            format_table(
+                (*tree, *more), [row for seed, run in sorted(first.runs.items()) for row in build_tree_rows(seed, run)]
+            ),
         )
     )
 
@@ -210,12 +214,12 @@ def main() -> int:
     parser.add_argument("folders", type=Path, nargs="*", help="of runs that are over")
     parser.add_argument("--first", default="fedtrans-fedtrans", help="the entrant that the others are compared with")
     parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/fedtrans.md")
-    asked = parsed(parser)
-    with folders_of(asked, f"{HERE}/fedtrans.toml", *_SMALL, wanted=_is_small) as folders:
-        return told(folders, asked)
+    asked = parse_arguments(parser)
+    with open_run_folders(asked, f"{HERE}/fedtrans.toml", *_SMALL, include=_is_small) as folders:
+        return print_tables(folders, asked)
 
 
-def told(folders: Sequence[Path], asked: argparse.Namespace) -> int:
+def print_tables(folders: Sequence[Path], asked: argparse.Namespace) -> int:
     """Print the tables; 1 where a run of FedTrans lacks something."""
     try:
         entrants = {one.name: one for one in read_entrants(folders)}
@@ -226,11 +230,11 @@ def told(folders: Sequence[Path], asked: argparse.Namespace) -> int:
         print(f"--first is {asked.first!r}, but must be one of {sorted(entrants)}", file=sys.stderr)
         return 2
     first = entrants.pop(asked.first)
-    tables = tables_of(first, list(entrants.values()))
+    tables = build_tables(first, list(entrants.values()))
     print(tables)
     if asked.write:
-        put(tables, RESULTS, "runs")
-    lacking = [f"seed {seed}: {one}" for seed, run in sorted(first.runs.items()) for one in problems(run)]
+        replace_tables(tables, RESULTS, "runs")
+    lacking = [f"seed {seed}: {one}" for seed, run in sorted(first.runs.items()) for one in find_problems(run)]
     print("\n".join(lacking) if lacking else "Every run had what it had to show.")
     return bool(lacking) and not asked.smoke
 

@@ -28,7 +28,7 @@ from foreign.planting import PLANTS
 from foreign.registry import NETWORKS
 from pages import write_page
 from plan_memory import TRAIN
-from smoke import parsed
+from smoke import parse_arguments
 
 RESULTS = Path(__file__).parent / "results" / "foreign-networks.md"
 GOALS: Mapping[str, int] = MappingProxyType({"onnx": 18, "executorch": 16})
@@ -83,7 +83,7 @@ class Row:
 def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = "") -> Row:
     """Export one program in a fresh process, and train three steps and a half with it in another."""
     job = {"network": network.name, "target": target, "folder": str(folder), "plant": plant}
-    found = json.loads(_python(["-m", "foreign.exporting", json.dumps(job)]))
+    found = json.loads(_run_python(["-m", "foreign.exporting", json.dumps(job)]))
     if "refused" in found:
         return Row(network=network.name, target=target, refused=found["refused"])
     training = {
@@ -94,11 +94,11 @@ def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = 
         "accumulate": False,
         "threads": 1,
     }
-    trained = json.loads(_python(["-c", TRAIN, json.dumps(training)]))
+    trained = json.loads(_run_python(["-c", TRAIN, json.dumps(training)]))
     return Row(network=network.name, target=target, measured_bytes=trained["peak_bytes"], **found)
 
 
-def _python(arguments: Sequence[str]) -> str:
+def _run_python(arguments: Sequence[str]) -> str:
     """The last line that a fresh process writes."""
     # NumPy's threads would add stacks and buffers that no device's trainer has.
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])
@@ -109,14 +109,14 @@ def _python(arguments: Sequence[str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def rows_in(path: Path) -> dict[tuple[str, str], Row]:
+def read_rows(path: Path) -> dict[tuple[str, str], Row]:
     """The rows of a file, by network and target."""
     lines = path.read_text().splitlines() if path.exists() else []
     rows = (Row(**json.loads(line)) for line in lines)
     return {(row.network, row.target): row for row in rows}
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def build_table(rows: Sequence[Row]) -> list[str]:
     """The rows in Markdown."""
     lines = [
         "| network | code | target | difference | planned MB | measured MB | planned / measured | export s |",
@@ -132,7 +132,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def faults(rows: Sequence[Row], *, whole: bool) -> list[str]:
+def find_faults(rows: Sequence[Row], *, whole: bool) -> list[str]:
     """Everything that must not be."""
     found = [f"{row.network} on {row.target}: {row.fault}" for row in rows if row.fault]
     for target, goal in GOALS.items() if whole else ():
@@ -169,13 +169,13 @@ def write_results(rows: Sequence[Row]) -> None:
         "",
         f"Exported: {told}.",
         ABOUT,
-        *table(rows),
+        *build_table(rows),
         *(["", "Refused:", "", *refused] if refused else []),
     ]
     write_page(RESULTS, "\n".join(lines) + "\n")
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", action="append", choices=list(NETWORKS), help="only this one; may be repeated")
     parser.add_argument("--target", action="append", choices=list(GOALS), help="only this target; may be repeated")
@@ -183,13 +183,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/foreign-networks.md")
     parser.add_argument("--rows", type=Path, help="a file of rows: those that it has are not measured again")
     parser.add_argument("--plant", choices=PLANTS, default="", help="put an error in, which must be found")
-    return parsed(parser, network=["U-Net"], target=["onnx"])
+    return parse_arguments(parser, network=["U-Net"], target=["onnx"])
 
 
 def main() -> int:
     """Measure, print, and write if asked."""
-    arguments = _arguments()
-    known = rows_in(arguments.rows) if arguments.rows else {}
+    arguments = _parse_arguments()
+    known = read_rows(arguments.rows) if arguments.rows else {}
     rows: list[Row] = []
     for name in arguments.network or NETWORKS:
         for target in arguments.target or GOALS:
@@ -200,10 +200,10 @@ def main() -> int:
                     with arguments.rows.open("a") as file:
                         file.write(json.dumps(asdict(known[name, target])) + "\n")
             rows.append(known[name, target])
-            lines = [*table(rows)[0 if len(rows) == 1 else -1 :], *filter(None, [rows[-1].refused])]
+            lines = [*build_table(rows)[0 if len(rows) == 1 else -1 :], *filter(None, [rows[-1].refused])]
             print("\n".join(lines), flush=True)
     whole = not (arguments.network or arguments.target)
-    wrong = faults(rows, whole=whole)
+    wrong = find_faults(rows, whole=whole)
     print("\n".join(wrong), file=sys.stderr)
     if arguments.write and whole and not arguments.plant:
         write_results(rows)

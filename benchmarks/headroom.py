@@ -27,7 +27,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from smoke import DIGITS, parsed
+from smoke import DIGITS, parse_arguments
 from torch import Tensor, nn
 
 from subfleet.elastic.building import build_module, init_state, network_of
@@ -47,7 +47,7 @@ Spoiled = Literal["", "labels", "linear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedModel:
     """A model that was trained on all data.
 
     Attributes:
@@ -74,7 +74,7 @@ class Task:
     test: Dataset
 
     @classmethod
-    def of(cls, run: Run, spoil: Spoiled) -> "Task":
+    def load(cls, run: Run, spoil: Spoiled) -> "Task":
         """The task of a run, with labels in random order where they are to be spoiled."""
         everything = gather_run(run)
         inputs, labels = ([getattr(one.data, name) for one in everything.devices] for name in ("inputs", "labels"))
@@ -83,8 +83,8 @@ class Task:
             train = replace(train, labels=np.random.default_rng(run.seed).permutation(train.labels))
         return cls(run=run, train=train, test=everything.samples)
 
-    def accuracy(self, module: nn.Module, *, epochs: int, batch_size: int, learning_rate: float) -> float:
-        """Of a module, after it was trained here."""
+    def measure_accuracy(self, module: nn.Module, *, epochs: int, batch_size: int, learning_rate: float) -> float:
+        """Train a module on the task, and return its accuracy on the server's samples."""
         optimiser = self.run.training.optimiser
         stream = torch.Generator().manual_seed(self.run.seed)
         inputs, labels = (torch.from_numpy(one) for one in (self.train.inputs, self.train.labels))
@@ -99,7 +99,7 @@ class Task:
                     mirrored = torch.rand(len(chosen), generator=stream) < 0.5
                     batch[mirrored] = batch[mirrored].flip(-1)
                 sgd.zero_grad()
-                logits, wanted = _counted(module.train()(batch), labels[chosen])
+                logits, wanted = _drop_padding(module.train()(batch), labels[chosen])
                 nn.functional.cross_entropy(logits, wanted).backward()
                 if optimiser.max_gradient_norm:
                     nn.utils.clip_grad_norm_(module.parameters(), optimiser.max_gradient_norm)
@@ -107,17 +107,17 @@ class Task:
                 schedule.step()
         with torch.inference_mode():
             logits = module.eval()(torch.from_numpy(self.test.inputs))
-            logits, wanted = _counted(logits, torch.from_numpy(self.test.labels))
+            logits, wanted = _drop_padding(logits, torch.from_numpy(self.test.labels))
         return float((logits.argmax(1) == wanted).float().mean())
 
 
-def _counted(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _drop_padding(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (predictions, classes) and labels (predictions,), of tokens one by one and without padding."""
     counts = labels >= 0
     return logits[counts], labels[counts]
 
 
-def run_of(runs: Sequence[Run], entry: str) -> Run:
+def find_run(runs: Sequence[Run], entry: str) -> Run:
     """The run of an entry of a sweep.
 
     Raises:
@@ -129,7 +129,7 @@ def run_of(runs: Sequence[Run], entry: str) -> Run:
     return found[0]
 
 
-def elastic(run: Run) -> nn.Module:
+def build_elastic(run: Run) -> nn.Module:
     """The whole network of a run, with its first weights."""
     network = network_of(run.model)
     module = build_module(network, network.full_architecture())
@@ -137,7 +137,7 @@ def elastic(run: Run) -> nn.Module:
     return module
 
 
-def linear(run: Run) -> nn.Module:
+def build_linear(run: Run) -> nn.Module:
     """One layer from inputs to classes, or from a symbol to the next one; it begins with zeros."""
     if isinstance(run.model, ChoiceRnn):
         table = nn.Embedding(run.model.vocabulary, run.model.class_count)
@@ -149,42 +149,44 @@ def linear(run: Run) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def _macs(run: Run) -> int:
+def _count_macs(run: Run) -> int:
     network = network_of(run.model)
     return estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
 
 
-def trained(task: Task, name: str, run: Run | None, asked: argparse.Namespace) -> Trained:
+def train_best(task: Task, name: str, run: Run | None, asked: argparse.Namespace) -> TrainedModel:
     """A run's whole network, or without one the linear model, with the best of its learning rates."""
-    make = partial(linear, task.run) if run is None else partial(elastic, run)
+    make = partial(build_linear, task.run) if run is None else partial(build_elastic, run)
     rates = asked.linear_rates if run is None else asked.rates
     started_s = time.monotonic()
     found = {
-        rate: task.accuracy(make(), epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=rate)
+        rate: task.measure_accuracy(make(), epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=rate)
         for rate in rates
     }
     best = max(found, key=lambda rate: found[rate])
-    return Trained(
+    return TrainedModel(
         name=name,
         parameters=sum(one.numel() for one in make().parameters()),
-        forward_macs=math.prod(task.run.model.input_shape) * task.run.model.class_count if run is None else _macs(run),
+        forward_macs=math.prod(task.run.model.input_shape) * task.run.model.class_count
+        if run is None
+        else _count_macs(run),
         accuracy=found[best],
         learning_rate=best,
         seconds=time.monotonic() - started_s,
     )
 
 
-def measured(asked: argparse.Namespace) -> list[Trained]:
+def measure(asked: argparse.Namespace) -> list[TrainedModel]:
     """The largest, the smallest and the linear model.
 
     Raises:
         SubfleetError: the file, its entries or its data cannot be read.
     """
     runs = read_runs(asked.run, asked.set, [asked.seed])
-    largest, smallest = run_of(runs, asked.largest), run_of(runs, asked.smallest)
-    task = Task.of(largest, asked.spoil)
+    largest, smallest = find_run(runs, asked.largest), find_run(runs, asked.smallest)
+    task = Task.load(largest, asked.spoil)
     models = {"largest": None if asked.spoil == "linear" else largest, "smallest": smallest, "linear": None}
-    return [trained(task, name, run, asked) for name, run in models.items()]
+    return [train_best(task, name, run, asked) for name, run in models.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -210,10 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "smallest": "fedavg",
         "epochs": 1,
     }
-    asked = parsed(parser, arguments, **game)
+    asked = parse_arguments(parser, arguments, **game)
     torch.set_num_threads(1)
     try:
-        found = measured(asked)
+        found = measure(asked)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)

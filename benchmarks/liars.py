@@ -30,11 +30,11 @@ from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
-from liar_benchmark.games import METHODS_AND_VARIANTS, Game, played
-from liar_benchmark.headroom import headroom_lines
-from liar_benchmark.processes import PROCESS_ROUNDS, played_by_processes
-from liar_benchmark.tables import Row, problems_of, process_table, row_of, table
-from smoke import parsed
+from liar_benchmark.games import METHODS_AND_VARIANTS, Game, play
+from liar_benchmark.headroom import describe_headroom
+from liar_benchmark.processes import PROCESS_ROUNDS, play_in_processes
+from liar_benchmark.tables import Row, build_process_table, build_row, build_table, find_problems
+from smoke import parse_arguments
 
 from subfleet.export.cache import CacheFolder
 from subfleet.export.pool import ExportPool
@@ -45,11 +45,11 @@ RESULTS = Path(__file__).parent / "results" / "liars.md"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row for each method; 1 where one is not as it has to be."""
-    asked = _asked(arguments)
+    asked = _parse_arguments(arguments)
     started_s = time.monotonic()
     try:
-        with _no_logs():
-            lines, problems = _by_processes(asked) if asked.processes else _in_one_process(asked)
+        with _disable_logs():
+            lines, problems = _play_in_processes(asked) if asked.processes else _play_in_one_process(asked)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _no_logs() -> Iterator[None]:
+def _disable_logs() -> Iterator[None]:
     """A context without logs: servers say of each odd message that they dropped it."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -71,7 +71,7 @@ def _no_logs() -> Iterator[None]:
         logging.disable(before)
 
 
-def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--methods", nargs="+", metavar="METHOD", help=f"some of: {', '.join(METHODS_AND_VARIANTS)} (default: all)"
@@ -90,7 +90,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="methods that are played at once (default: 1)")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/liars.md, or add to it the part")
     smallest = {"methods": ["fedavg"], "seeds": 1, "rounds": 1, "processes": False}
-    asked = parsed(parser, arguments, **smallest)
+    asked = parse_arguments(parser, arguments, **smallest)
     known = tuple(PROCESS_ROUNDS) if asked.processes else tuple(METHODS_AND_VARIANTS)
     if unknown := [one for one in asked.methods or () if one not in known]:
         parser.error(f"method {unknown[0]!r} is none of {', '.join(known)}")
@@ -102,31 +102,31 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def _in_one_process(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _play_in_one_process(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
     rows = []
-    for row in _rows(asked):
+    for row in _play_methods(asked):
         rows.append(row)
         print(f"{row.method}: {100 * row.without:.1f} % without, {100 * row.beside:.1f} % with liars", flush=True)
-    lines = table(rows)
+    lines = build_table(rows)
     print("\n".join(["", *lines, ""]))
-    return lines, problems_of(rows)
+    return lines, find_problems(rows)
 
 
-def _rows(asked: argparse.Namespace) -> Iterator[Row]:
+def _play_methods(asked: argparse.Namespace) -> Iterator[Row]:
     """A row for each method, in their order; several are played at once where that is asked for."""
     if asked.jobs == 1:
-        yield from map(partial(_row, asked), asked.methods)
+        yield from map(partial(_play_method, asked), asked.methods)
         return
     with ProcessPoolExecutor(asked.jobs, get_context("spawn"), logging.disable, (logging.CRITICAL,)) as pool:
-        yield from pool.map(partial(_row, asked), asked.methods)
+        yield from pool.map(partial(_play_method, asked), asked.methods)
 
 
-def _row(asked: argparse.Namespace, name: str) -> Row:
+def _play_method(asked: argparse.Namespace, name: str) -> Row:
     rounds, seeds = asked.rounds or 18, range(1, asked.seeds + 1)
     with tempfile.TemporaryDirectory() as folder, ExportPool(CacheFolder(path=Path(folder)), workers=1) as exports:
         found = [
             [
-                played(
+                play(
                     Game(
                         method=name,
                         seed=seed,
@@ -141,18 +141,18 @@ def _row(asked: argparse.Namespace, name: str) -> Row:
             ]
             for liars in (False, True)
         ]
-    return row_of(name, *found)
+    return build_row(name, *found)
 
 
-def _by_processes(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _play_in_processes(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
     rows, problems = [], list[str]()
     for name in asked.methods:
         with tempfile.TemporaryDirectory(prefix="subfleet-") as folder:
             seeds = range(1, asked.seeds + 1)
-            rows.append(played_by_processes(name, Path(folder), asked.rounds or PROCESS_ROUNDS[name], seeds))
-        print(f"{name}: {rows[-1].told}", flush=True)
+            rows.append(play_in_processes(name, Path(folder), asked.rounds or PROCESS_ROUNDS[name], seeds))
+        print(f"{name}: {rows[-1].description}", flush=True)
         problems += rows[-1].problems
-    lines = process_table(rows)
+    lines = build_process_table(rows)
     print("\n".join(["", *lines, ""]))
     return lines, problems
 
@@ -170,7 +170,7 @@ def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> N
     old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
     parts = [f"## {one}".strip() for one in old.split("\n## ")[1:]]
     kept = [one for one in parts if not one.startswith(title)]
-    head = ["# Liars", "", *_HEAD, "", *headroom_lines()]
+    head = ["# Liars", "", *_HEAD, "", *describe_headroom()]
     RESULTS.write_text("\n\n".join(["\n".join(head), *kept, "\n".join(part)]) + "\n", encoding="utf-8")
     print(f"\nWritten to {RESULTS}")
 

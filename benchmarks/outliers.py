@@ -46,7 +46,7 @@ READING = Reading(memory_free_bytes=2 * 10**8, downlink_bps=1e7, uplink_bps=1e6)
 LOG = ResourceLog(device="virtual", source="a benchmark", licence="none", rows=(LogRow(t_s=0.0, reading=READING),))
 
 
-class Multiplying:
+class MultiplyingTrainer:
     """A trainer that sends what it learned times a factor."""
 
     def __init__(self, inner: Any, factor: float) -> None:
@@ -72,20 +72,20 @@ class Game:
     factor: float = 1.0
 
 
-def samples(count: int, seed: int) -> Dataset:
+def draw_samples(count: int, seed: int) -> Dataset:
     """So many digits, with noise of their own where they repeat."""
     drawn = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
     noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
     return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(drawn.inputs.dtype))
 
 
-def fleet(counts: Sequence[int], seed: int) -> list[EmulatedDevice]:
+def create_fleet(counts: Sequence[int], seed: int) -> list[EmulatedDevice]:
     """A device for each count of samples."""
     return [
         EmulatedDevice(
             client_id=f"client-{place}",
             profile=PROFILE,
-            data=samples(count, 100 * seed + 2 * place),
+            data=draw_samples(count, 100 * seed + 2 * place),
             log=LOG,
             runtime="torch",
         )
@@ -93,50 +93,53 @@ def fleet(counts: Sequence[int], seed: int) -> list[EmulatedDevice]:
     ]
 
 
-def honest(seed: int) -> list[EmulatedDevice]:
+def create_honest_fleet(seed: int) -> list[EmulatedDevice]:
     """Seven honest devices."""
-    return fleet([SAMPLES] * DEVICES, seed)
+    return create_fleet([SAMPLES] * DEVICES, seed)
 
 
-def shuffling(strength: float) -> Callable[[int], list[EmulatedDevice]]:
+def create_shuffling_fleet(strength: float) -> Callable[[int], list[EmulatedDevice]]:
     """The last of them adds a change that it learned from shuffled labels."""
-    return lambda seed: [*honest(seed)[:-1], replace(honest(seed)[-1], attack=LabelShuffling(strength=strength))]
+    return lambda seed: [
+        *create_honest_fleet(seed)[:-1],
+        replace(create_honest_fleet(seed)[-1], attack=LabelShuffling(strength=strength)),
+    ]
 
 
-def flipped(seed: int) -> list[EmulatedDevice]:
+def create_flipped_fleet(seed: int) -> list[EmulatedDevice]:
     """The last of them has learned wrong labels."""
-    *others, last = honest(seed)
+    *others, last = create_honest_fleet(seed)
     return [*others, replace(last, data=replace(last.data, labels=9 - last.data.labels))]
 
 
-def rich(seed: int) -> list[EmulatedDevice]:
+def create_rich_fleet(seed: int) -> list[EmulatedDevice]:
     """The last of them has fifty times the samples of the others."""
-    return fleet([SAMPLES] * (DEVICES - 1) + [50 * SAMPLES], seed)
+    return create_fleet([SAMPLES] * (DEVICES - 1) + [50 * SAMPLES], seed)
 
 
 GAMES: Mapping[str, Game] = MappingProxyType(
     {
-        "nobody attacks": Game(devices=honest),
-        "without the attacker": Game(devices=lambda seed: honest(seed)[:-1]),
-        "shuffled labels, times 10^6": Game(devices=shuffling(1e6)),
-        "shuffled labels, times 20": Game(devices=shuffling(20.0)),
-        "flipped labels": Game(devices=flipped),
-        "sign flipped, times 1": Game(devices=honest, factor=-1.0),
-        "sign flipped, times 3": Game(devices=honest, factor=-3.0),
-        "sign flipped, times 5": Game(devices=honest, factor=-5.0),
-        "sign flipped, times 7": Game(devices=honest, factor=-7.0),
-        "sign flipped, times 10": Game(devices=honest, factor=-10.0),
-        "sign flipped, times 30": Game(devices=honest, factor=-30.0),
-        "NaN": Game(devices=honest, factor=float("nan")),
-        "fifty times the samples, sign flipped": Game(devices=rich, factor=-1.0),
-        "fifty times the samples, sign flipped, times 10": Game(devices=rich, factor=-10.0),
-        "fifty times the samples, sign flipped, times 100": Game(devices=rich, factor=-100.0),
-        "honest: 1,200 samples beside five of 8": Game(devices=lambda seed: fleet([1200, 8, 8, 8, 8, 8], seed)),
+        "nobody attacks": Game(devices=create_honest_fleet),
+        "without the attacker": Game(devices=lambda seed: create_honest_fleet(seed)[:-1]),
+        "shuffled labels, times 10^6": Game(devices=create_shuffling_fleet(1e6)),
+        "shuffled labels, times 20": Game(devices=create_shuffling_fleet(20.0)),
+        "flipped labels": Game(devices=create_flipped_fleet),
+        "sign flipped, times 1": Game(devices=create_honest_fleet, factor=-1.0),
+        "sign flipped, times 3": Game(devices=create_honest_fleet, factor=-3.0),
+        "sign flipped, times 5": Game(devices=create_honest_fleet, factor=-5.0),
+        "sign flipped, times 7": Game(devices=create_honest_fleet, factor=-7.0),
+        "sign flipped, times 10": Game(devices=create_honest_fleet, factor=-10.0),
+        "sign flipped, times 30": Game(devices=create_honest_fleet, factor=-30.0),
+        "NaN": Game(devices=create_honest_fleet, factor=float("nan")),
+        "fifty times the samples, sign flipped": Game(devices=create_rich_fleet, factor=-1.0),
+        "fifty times the samples, sign flipped, times 10": Game(devices=create_rich_fleet, factor=-10.0),
+        "fifty times the samples, sign flipped, times 100": Game(devices=create_rich_fleet, factor=-100.0),
+        "honest: 1,200 samples beside five of 8": Game(devices=lambda seed: create_fleet([1200, 8, 8, 8, 8, 8], seed)),
     }
 )
 
 
-def played(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports: ExportPool) -> tuple[float, str]:
+def play(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports: ExportPool) -> tuple[float, str]:
     """The accuracy at the end of a game, and what was done with whose updates."""
     devices = game.devices(seed)
     run = Run(
@@ -155,7 +158,7 @@ def played(game: Game, outliers: OutlierSettings, seed: int, rounds: int, export
     )
     trainers = None
     if game.factor != 1:
-        trainers = {devices[-1].client_id: Multiplying(create_trainers({"torch"})["torch"], game.factor)}
+        trainers = {devices[-1].client_id: MultiplyingTrainer(create_trainers({"torch"})["torch"], game.factor)}
     evaluation = load_digits().take(np.arange(LEARNED, len(load_digits())))
     gathered = GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
     result = run_batch(gathered, exports, trainers=trainers)
@@ -179,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
             cells, done = [], ""
             for way in asked.outliers:
                 settings = OutlierSettings(outliers=way)
-                found = [played(GAMES[name], settings, seed, rounds, exports) for seed in range(1, seeds + 1)]
+                found = [play(GAMES[name], settings, seed, rounds, exports) for seed in range(1, seeds + 1)]
                 cells.append(f"{100 * statistics.fmean(accuracy for accuracy, _ in found):.1f}")
                 done = done or found[-1][1]
             print(f"| {name} | {' | '.join(cells)} | {done or '-'} |", flush=True)

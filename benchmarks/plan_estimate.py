@@ -31,8 +31,8 @@ from pathlib import Path
 
 import torch
 from pages import write_page
-from plan_estimate_networks import TABLES, TINY, different_architectures, random_architecture, request_for
-from smoke import parsed
+from plan_estimate_networks import TABLES, TINY, create_request, draw_architecture, draw_distinct_architectures
+from smoke import parse_arguments
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.families import FAMILIES
@@ -111,36 +111,36 @@ class Row:
     within_25: float
 
     @property
-    def holds(self) -> bool:
+    def within_bounds(self) -> bool:
         """Whether enough cost estimates are within each bound."""
         found = (self.within_6, self.within_12, self.within_25)
         return all(share >= wanted for share, (_, wanted) in zip(found, BOUNDS, strict=True))
 
 
-def config_of(case: Case) -> Family:
+def find_family(case: Case) -> Family:
     """Of the network that a row is about."""
     networks, family, _ = case
     return TABLES[networks][family]
 
 
-def draws(case: Case, count: int) -> list[Architecture]:
+def draw_architectures(case: Case, count: int) -> list[Architecture]:
     """The first submodels of a family, always the same."""
-    config = config_of(case)
-    return list(different_architectures(network_of(config), count, random.Random(config.TYPE)))  # noqa: S311 - no secret
+    config = find_family(case)
+    return list(draw_distinct_architectures(network_of(config), count, random.Random(config.TYPE)))  # noqa: S311 - no secret
 
 
 @pause_garbage_collection()
-def exact_bytes(case: Case, architecture: Architecture) -> int:
+def plan_exact_bytes(case: Case, architecture: Architecture) -> int:
     """Write a submodel's program, and plan that."""
     *_, name = case
-    step = training_step_of(request_for(config_of(case), name, architecture))
+    step = training_step_of(create_request(find_family(case), name, architecture))
     if name == "torch":
         return plan_torch(step, trace(step, {})).peak_bytes
     target = find_target(name)
     return target.write_training(trace(step, target.lowerings), step).memory.peak_bytes
 
 
-def plans_in(path: Path | None) -> dict[tuple[Case, int], Plan]:
+def read_plans(path: Path | None) -> dict[tuple[Case, int], Plan]:
     """The plans of a file, by their row and number; of several, the last."""
     lines = path.read_text().splitlines() if path and path.exists() else []
     plans = (Plan(**json.loads(line)) for line in lines)
@@ -149,7 +149,7 @@ def plans_in(path: Path | None) -> dict[tuple[Case, int], Plan]:
 
 def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict[tuple[Case, int], Plan]) -> None:
     """Add the plans that are missing, one of each row after the other."""
-    architectures = {case: draws(case, count) for case in cases}
+    architectures = {case: draw_architectures(case, count) for case in cases}
     for number in range(count):
         for case in (case for case in cases if number < len(architectures[case])):
             text = canonical_json(architectures[case][number]).decode()
@@ -157,7 +157,7 @@ def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict
             if known and known.architecture == text:
                 continue
             started_s = time.perf_counter()
-            found = exact_bytes(case, architectures[case][number])
+            found = plan_exact_bytes(case, architectures[case][number])
             networks, family, target = case
             plan = plans[case, number] = Plan(
                 networks=networks, family=family, target=target, number=number, architecture=text, exact_bytes=found
@@ -169,7 +169,7 @@ def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict
                     lines.write(json.dumps(asdict(plan)) + "\n")
 
 
-def drawn_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
+def group_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
     """The plans of each row in order, without those of submodels that are not drawn any more."""
     of_case: dict[Case, list[Plan]] = {}
     tables = list(TABLES)
@@ -180,7 +180,9 @@ def drawn_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
     for plan in sorted(plans, key=order):
         of_case.setdefault(plan.case, []).append(plan)
     for case, ours in of_case.items():
-        architectures = [canonical_json(architecture).decode() for architecture in draws(case, ours[-1].number + 1)]
+        architectures = [
+            canonical_json(architecture).decode() for architecture in draw_architectures(case, ours[-1].number + 1)
+        ]
         kept = [
             plan
             for plan in ours
@@ -195,14 +197,14 @@ def drawn_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
     return {case: ours for case, ours in of_case.items() if ours}
 
 
-def timed_architectures(network: Network, family: str) -> list[Architecture]:
+def draw_timed_architectures(network: Network, family: str) -> list[Architecture]:
     """Different random submodels; repeated where there are not so many."""
     chance = random.Random(f"{family}, timed")  # noqa: S311 - no secret
-    different = list(dict.fromkeys(random_architecture(network, chance) for _ in range(2 * _TIMED)))
+    different = list(dict.fromkeys(draw_architecture(network, chance) for _ in range(2 * _TIMED)))
     return (different * math.ceil(_TIMED / len(different)))[:_TIMED]
 
 
-def estimates_of(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[int]]:
+def measure_estimates(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[int]]:
     """Cost estimate submodels in a fresh process, after one of a tiny network.
 
     Args:
@@ -212,15 +214,15 @@ def estimates_of(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[
         CPU seconds to make the model, cost estimates in a CPU second, and the cost estimates.
     """
     (_, family, target), texts = job
-    config = config_of(job[0])
+    config = find_family(job[0])
     torch.set_num_threads(1)
     tiny = network_of(TINY)
-    EstimateModel(tiny, request_for(TINY, target, Architecture())).estimates.memory_bytes(tiny, [Architecture()])
+    EstimateModel(tiny, create_request(TINY, target, Architecture())).estimates.memory_bytes(tiny, [Architecture()])
     network = network_of(config)
     started_s = time.process_time()
-    estimates = EstimateModel(network, request_for(config, target, network.full_architecture())).estimates
+    estimates = EstimateModel(network, create_request(config, target, network.full_architecture())).estimates
     ready_s = time.process_time() - started_s
-    architectures = timed_architectures(network, family)
+    architectures = draw_timed_architectures(network, family)
     started_s = time.process_time()
     estimates.memory_bytes(network, architectures)
     took_s = time.process_time() - started_s
@@ -231,7 +233,7 @@ def estimates_of(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[
     )
 
 
-def row_of(plans: Sequence[Plan], found: tuple[float, float, list[int]], spoil: float) -> Row:
+def build_row(plans: Sequence[Plan], found: tuple[float, float, list[int]], spoil: float) -> Row:
     """Judge cost estimates, every second one of them times `spoil`, by exact plans."""
     ready_s, estimates_per_s, estimates = found
     told = [estimate * (1 if place % 2 else spoil) for place, estimate in enumerate(estimates)]
@@ -261,8 +263,8 @@ def judge(plans: Mapping[Case, Sequence[Plan]], spoil: float) -> Iterator[Row]:
     jobs = [(case, tuple(plan.architecture for plan in ours)) for case, ours in plans.items()]
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for ours, found in zip(plans.values(), pool.imap(estimates_of, jobs, chunksize=1), strict=True):
-            yield row_of(ours, found, spoil)
+        for ours, found in zip(plans.values(), pool.imap(measure_estimates, jobs, chunksize=1), strict=True):
+            yield build_row(ours, found, spoil)
 
 
 HEAD = (
@@ -271,7 +273,7 @@ HEAD = (
 )
 
 
-def line_of(row: Row) -> str:
+def format_row(row: Row) -> str:
     """In Markdown."""
     errors = f"{row.median:.1%} | {row.percentile_95:.1%} | {row.worst:.1%} | {row.least:+.1%} | {row.most:+.1%}"
     shares = f"{row.within_6:.0%} | {row.within_12:.0%} | {row.within_25:.0%}"
@@ -301,13 +303,13 @@ def write_results(rows: Sequence[Row]) -> None:
         ABOUT,
     ]
     for networks in TABLES:
-        ours = [line_of(row) for row in rows if row.networks == networks]
+        ours = [format_row(row) for row in rows if row.networks == networks]
         if ours:
             lines += [f"## {networks.capitalize()} networks", "", *HEAD, *ours, ""]
     write_page(RESULTS, "\n".join(lines))
 
 
-def summary(rows: Sequence[Row]) -> dict[str, object]:
+def summarise(rows: Sequence[Row]) -> dict[str, object]:
     """All rows, with shares of all their cost estimates together."""
     architectures = sum(row.architectures for row in rows)
     return {
@@ -320,7 +322,7 @@ def summary(rows: Sequence[Row]) -> dict[str, object]:
     }
 
 
-def arguments_given() -> tuple[argparse.Namespace, list[Case]]:
+def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
     """The arguments, and the rows that they name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", choices=sorted(TABLES), default="small", help="which table of networks")
@@ -335,7 +337,7 @@ def arguments_given() -> tuple[argparse.Namespace, list[Case]]:
     )
     parser.add_argument("--write", action="store_true", help=f"judge all plans of the file, and write {RESULTS.name}")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    arguments = parsed(parser, architectures=1, family=["mlp"], target=["onnx"])
+    arguments = parse_arguments(parser, architectures=1, family=["mlp"], target=["onnx"])
     if arguments.write and arguments.spoil != 1:
         parser.error("--write takes cost estimates as they are; leave out --spoil")
     table, wanted = TABLES[arguments.networks], arguments.family or sorted(TABLES[arguments.networks])
@@ -350,26 +352,26 @@ def arguments_given() -> tuple[argparse.Namespace, list[Case]]:
 
 def main() -> None:
     """Plan what is missing, judge, print, and write if asked."""
-    arguments, cases = arguments_given()
-    plans = plans_in(arguments.plans)
+    arguments, cases = parse_cases()
+    plans = read_plans(arguments.plans)
     torch.set_num_threads(1)
     make_plans(cases, arguments.architectures, arguments.plans, plans)
     count = arguments.architectures or math.inf
     judged = [plan for plan in plans.values() if arguments.write or (plan.case in cases and plan.number < count)]
     rows = []
     print("\n".join(HEAD), flush=True)
-    for row in judge(drawn_plans(judged), arguments.spoil):
-        print(line_of(row), flush=True)
+    for row in judge(group_plans(judged), arguments.spoil):
+        print(format_row(row), flush=True)
         rows.append(row)
     if not rows:
         sys.exit("there are no plans to judge cost estimates by; take --architectures of 1 or more, or another file")
     if arguments.write:
         write_results(rows)
-    failed = [f"{row.family} on {row.target} ({row.networks})" for row in rows if not row.holds]
+    failed = [f"{row.family} on {row.target} ({row.networks})" for row in rows if not row.within_bounds]
     if failed:
         print(f"not within the bounds: {', '.join(failed)}", file=sys.stderr, flush=True)
     if arguments.json:
-        print(json.dumps(summary(rows)), flush=True)
+        print(json.dumps(summarise(rows)), flush=True)
     sys.exit(1 if failed and not arguments.smoke else 0)
 
 

@@ -15,7 +15,7 @@ from subfleet.export.requests import TrainRequest
 from subfleet.protocol.submodel import Architecture, Centre, IndexSet, Prefix
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["TABLES", "TINY", "different_architectures", "random_architecture", "request_for"]
+__all__ = ["TABLES", "TINY", "create_request", "draw_architecture", "draw_distinct_architectures"]
 
 BATCH_SIZE = 8
 _DRAWS = 20
@@ -99,7 +99,7 @@ WIDE_KERNELS: dict[str, Family] = {
 TABLES: Mapping[str, Mapping[str, Family]] = {"small": NETWORKS, "large": LARGE, "wide-kernelled": WIDE_KERNELS}
 
 
-def random_architecture(network: Network, chance: random.Random) -> Architecture:
+def draw_architecture(network: Network, chance: random.Random) -> Architecture:
     """Every axis at any of its sizes, and any of the blocks."""
     axes: list[tuple[str, IndexSet]] = []
     for name, axis in sorted(network.axes.items()):
@@ -110,7 +110,7 @@ def random_architecture(network: Network, chance: random.Random) -> Architecture
     return Architecture(axes=tuple(axes), blocks=tuple(block.name for block in network.blocks if chance.random() < 0.6))
 
 
-def request_for(config: Family, target: str, architecture: Architecture) -> TrainRequest:
+def create_request(config: Family, target: str, architecture: Architecture) -> TrainRequest:
     """Momentum, small batches, and the family's objective."""
     return TrainRequest(
         model=config,
@@ -122,11 +122,11 @@ def request_for(config: Family, target: str, architecture: Architecture) -> Trai
     )
 
 
-def different_architectures(network: Network, count: int, chance: random.Random) -> Iterator[Architecture]:
+def draw_distinct_architectures(network: Network, count: int, chance: random.Random) -> Iterator[Architecture]:
     """Random submodels of different shapes; fewer where there are not so many."""
     seen: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
     for _ in range(_DRAWS * count):
-        architecture = random_architecture(network, chance)
+        architecture = draw_architecture(network, chance)
         shapes = tuple(network.shapes(architecture).items())
         if shapes not in seen:
             seen.add(shapes)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import write_page
-from smoke import parsed
+from smoke import parse_arguments
 
 RESULTS = Path(__file__).parent / "results" / "plan-memory.md"
 TARGETS = ("onnx", "executorch")
@@ -157,8 +157,8 @@ def measure(case: Case, folder: Path) -> Row:
     from subfleet.protocol.programs import decode_program
 
     job = json.dumps({**asdict(case), "accumulate": case.parts > 1, "folder": str(folder)})
-    _python(EXPORT, job)
-    found = json.loads(_python(TRAIN, job))
+    _run_python(EXPORT, job)
+    found = json.loads(_run_python(TRAIN, job))
     plan = decode_program((folder / "program").read_bytes()).manifest.memory
     # Plans are told for usual kernels, and this processor's may be wider.
     here = replace(
@@ -172,7 +172,7 @@ def measure(case: Case, folder: Path) -> Row:
     )
 
 
-def _python(program: str, argument: str) -> str:
+def _run_python(program: str, argument: str) -> str:
     # NumPy's threads would add stacks and buffers that no device's trainer has.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(
@@ -183,7 +183,7 @@ def _python(program: str, argument: str) -> str:
     return done.stdout.splitlines()[-1] if done.stdout else ""
 
 
-def cases_of(arguments: argparse.Namespace) -> Iterator[Case]:
+def list_cases(arguments: argparse.Namespace) -> Iterator[Case]:
     """The zoo on every target, and on its own the ways to need less memory."""
     from step_benchmark.zoo import ZOO
 
@@ -196,7 +196,7 @@ def cases_of(arguments: argparse.Namespace) -> Iterator[Case]:
                 yield Case(model=name, target=target, batch_size=batch_size // 4, parts=4, threads=arguments.threads)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def build_table(rows: Sequence[Row]) -> list[str]:
     """The rows in Markdown, sizes in MB."""
     parts = ("weights", "optimiser", "fed", "activation", "workspace", "runtime")
     lines = [
@@ -210,7 +210,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def summary(rows: Sequence[Row]) -> dict[str, Any]:
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """What `--json` ends with."""
     by_target: dict[str, Any] = {}
     for target in sorted({row.case.target for row in rows}):
@@ -245,7 +245,7 @@ of 10^6 bytes. The data set and the runtime's libraries are loaded before.
 def write_results(rows: Sequence[Row]) -> None:
     """Write the table with what its columns are."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
-    found = summary(rows)["planned_over_measured"]
+    found = summarise(rows)["planned_over_measured"]
     lines = [
         "# Planned against measured peak memory",
         "",
@@ -253,7 +253,7 @@ def write_results(rows: Sequence[Row]) -> None:
         "",
         f"Planned over measured: {found['min']:.3f} to {found['max']:.3f}.",
         ABOUT,
-        *table(rows),
+        *build_table(rows),
     ]
     write_page(RESULTS, "\n".join(lines) + "\n")
 
@@ -267,20 +267,20 @@ def main() -> None:
     parser.add_argument("--target", action="append", choices=TARGETS, help="only this target; may be repeated")
     parser.add_argument("--variants", action="store_true", help="also recomputed activations, and batches in 4 parts")
     parser.add_argument("--threads", type=int, default=1, help="of the trainers")
-    arguments = parsed(parser, model=["mlp"], target=["onnx"])
+    arguments = parse_arguments(parser, model=["mlp"], target=["onnx"])
     rows = []
-    for case in cases_of(arguments):
+    for case in list_cases(arguments):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 rows.append(measure(case, Path(folder)))
             except SystemExit as error:
                 print(f"{case.label} on {case.target}: {error}", file=sys.stderr, flush=True)
                 continue
-        print("\n".join(table(rows)[0 if len(rows) == 1 else -1 :]), flush=True)
+        print("\n".join(build_table(rows)[0 if len(rows) == 1 else -1 :]), flush=True)
     if arguments.write:
         write_results(rows)
     if arguments.json:
-        print(json.dumps(summary(rows)))
+        print(json.dumps(summarise(rows)))
 
 
 if __name__ == "__main__":

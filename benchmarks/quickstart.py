@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import write_page
-from smoke import parsed
+from smoke import parse_arguments
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = (3, 1, 2)
@@ -46,7 +46,7 @@ the first weights and the data order, but no choice of a submodel: these follow 
 """
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Cores, processor and versions."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
@@ -57,13 +57,13 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({model}, {platform.machine()}), Python {platform.python_version()}, {packages}"
 
 
-def measured(seed: int, *changes: str) -> dict[str, Any]:
+def measure(seed: int, *changes: str) -> dict[str, Any]:
     """One run: what it took, what it printed beside its tables, and its summary."""
     with tempfile.TemporaryDirectory(prefix="subfleet-quickstart-") as scratch:
         folder = Path(scratch)
         command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--runs", str(folder / "runs")]
         environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
-        load, before, started_s = os.getloadavg()[0], _cpu_s(), time.monotonic()
+        load, before, started_s = os.getloadavg()[0], _read_cpu_s(), time.monotonic()
         done = subprocess.run(
             [*command, "--set", f"seed={seed}", *(f"--set={one}" for one in changes)],
             env=environment,
@@ -75,21 +75,21 @@ def measured(seed: int, *changes: str) -> dict[str, Any]:
         summary = json.loads((folder / "runs" / "quickstart" / "summary.json").read_text(encoding="utf-8"))
     return {
         "seed": seed,
-        "machine": machine(),
+        "machine": describe_machine(),
         "seconds": round(seconds),
-        "cpu_seconds": round(_cpu_s() - before),
+        "cpu_seconds": round(_read_cpu_s() - before),
         "load": round(load, 1),
         "printed": done.stdout.splitlines(),
         "summary": summary,
     }
 
 
-def _cpu_s() -> float:
+def _read_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def row(run: dict[str, Any]) -> str:
+def format_row(run: dict[str, Any]) -> str:
     """One run as a row of the page's table."""
     summary = run["summary"]
     limits = [client["limit"] for record in summary["rounds"] for client in record["clients"]]
@@ -108,14 +108,16 @@ def row(run: dict[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def page(runs: list[dict[str, Any]]) -> str:
+def build_page(runs: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     # Those of later runs hold what is left of the run before.
     first = runs[0]["load"]
     load = f"The machine's load when the first began was {first:g}" + (
         "." if first < 1 else ", with other work on the same cores."
     )
-    text = PAGE.format(machine=runs[0]["machine"], load=load, rows="\n".join(map(row, runs)), first=runs[0]["seed"])
+    text = PAGE.format(
+        machine=runs[0]["machine"], load=load, rows="\n".join(map(format_row, runs)), first=runs[0]["seed"]
+    )
     return "\n".join(line if line.startswith("|") else textwrap.fill(line, 120) for line in text.split("\n"))
 
 
@@ -127,13 +129,13 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="write benchmarks/results/quickstart.md and quickstart.json"
     )
-    chosen = parsed(parser, seeds=SEEDS[:1])
+    chosen = parse_arguments(parser, seeds=SEEDS[:1])
     runs = []
     for seed in chosen.seeds:
-        runs.append(measured(seed, *(_SMALL if chosen.smoke else ())))
-        print(row(runs[-1]), flush=True)
+        runs.append(measure(seed, *(_SMALL if chosen.smoke else ())))
+        print(format_row(runs[-1]), flush=True)
     if chosen.write:
-        write_page(RESULTS / "quickstart.md", page(runs))
+        write_page(RESULTS / "quickstart.md", build_page(runs))
         (RESULTS / "quickstart.json").write_text(json.dumps(runs[0], indent=1) + "\n", encoding="utf-8")
     if chosen.json:
         print(json.dumps(runs))

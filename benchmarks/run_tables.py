@@ -6,29 +6,29 @@ from typing import Any
 
 from subfleet.reporting.comparison import Entrant, measure_difference
 
-__all__ = ["Figures", "differences", "put", "shared_seeds", "table"]
+__all__ = ["Figures", "compare_entrants", "format_table", "list_shared_seeds", "replace_tables"]
 
 Figures = Callable[[Mapping[str, Any]], Mapping[str, float]]
 """What a run comes to, by its summary."""
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """As Markdown."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
 
 
-def shared_seeds(first: Entrant, other: Entrant) -> list[int]:
+def list_shared_seeds(first: Entrant, other: Entrant) -> list[int]:
     """Of both, where they are enough for an interval; else none."""
     seeds = sorted(first.runs.keys() & other.runs.keys())
     return seeds if len(seeds) > 1 else []
 
 
-def differences(
+def compare_entrants(
     first: Entrant, others: Sequence[Entrant], figures: Figures, names: Sequence[str]
 ) -> Iterator[list[str]]:
     """What the first has on each other one in some figures, in points, paired over the seeds that both have."""
     for other in others:
-        seeds = shared_seeds(first, other)
+        seeds = list_shared_seeds(first, other)
         if not seeds:
             continue
         ours, theirs = ([figures(one.runs[seed]) for seed in seeds] for one in (first, other))
@@ -40,7 +40,7 @@ def differences(
         yield [other.name, str(len(seeds)), *cells]
 
 
-def put(tables: str, results: Path, task: str) -> None:
+def replace_tables(tables: str, results: Path, task: str) -> None:
     """Put tables in the place of those of a task, between comments that name it.
 
     Raises:

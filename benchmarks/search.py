@@ -29,10 +29,16 @@ from pathlib import Path
 
 from pages import write_page
 from search_benchmark.budgets import Share, read_shares
-from search_benchmark.exact import ExactFigures, Plans, exact_figures
-from search_benchmark.measuring import Figures, exhaustive_figures, export_figures, hit_rates, large_figures
-from search_benchmark.spaces import LARGE, SMALL, TINY, case_of
-from smoke import parsed
+from search_benchmark.exact import ExactFigures, Plans, measure_exact
+from search_benchmark.measuring import (
+    Figures,
+    build_export_table,
+    build_hit_rate_table,
+    measure_exhaustive,
+    measure_large,
+)
+from search_benchmark.spaces import LARGE, SMALL, TINY, create_case
+from smoke import parse_arguments
 
 RESULTS = Path(__file__).parent / "results" / "search.md"
 _LARGE_HEAD = (
@@ -50,65 +56,65 @@ _EXACT_HEAD = (
 
 def main() -> None:
     """Measure, print, and write if asked."""
-    arguments = _arguments()
+    arguments = _parse_arguments()
     size = 150 if arguments.quick else 1500
     large_names, small_names = ((TINY,), (TINY,)) if arguments.smoke else (LARGE, SMALL)
     shares, origin = read_shares()
-    large = _in_processes(large_names, shares, size)
-    small = [exhaustive_figures(case_of(name), shares, count=size) for name in small_names]
+    large = _measure_in_processes(large_names, shares, size)
+    small = [measure_exhaustive(create_case(name), shares, count=size) for name in small_names]
     plans, planned = Plans(arguments.plans), 3 if arguments.quick else 12
     exact = [
-        exact_figures(
-            case_of(name), shares, plans, count=planned, listed=name in small_names, checks=not arguments.spoil
+        measure_exact(
+            create_case(name), shares, plans, count=planned, listed=name in small_names, checks=not arguments.spoil
         )
         for name in dict.fromkeys((*large_names, *small_names))
     ]
     lines = [
         f"Budgets: {origin}.",
-        *_table("Large spaces", _LARGE_HEAD, [one.row for one in large]),
-        *_table("Against the exhaustive optimum", _SMALL_HEAD, [one.row for one in small]),
-        *_table("Under exact plans", _EXACT_HEAD, [one.row for one in exact]),
+        *_format_table("Large spaces", _LARGE_HEAD, [one.row for one in large]),
+        *_format_table("Against the exhaustive optimum", _SMALL_HEAD, [one.row for one in small]),
+        *_format_table("Under exact plans", _EXACT_HEAD, [one.row for one in exact]),
         "",
-        *hit_rates(case_of(large_names[0]), shares, count=size // 3),
+        *build_hit_rate_table(create_case(large_names[0]), shares, count=size // 3),
         "",
-        *export_figures(case_of(large_names[0]), shares, rounds=40, clients=max(size // 50, 5)),
+        *build_export_table(create_case(large_names[0]), shares, rounds=40, clients=max(size // 50, 5)),
     ]
     print("\n".join(lines))
     if arguments.write:
         head = ["# Search under budgets", "", "`SUBFLEET_DATA=<folder> python benchmarks/search.py --write`,"]
         head += [f"Python {platform.python_version()}, numpy {version('numpy')}, {platform.machine()}, one thread.", ""]
         write_page(RESULTS, "\n".join([*head, *lines]) + "\n")
-    summary = _summary(large, small, exact)
+    summary = _summarise(large, small, exact)
     if arguments.json:
         print(json.dumps(summary))
     sys.exit(1 if summary["violations"] else 0)
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the assignments, a quarter of the exact plans")
     parser.add_argument("--plans", type=Path, help="a file of exact plans, which is added to")
     parser.add_argument("--spoil", action="store_true", help="send what is chosen without a look at its exact plan")
-    arguments = parsed(parser, quick=True)
+    arguments = parse_arguments(parser, quick=True)
     if arguments.write and (arguments.spoil or arguments.quick):
         parser.error("--write takes a whole run as it is; leave out --spoil and --quick")
     return arguments
 
 
-def _in_processes(names: Sequence[str], shares: Sequence[Share], count: int) -> list[Figures]:
+def _measure_in_processes(names: Sequence[str], shares: Sequence[Share], count: int) -> list[Figures]:
     """The large spaces, each in a fresh process of one thread: others that wait would count as busy."""
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        return pool.map(partial(large_figures, shares=shares, count=count), names, chunksize=1)
+        return pool.map(partial(measure_large, shares=shares, count=count), names, chunksize=1)
 
 
-def _table(title: str, head: str, rows: Sequence[str]) -> list[str]:
+def _format_table(title: str, head: str, rows: Sequence[str]) -> list[str]:
     return ["", f"## {title}", "", head, "|---|" + "---:|" * (head.count("|") - 2), *rows]
 
 
-def _summary(large: Sequence[Figures], small: Sequence[Figures], exact: Sequence[ExactFigures]) -> dict[str, object]:
+def _summarise(large: Sequence[Figures], small: Sequence[Figures], exact: Sequence[ExactFigures]) -> dict[str, object]:
     """What the issue asks for: the least of speeds and fractions, the mean of shares, and all violations."""
     return {
         "assignments_per_s": {

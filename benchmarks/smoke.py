@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from subfleet.settings.run import Run
 
-__all__ = ["DIGITS", "folders_of", "parsed"]
+__all__ = ["DIGITS", "open_run_folders", "parse_arguments"]
 
 DIGITS = (
     *("rounds=2", "training.epochs=1", "data.name=digits", "data.samples=300", "data.test_samples=100"),
@@ -21,7 +21,7 @@ DIGITS = (
 """What makes a game of images a matter of seconds: two rounds on handwritten digits, and no program is written."""
 
 
-def parsed(
+def parse_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, /, **smallest: object
 ) -> argparse.Namespace:
     """What the command line asks for; with `--smoke`, the smallest in place of what decides how much is measured.
@@ -41,8 +41,8 @@ def parsed(
 
 
 @contextmanager
-def folders_of(
-    chosen: argparse.Namespace, game: str, *changes: str, wanted: "Callable[[Run], bool]"
+def open_run_folders(
+    chosen: argparse.Namespace, game: str, *changes: str, include: "Callable[[Run], bool]"
 ) -> Iterator[list[Path]]:
     """The folders that the command line names; with `--smoke`, of a game that is played with one seed and forgotten.
 
@@ -50,7 +50,7 @@ def folders_of(
         chosen: of the command line; its `folders`, and whether it has `smoke`.
         game: a run file with a sweep, or its name.
         changes: of its keys.
-        wanted: which of its runs are played.
+        include: says which of its runs are played.
     """
     if not chosen.smoke:
         yield chosen.folders
@@ -63,7 +63,7 @@ def folders_of(
     from subfleet.settings.run_folder import choose_folder, create_folder, write_description
 
     with tempfile.TemporaryDirectory(prefix="subfleet-") as scratch:
-        games, folders = [one for one in load_all(game, *changes, seeds=(1,)) if wanted(one)], list[Path]()
+        games, folders = [one for one in load_all(game, *changes, seeds=(1,)) if include(one)], list[Path]()
         with open_host("batch", CacheFolder(path=Path(scratch) / "cache")) as host:
             for one in games:
                 folders.append(create_folder(choose_folder(Path(scratch) / "runs", one.name, None)))

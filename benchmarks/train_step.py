@@ -18,16 +18,16 @@ from types import MappingProxyType
 
 import torch
 from rich.console import Console
-from smoke import parsed
+from smoke import parse_arguments
 from step_benchmark import parity
-from step_benchmark.data import Samples, samples_of
-from step_benchmark.eager import EagerStep, layouts_of
-from step_benchmark.memory import measured_peak_bytes
+from step_benchmark.data import Samples, load_samples
+from step_benchmark.eager import EagerStep, list_layouts
+from step_benchmark.memory import measure_peak_bytes
 from step_benchmark.profiling import print_profile
-from step_benchmark.programs import TARGETS, ProgramStep, cached_lookup_ms, export
-from step_benchmark.report import Result, print_tables, summary
+from step_benchmark.programs import TARGETS, ProgramStep, export, measure_lookup_ms
+from step_benchmark.report import Result, print_tables, summarise
 from step_benchmark.stepping import Start, Stepper
-from step_benchmark.timing import interleaved_medians_s
+from step_benchmark.timing import measure_medians_s
 from step_benchmark.zoo import ZOO, ZooModel, build_seeded
 
 from subfleet.device_profiles import detect_packing_width
@@ -58,30 +58,30 @@ QUICK_ROUNDS = 3
 
 def main() -> None:
     """Measure, and print."""
-    arguments = _arguments()
+    arguments = _parse_arguments()
     if os.getloadavg()[0] > BUSY_LOAD:
-        _progress(
+        _print_progress(
             f"the load average is {os.getloadavg()[0]:.1f}: ratios with more than one thread are not to be trusted"
         )
     console = Console(stderr=arguments.json, width=200)
     if arguments.profile:
-        for model in _chosen(arguments.models):
+        for model in _find_models(arguments.models):
             for target in arguments.targets:
                 _profile(model, target, arguments.threads[0], console)
         return
     results: list[Result] = []
-    for model in _chosen(arguments.models):
+    for model in _find_models(arguments.models):
         results += _measure(model, arguments)
     print_tables(results, console)
     if arguments.json:
-        print(json.dumps(summary(results)))
+        print(json.dumps(summarise(results)))
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(ZOO), default=list(ZOO), metavar="MODEL")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--threads", type=_numbers, default=[1, 2], help="such as 1,2")
+    parser.add_argument("--threads", type=_parse_numbers, default=[1, 2], help="such as 1,2")
     parser.add_argument(
         "--repeats", type=int, default=0, help=f"rounds of timing; {ROUNDS}, with --quick {QUICK_ROUNDS}"
     )
@@ -90,18 +90,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-memory", action="store_true", help="no measured memory")
     parser.add_argument("--json", action="store_true", help="end with one JSON object; tables go to standard error")
     parser.add_argument("--profile", action="store_true", help="time by operator instead")
-    return parsed(parser, models=["mlp"], targets=["onnx"], threads=[1], repeats=1, quick=True)
+    return parse_arguments(parser, models=["mlp"], targets=["onnx"], threads=[1], repeats=1, quick=True)
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _chosen(names: Sequence[str]) -> Iterator[ZooModel]:
+def _find_models(names: Sequence[str]) -> Iterator[ZooModel]:
     return (ZOO[name] for name in names)
 
 
-def _progress(words: str) -> None:
+def _print_progress(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
@@ -118,7 +118,7 @@ def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
     done = [result for result in results if result.target in programs]
     if not done:
         return results
-    samples = samples_of(model, parity.STARTS * model.batch_size)
+    samples = load_samples(model, parity.STARTS * model.batch_size)
     if not arguments.no_parity:
         _compare(model, samples, programs, done)
     rounds = arguments.repeats or (QUICK_ROUNDS if arguments.quick else ROUNDS)
@@ -126,13 +126,13 @@ def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
         _time(model, samples, programs, done, threads=threads, rounds=rounds)
     if not (arguments.quick or arguments.no_memory):
         for result in done:
-            result.measured_bytes = measured_peak_bytes(programs[result.target], _start(model, 0.001), samples)
-            _progress(f"{model.name} {result.target}: grew by {result.measured_bytes / 1e6:.1f} MB")
+            result.measured_bytes = measure_peak_bytes(programs[result.target], _create_start(model, 0.001), samples)
+            _print_progress(f"{model.name} {result.target}: grew by {result.measured_bytes / 1e6:.1f} MB")
     return results
 
 
 def _export(model: ZooModel, target: str, result: Result) -> Program | None:
-    _progress(f"{model.name} {target}: exporting")
+    _print_progress(f"{model.name} {target}: exporting")
     try:
         exported = export(model, target, OPTIMISER)
     except SubfleetError as error:
@@ -145,9 +145,9 @@ def _export(model: ZooModel, target: str, result: Result) -> Program | None:
         result.program_bytes = len(exported.program.body)
         memory = exported.program.manifest.memory
         result.planned_bytes = planned_for(memory.peak_bytes, memory.packings, detect_packing_width())
-        result.cached_first_ms, result.cached_ms = cached_lookup_ms(exported.program)
+        result.cached_first_ms, result.cached_ms = measure_lookup_ms(exported.program)
         return exported.program
-    _progress(f"{model.name} {target}: {result.error}")
+    _print_progress(f"{model.name} {target}: {result.error}")
     return None
 
 
@@ -155,19 +155,19 @@ def _learning_rate(model: ZooModel) -> float:
     return LEARNING_RATES.get(model.name, 0.005)
 
 
-def _start(model: ZooModel, learning_rate: float) -> Start:
+def _create_start(model: ZooModel, learning_rate: float) -> Start:
     state = {name: tensor.clone() for name, tensor in build_seeded(model, 0).state_dict().items()}
     return Start(model=model, state=state, optimiser=OPTIMISER, learning_rate=learning_rate)
 
 
 def _compare(model: ZooModel, samples: Samples, programs: Mapping[str, Program], results: Sequence[Result]) -> None:
     torch.set_num_threads(1)
-    start = _start(model, LEARNING_RATES.get(model.name, 0.005))
+    start = _create_start(model, LEARNING_RATES.get(model.name, 0.005))
     steppers = {target: ProgramStep(program, start, threads=1) for target, program in programs.items()}
-    found = parity.compare(start, samples, steppers, layouts=layouts_of(model.build()))
+    found = parity.compare(start, samples, steppers, layouts=list_layouts(model.build()))
     for result in results:
         result.parity = found[result.target]
-        _progress(
+        _print_progress(
             f"{model.name} {result.target}: after one step {result.parity.one_step_over_eager:.2f} times as far as "
             f"eager, after {parity.STEPS} {result.parity.distance_over_eager:.2f} times"
         )
@@ -183,19 +183,19 @@ def _time(
     rounds: int,
 ) -> None:
     torch.set_num_threads(threads)
-    start = _start(model, TIMING_LEARNING_RATE)
-    layouts = layouts_of(model.build())
+    start = _create_start(model, TIMING_LEARNING_RATE)
+    layouts = list_layouts(model.build())
     steppers: dict[str, Stepper] = {layout: EagerStep(start, layout=layout) for layout in layouts}
     steppers |= {target: ProgramStep(program, start, threads=threads) for target, program in programs.items()}
-    batch = parity.part(samples, 0, model.batch_size)
+    batch = parity.take_samples(samples, 0, model.batch_size)
     runners = {name: partial(stepper.step, stepper.prepare(batch)) for name, stepper in steppers.items()}
-    found_s = interleaved_medians_s(runners, rounds=rounds)
+    found_s = measure_medians_s(runners, rounds=rounds)
     best = min(layouts, key=lambda layout: found_s[layout])
     for result in results:
         result.step_ms[threads] = found_s[result.target] * 1e3
         result.eager_ms[threads] = found_s[best] * 1e3
         result.eager_layout[threads] = best
-        _progress(
+        _print_progress(
             f"{model.name} {result.target}: {threads} thr, {result.step_ms[threads]:.2f} ms, eager "
             f"{result.eager_ms[threads]:.2f} ms, ratio {result.ratios[threads]:.2f}"
         )
@@ -205,8 +205,8 @@ def _profile(model: ZooModel, target: str, threads: int, console: Console) -> No
     result = Result(model=model.name, target=target, smooth=model.smooth)
     program = _export(model, target, result)
     if program is not None:
-        samples = samples_of(model, model.batch_size)
-        print_profile(program, _start(model, TIMING_LEARNING_RATE), samples, threads, console)
+        samples = load_samples(model, model.batch_size)
+        print_profile(program, _create_start(model, TIMING_LEARNING_RATE), samples, threads, console)
 
 
 if __name__ == "__main__":

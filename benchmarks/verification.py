@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from pages import write_page
-from smoke import parsed
+from smoke import parse_arguments
 from step_benchmark.zoo import ZOO, ZooModel, build_seeded
 from torch import Tensor
 
@@ -44,7 +44,7 @@ gradients that are only rounding in float32: all other wrong gradients are refus
 """
 
 
-def rows_of(model: ZooModel) -> Iterator[str]:
+def build_rows(model: ZooModel) -> Iterator[str]:
     """One for each target."""
     step = training_step(
         build_seeded(model, 0).train(),
@@ -56,12 +56,12 @@ def rows_of(model: ZooModel) -> Iterator[str]:
     count = sum(value.role == "parameter" for value in step.inputs)
     for target in TARGETS:
         try:
-            yield f"| {model.name} | {target} | {count} | {measured(step, target, model.name)} |"
+            yield f"| {model.name} | {target} | {count} | {measure(step, target, model.name)} |"
         except ExportError as error:
             yield f"| {model.name} | {target} | {count} | {error!s:.150} | | | |"
 
 
-def measured(step: Step, target: str, name: str) -> str:
+def measure(step: Step, target: str, name: str) -> str:
     """What was found and how long it took, as cells."""
     writer, started_s = find_target(target), time.process_time()
     body = writer.write_training(trace(step, writer.lowerings), step).body
@@ -82,12 +82,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=sorted(ZOO), default=list(ZOO))
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    arguments = parsed(parser, models=["mlp"])
+    arguments = parse_arguments(parser, models=["mlp"])
     torch.set_num_threads(1)
     rows = []
     print(HEAD, end="")
     for name in arguments.models:
-        for row in rows_of(ZOO[name]):
+        for row in build_rows(ZOO[name]):
             print(row, flush=True)
             rows.append(row)
     if arguments.write:

@@ -13,13 +13,13 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SKIPPED = {".venv", "build", "dist", "runs", "node_modules"}
 
 
-def anchors(text: str) -> set[str]:
+def list_anchors(text: str) -> set[str]:
     """The anchors that a Markdown page offers, as GitHub makes them."""
     headings = (re.sub(r"[`*]", "", heading).lower() for heading in HEADING.findall(FENCE.sub("", text)))
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
-def dead_links(page: Path, root: Path) -> list[str]:
+def find_dead_links(page: Path, root: Path) -> list[str]:
     """One line for each link of a page that leads nowhere."""
     dead = []
     for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
@@ -29,7 +29,7 @@ def dead_links(page: Path, root: Path) -> list[str]:
         target = (page.parent / name).resolve() if name else page
         if not target.exists():
             dead.append(f"{page.relative_to(root)}: {link} leads to no file")
-        elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text(encoding="utf-8")):
+        elif anchor and target.suffix == ".md" and anchor not in list_anchors(target.read_text(encoding="utf-8")):
             dead.append(f"{page.relative_to(root)}: {link} leads to no heading")
     return dead
 
@@ -38,7 +38,7 @@ def main() -> int:
     """Check every page below the repository's root."""
     root = Path(__file__).resolve().parent.parent
     pages = [page for page in sorted(root.rglob("*.md")) if not SKIPPED & set(page.relative_to(root).parts)]
-    dead = [line for page in pages for line in dead_links(page, root)]
+    dead = [line for page in pages for line in find_dead_links(page, root)]
     print("\n".join([*dead, f"{len(pages)} pages, {len(dead)} dead links"]))
     return 1 if dead else 0
 

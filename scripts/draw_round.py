@@ -5,7 +5,7 @@ Example: python scripts/draw_round.py
 
 from pathlib import Path
 
-__all__ = ["main", "picture"]
+__all__ = ["draw_picture", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 GRID, CELL = 6, 13
@@ -44,10 +44,10 @@ text { font: 14px system-ui, sans-serif; fill: #1f2328 }
 
 def main() -> None:
     """Write the picture."""
-    (ROOT / "docs" / "images" / "round.svg").write_text(picture(), encoding="utf-8")
+    (ROOT / "docs" / "images" / "round.svg").write_text(draw_picture(), encoding="utf-8")
 
 
-def picture() -> str:
+def draw_picture() -> str:
     """The picture as SVG, in colours for light and dark pages."""
     parts = [
         '<rect class="page" x="1" y="1" width="918" height="432" rx="10"/>',

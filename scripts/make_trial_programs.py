@@ -31,7 +31,7 @@ MODEL = PreactResNet(input_shape=(1, 6, 6), class_count=3, widths=(4,), depths=(
 SEED = 1
 
 
-def request_for(target: str) -> TrainRequest:
+def create_request(target: str) -> TrainRequest:
     """The training program of a target."""
     return TrainRequest(
         model=MODEL,
@@ -43,11 +43,11 @@ def request_for(target: str) -> TrainRequest:
     )
 
 
-def write(folder: Path) -> None:
+def write_trial_files(folder: Path) -> None:
     """Write all files of a trial."""
     folder.mkdir(parents=True, exist_ok=True)
     for target in TARGETS:
-        (folder / name_program_file(target)).write_bytes(encode_program(export_program(request_for(target))))
+        (folder / name_program_file(target)).write_bytes(encode_program(export_program(create_request(target))))
     # The last layer begins at zero, and a residual branch as well: a little noise makes every weight count.
     generator = np.random.default_rng(SEED)
     weights = {
@@ -58,17 +58,17 @@ def write(folder: Path) -> None:
     count = 2 * SETTINGS.batch_size
     inputs = generator.standard_normal((count, *MODEL.input_shape)).astype(np.float32)
     write_npz(folder / DATA, Dataset(inputs=inputs, labels=np.arange(count, dtype=np.int64) % MODEL.class_count))
-    (folder / EXPECTED).write_text(json.dumps({"loss": pytorch_loss(folder)}) + "\n", encoding="utf-8")
+    (folder / EXPECTED).write_text(json.dumps({"loss": measure_pytorch_loss(folder)}) + "\n", encoding="utf-8")
 
 
-def pytorch_loss(folder: Path) -> float:
+def measure_pytorch_loss(folder: Path) -> float:
     """The mean loss of the trial's steps in PyTorch."""
     with tempfile.TemporaryDirectory() as work:
         program = Path(work) / name_program_file(TARGET)
-        program.write_bytes(encode_program(write_torch_program(request_for(TARGET))))
+        program.write_bytes(encode_program(write_torch_program(create_request(TARGET))))
         job = replace(make_trial_job(folder, TARGET, Path(work) / "update"), program_path=program)
         return TorchTrainer().train(job, lambda: False).loss
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    write_trial_files(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

@@ -16,7 +16,7 @@ from subfleet.methods.describing import Setting, list_departures, list_parameter
 EXACT = "With the default parameters it is **exact**: it does what the paper says."
 
 
-def toml(value: Any) -> str:
+def format_toml(value: Any) -> str:
     """A value as a configuration has it."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -25,26 +25,28 @@ def toml(value: Any) -> str:
     if dataclasses.is_dataclass(value):
         kind = [f'type = "{value.TYPE}"'] if hasattr(value, "TYPE") else []
         changed = [field for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
-        return f"{{ {', '.join([*kind, *(f'{one.name} = {toml(getattr(value, one.name))}' for one in changed)])} }}"
+        return (
+            f"{{ {', '.join([*kind, *(f'{one.name} = {format_toml(getattr(value, one.name))}' for one in changed)])} }}"
+        )
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def cell(value: object) -> str:
+def format_cell(value: object) -> str:
     """A default in a table: TOML in backticks, or none."""
-    return "none" if value is None else f"`{toml(value)}`"
+    return "none" if value is None else f"`{format_toml(value)}`"
 
 
-def overview_row(kind: type[Method]) -> str:
+def build_overview_row(kind: type[Method]) -> str:
     """The row of the overview, without the line that says what the method does."""
     return f"| [`{kind.TYPE}`](#{kind.TYPE}) | ... | {', '.join(kind.INFO.varies)} |"
 
 
-def section(kind: type[Method]) -> str:
+def build_section(kind: type[Method]) -> str:
     """The section, without what the method does and when to use it; meanings are those of the class's docstring."""
     info, method = kind.INFO, kind()
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n {8,}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE))
     rows = [
-        f"| `{path}` | {cell(attrgetter(path)(method))} | {' '.join(meanings.get(path, '...').split())} |"
+        f"| `{path}` | {format_cell(attrgetter(path)(method))} | {' '.join(meanings.get(path, '...').split())} |"
         for path in list_parameters(kind)
     ]
     listed = "\n".join(f"- {one}" for one in list_departures(method, Setting()))
@@ -56,4 +58,4 @@ def section(kind: type[Method]) -> str:
 
 if __name__ == "__main__":
     named = METHODS.named(sys.argv[1])
-    sys.stdout.write(f"{overview_row(named)}\n\n{section(named)}\n")
+    sys.stdout.write(f"{build_overview_row(named)}\n\n{build_section(named)}\n")

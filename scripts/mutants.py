@@ -57,7 +57,7 @@ class Defect:
     why: str
     tests: tuple[str, ...]
 
-    def folders(self) -> tuple[str, ...]:
+    def list_folders(self) -> tuple[str, ...]:
         """All tests of the package."""
         own = ("tests/server",) if self.package in SERVER else (f"tests/{self.package}",)
         return OTHER_FOLDERS.get(self.package, own)
@@ -93,7 +93,7 @@ class Tree:
         try:
             test = self._first_failure(defect.tests)
             if not test and not named_only:
-                test = self._first_failure(defect.folders())
+                test = self._first_failure(defect.list_folders())
         finally:
             path.write_text(before, encoding="utf-8")
         return Outcome(defect=defect, test=test, seconds=time.monotonic() - started_s)
@@ -122,7 +122,7 @@ def read_defects(path: Path) -> tuple[Defect, ...]:
     return tuple(Defect(**{**entry, "tests": tuple(entry["tests"])}) for entry in plain)
 
 
-def misplaced(defects: Iterable[Defect], tree: Path) -> Iterator[str]:
+def find_misplaced(defects: Iterable[Defect], tree: Path) -> Iterator[str]:
     """A sentence for each defect that cannot be planted."""
     for defect in defects:
         path = tree / defect.file
@@ -131,7 +131,7 @@ def misplaced(defects: Iterable[Defect], tree: Path) -> Iterator[str]:
             yield f"{defect.file}: {defect.old!r} stands there {count} times, but must once; correct {DEFECTS.name}"
 
 
-def planted(defects: Sequence[Defect], source: Path, *, jobs: int, named_only: bool) -> Iterator[Outcome]:
+def try_defects(defects: Sequence[Defect], source: Path, *, jobs: int, named_only: bool) -> Iterator[Outcome]:
     """The outcome of each defect, in order, of so many copies of the tree at a time."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees: SimpleQueue[Tree] = SimpleQueue()
@@ -162,12 +162,12 @@ def main() -> int:
     options = parser.parse_args()
     defects = [one for one in read_defects(options.table) if options.only in one.package or options.only in one.file]
     defects = defects[:2] if options.smoke else defects
-    problems = list(misplaced(defects, options.tree))
+    problems = list(find_misplaced(defects, options.tree))
     if problems or not defects:
         print("\n".join(problems) or f"no defect has {options.only!r} in its package or file", file=sys.stderr)
         return 1
     unfound = 0
-    for outcome in planted(defects, options.tree.resolve(), jobs=options.jobs, named_only=options.named):
+    for outcome in try_defects(defects, options.tree.resolve(), jobs=options.jobs, named_only=options.named):
         unfound += not outcome.test
         said = f"found by {outcome.test}" if outcome.test else "NOT FOUND"
         print(f"{outcome.seconds:6.0f} s  {outcome.defect.file}: {outcome.defect.why}: {said}", flush=True)

@@ -19,7 +19,7 @@ from subfleet.cli.console import Tables
 from subfleet.journal.records import ClientRow, RoundRecord
 from subfleet.protocol.schema import from_plain
 
-__all__ = ["block", "main"]
+__all__ = ["build_block", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks" / "results" / "quickstart.json"
@@ -28,7 +28,7 @@ ENDINGS = {"onnx": ".onnx", "executorch": ".pte", "torch": ".safetensors"}
 WIDTH = 104  # of the tables; with the indentation they fit where the README is read
 
 
-def block(recorded: dict[str, Any]) -> str:
+def build_block(recorded: dict[str, Any]) -> str:
     """The main lines of a recorded run, as Markdown, and what the run took.
 
     The first and the last round are shown with their tables, the others by their first line, and each device's model
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None, *, readme: Path = ROOT / "README.md
     if not end:
         print(f"{readme.name} has no block between {BEGIN.strip()!r} and {END.strip()!r}", file=sys.stderr)
         return 1
-    made = before + BEGIN + "\n" + block(json.loads(recorded.read_text(encoding="utf-8"))) + "\n" + END + behind
+    made = before + BEGIN + "\n" + build_block(json.loads(recorded.read_text(encoding="utf-8"))) + "\n" + END + behind
     if chosen.write:
         readme.write_text(made, encoding="utf-8")
     elif made != text:

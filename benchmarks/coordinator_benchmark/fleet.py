@@ -36,7 +36,7 @@ from subfleet.rounds.work import (
 )
 from subfleet.search.queue import ProgramFacts
 
-__all__ = ["EstimatesOf", "Fleet", "presence", "profile"]
+__all__ = ["EstimatesOf", "Fleet", "make_presence", "make_profile"]
 
 _BLOB = BlobRef(sha256="0" * 64, size_bytes=1000)
 _PROGRAM = ProgramRef(program_id="program", target="onnx", blob=_BLOB)
@@ -51,12 +51,12 @@ _REFUSE = 20
 """One device of so many refuses its first task of a round, for memory."""
 
 
-def presence(name: str) -> Presence:
+def make_presence(name: str) -> Presence:
     """A heartbeat."""
     return Presence(client_id=name, session_id=f"{name}-1", online=True)
 
 
-def profile(context: RunContext, name: str) -> Profile:
+def make_profile(context: RunContext, name: str) -> Profile:
     """What a device is."""
     classes = context.config.model.class_count
     return Profile(
@@ -88,26 +88,26 @@ class Fleet:
     estimates: EstimatesOf
     names: tuple[str, ...]
     waiting: deque[Event] = field(default_factory=deque)
-    _told: tuple[int, int] = (0, 0)
+    _reported: tuple[int, int] = (0, 0)
     _planned: dict[str, int] = field(default_factory=dict)
 
-    def joins(self) -> Iterator[Event]:
+    def join(self) -> Iterator[Event]:
         """Everybody comes."""
         for name in self.names:
-            yield presence(name)
-            yield profile(self.context, name)
+            yield make_presence(name)
+            yield make_profile(self.context, name)
 
-    def measures(self, state: RunState) -> None:
+    def report_telemetry(self, state: RunState) -> None:
         """Everybody tells what it can give, once in each try of a round; some say besides that they are there."""
-        if state.phase != "measure" or self._told == (state.round, state.attempt):
+        if state.phase != "measure" or self._reported == (state.round, state.attempt):
             return
-        self._told = (state.round, state.attempt)
+        self._reported = (state.round, state.attempt)
         for place, name in enumerate(self.names):
-            self.waiting.append(self._telemetry(state, name))
+            self.waiting.append(self._create_telemetry(state, name))
             if place % 10 == 0:
-                self.waiting.append(presence(name))
+                self.waiting.append(make_presence(name))
 
-    def _telemetry(self, state: RunState, name: str) -> Telemetry:
+    def _create_telemetry(self, state: RunState, name: str) -> Telemetry:
         """Memory and links of all orders of size, from below the smallest submodel to above the largest."""
         chance = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
         low, high = (
@@ -129,7 +129,7 @@ class Fleet:
             attempt=state.attempt,
         )
 
-    def take(self, state: RunState, action: Action) -> None:
+    def handle(self, state: RunState, action: Action) -> None:
         """What follows from an action; searches are the caller's, as they take seconds."""
         if isinstance(action, SendTask):
             self.waiting.append(self._answer(action.task))
@@ -144,7 +144,7 @@ class Fleet:
         elif isinstance(action, GoOn):
             self.waiting.appendleft(Tick())
         elif isinstance(action, _Supplied):
-            self.waiting.append(self._made(state, action))
+            self.waiting.append(self._answer_request(state, action))
 
     def _answer(self, task: Task) -> Event:
         name = task.client_id
@@ -187,10 +187,10 @@ class Fleet:
             measured_peak_bytes=1,
             train_seconds=0.0,
             seconds=0.0,
-            operator_examples=self._drawn(task),
+            operator_examples=self._count_operator_examples(task),
         )
 
-    def _drawn(self, task: Task) -> OperatorExamples:
+    def _count_operator_examples(self, task: Task) -> OperatorExamples:
         """The first operator that it has, for every sample; nothing where it trains one network."""
         if not isinstance(task.work, Train) or task.work.paths is None:
             return ()
@@ -198,10 +198,10 @@ class Fleet:
         choices = self.context.network.choices
         return tuple((name, ((given.get(name, one.operators)[0], 100),)) for name, one in choices.items())
 
-    def _made(self, state: RunState, wanted: _Supplied) -> RequestDone:
+    def _answer_request(self, state: RunState, wanted: _Supplied) -> RequestDone:
         match wanted:
             case TaskRequest():
-                facts = self._facts(state, wanted.participant.size, wanted.target)
+                facts = self._plan_program(state, wanted.participant.size, wanted.target)
                 made: Any = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
             case ScoringRequest():
                 made = ()
@@ -211,7 +211,7 @@ class Fleet:
             case ModelsRequest():
                 made = ExportedModels(programs=(_PROGRAM,), models=())
             case ProgramRequest():
-                made = self._facts(state, wanted.program.size, wanted.program.target)
+                made = self._plan_program(state, wanted.program.size, wanted.program.target)
             case CostRequest():
                 network = self.context.declared(wanted.lineage).network
                 made = self.estimates(network, self.context.training(1))
@@ -219,7 +219,7 @@ class Fleet:
                 never(wanted)
         return RequestDone(request=wanted, result=made)
 
-    def _facts(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
+    def _plan_program(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
         """Programs plan a little more than cost estimates say."""
         if size.architecture_id not in self._planned:
             estimate = get_estimates(self.context, state, target)(size)

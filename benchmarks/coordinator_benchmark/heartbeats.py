@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from coordinator_benchmark.fleet import presence, profile
+from coordinator_benchmark.fleet import make_presence, make_profile
 from subfleet.export.requests import AnyRequest
 from subfleet.journal.records import RoundRecord
 from subfleet.protocol.messages import encode
@@ -24,21 +24,21 @@ from subfleet.serving.session import Server
 from subfleet.settings.run import Run
 from subfleet.transport.in_memory import MemoryBroker
 
-__all__ = ["bytes_per_member", "heartbeat_us", "server_heartbeat_us"]
+__all__ = ["measure_bytes_per_member", "measure_heartbeat_us", "measure_server_heartbeat_us"]
 
 _BEATS, _TRIES = 2000, 7
 
 
-def _fleet(context: RunContext, count: int) -> RunState:
+def _create_fleet(context: RunContext, count: int) -> RunState:
     names = [f"client{number}" for number in range(count)]
     members = {name: FleetMember(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
     return RunState(
-        profiles=PersistentMap({name: profile(context, name) for name in names}),
+        profiles=PersistentMap({name: make_profile(context, name) for name in names}),
         live=LiveState(members=PersistentMap(members)),
     )
 
 
-def heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> float:
+def measure_heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> float:
     """CPU microseconds of the coordinator for one heartbeat among so many members: the median of some tries.
 
     Args:
@@ -46,8 +46,8 @@ def heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> float:
         count: of the members.
         spoil: copy all members with each heartbeat.
     """
-    state, _ = step(context, _fleet(context, count), Tick(), 1.0)
-    beats = [presence(f"client{7 * number % count}") for number in range(_BEATS if not spoil else 50)]
+    state, _ = step(context, _create_fleet(context, count), Tick(), 1.0)
+    beats = [make_presence(f"client{7 * number % count}") for number in range(_BEATS if not spoil else 50)]
     took = []
     for _ in range(_TRIES):
         begun_s = time.thread_time()
@@ -60,10 +60,10 @@ def heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> float:
     return median(took)
 
 
-def bytes_per_member(context: RunContext, count: int) -> float:
+def measure_bytes_per_member(context: RunContext, count: int) -> float:
     """Memory of a state for each of so many members, their profiles included."""
     tracemalloc.start()
-    fleet = _fleet(context, count)
+    fleet = _create_fleet(context, count)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held / len(fleet.profiles)
@@ -86,7 +86,7 @@ class _Nothing:
 
 
 @contextmanager
-def _serving(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Server]:
+def _open_server(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Server]:
     nothing = _Nothing()
     link = broker.client("server")
     server = Server(config, link, nothing, state_folder=folder, exports=nothing, clock=lambda: 1.0)
@@ -97,7 +97,7 @@ def _serving(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Server
         server.close()
 
 
-def server_heartbeat_us(config: Run, context: RunContext, count: int, folder: Path) -> float:
+def measure_server_heartbeat_us(config: Run, context: RunContext, count: int, folder: Path) -> float:
     """CPU microseconds of the whole server for one heartbeat: read, decided, written down, told.
 
     Args:
@@ -110,14 +110,14 @@ def server_heartbeat_us(config: Run, context: RunContext, count: int, folder: Pa
     names = [f"client{number}" for number in range(count)]
     device = broker.client("devices")
     device.open(())
-    with _serving(config, folder, broker) as server:
+    with _open_server(config, folder, broker) as server:
 
         def say(kind: str, name: str, payload: bytes) -> None:
             device.publish(topics.up(name, kind), payload)
 
         for name in names:
-            say("presence", name, encode(presence(name)))
-            say("profile", name, encode(profile(context, name)))
+            say("presence", name, encode(make_presence(name)))
+            say("profile", name, encode(make_profile(context, name)))
             if len(server.state.live.members) % 100 == 0:
                 server.step(0.0)
         while len(server.state.profiles) < count:
@@ -126,7 +126,7 @@ def server_heartbeat_us(config: Run, context: RunContext, count: int, folder: Pa
         for _ in range(_TRIES):
             for number in range(_BEATS):
                 name = names[7 * number % count]
-                say("presence", name, encode(presence(name)))
+                say("presence", name, encode(make_presence(name)))
             # A step takes up to 257 deliveries and one tick, which looks at the whole fleet and is no heartbeat's.
             steps = -(-_BEATS // 257)
             begun_s = time.thread_time()

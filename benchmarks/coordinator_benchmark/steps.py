@@ -16,7 +16,7 @@ from subfleet.rounds.state import RunState
 from subfleet.rounds.work import GenerationRequest, NetworksRequest, ProposedGeneration, SearchRequest
 from subfleet.serving.session import freeze_loaded_objects
 
-__all__ = ["StepFigures", "step_figures"]
+__all__ = ["StepFigures", "measure_steps"]
 
 _MOST_STEPS = 200_000
 
@@ -27,7 +27,7 @@ class StepFigures:
 
     Attributes:
         worst_ms: CPU of the dearest step before any program was written, and after a round has written some.
-        of: the event and the phase of the dearest.
+        worst_step: its event and its phase.
         mean_ms: of all steps.
         beside_s: CPU of what was looked for beside the loop.
         steps: how many there were.
@@ -35,14 +35,14 @@ class StepFigures:
     """
 
     worst_ms: tuple[float, float]
-    of: str
+    worst_step: str
     mean_ms: float
     beside_s: float
     steps: int
     aggregated: int
 
 
-def step_figures(context: RunContext, estimates: EstimatesOf, *, members: int, spoil: bool) -> StepFigures:
+def measure_steps(context: RunContext, estimates: EstimatesOf, *, members: int, spoil: bool) -> StepFigures:
     """Play a run to its end.
 
     Args:
@@ -52,9 +52,9 @@ def step_figures(context: RunContext, estimates: EstimatesOf, *, members: int, s
         spoil: search within the step that asks for it.
     """
     fleet = Fleet(context=context, estimates=estimates, names=tuple(f"client{number}" for number in range(members)))
-    fleet.waiting.extend(fleet.joins())
+    fleet.waiting.extend(fleet.join())
     freeze_loaded_objects()  # as a server does before it serves
-    state, now_s, worst, of = RunState(), 1.0, [0.0, 0.0], ""
+    state, now_s, worst, worst_step = RunState(), 1.0, [0.0, 0.0], ""
     total_s = beside_s = 0.0
     steps = 0
     while state.phase not in ("finished", "failed") and steps < _MOST_STEPS:
@@ -63,22 +63,22 @@ def step_figures(context: RunContext, estimates: EstimatesOf, *, members: int, s
         event: Event = fleet.waiting.popleft() if fleet.waiting else Tick()
         before, begun_s = state, time.thread_time()
         state, actions = step(context, state, event, now_s)
-        found = _searched(context, state, actions) if spoil else ()
+        found = _answer_searches(context, state, actions) if spoil else ()
         took_s = time.thread_time() - begun_s
         steps, total_s = steps + 1, total_s + took_s
         part = min(before.aggregated_round, 1)
         if 1000 * took_s > max(worst):
-            of = f"{type(event).__name__} in {before.phase}"
+            worst_step = f"{type(event).__name__} in {before.phase}"
         worst[part] = max(worst[part], 1000 * took_s)
         begun_s = time.thread_time()
-        fleet.waiting.extend(found if spoil else _searched(context, state, actions))
+        fleet.waiting.extend(found if spoil else _answer_searches(context, state, actions))
         beside_s += time.thread_time() - begun_s
         for action in actions:
-            fleet.take(state, action)
-        fleet.measures(state)
+            fleet.handle(state, action)
+        fleet.report_telemetry(state)
     return StepFigures(
         worst_ms=(worst[0], worst[1]),
-        of=of,
+        worst_step=worst_step,
         mean_ms=1000 * total_s / steps,
         beside_s=beside_s,
         steps=steps,
@@ -86,21 +86,23 @@ def step_figures(context: RunContext, estimates: EstimatesOf, *, members: int, s
     )
 
 
-def _searched(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
+def _answer_searches(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
     """What the server would look for in threads of its own."""
     searches = [one for one in actions if isinstance(one, SearchRequest | NetworksRequest | GenerationRequest)]
-    return tuple(RequestDone(request=request, result=_found(context, state, request)) for request in searches)
+    return tuple(RequestDone(request=request, result=_search(context, state, request)) for request in searches)
 
 
-def _found(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest | GenerationRequest) -> Any:
+def _search(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest | GenerationRequest) -> Any:
     if isinstance(request, SearchRequest):
         return explore_sizes(context, state)
     return (
-        choose_networks(context, state) if isinstance(request, NetworksRequest) else _proposed(context, state, request)
+        choose_networks(context, state)
+        if isinstance(request, NetworksRequest)
+        else _propose_generation(context, state, request)
     )
 
 
-def _proposed(context: RunContext, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:
+def _propose_generation(context: RunContext, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:
     """The next paths of a search, whose scores are drawn by chance."""
     generation = propose_generation(context, state)
     chance = Random(wanted.number)  # noqa: S311 - no secret

@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-from foreign.network import ForeignNetwork, build_seeded, step_of
-from foreign.planting import climbing, without_activations
+from foreign.network import ForeignNetwork, build_seeded, create_step
+from foreign.planting import drop_activations, invert_gradient
 from foreign.registry import NETWORKS
 from subfleet.device_profiles import detect_packing_width
 from subfleet.export.preflight import explain_failure
@@ -30,21 +30,21 @@ _STEPS = 3.5
 """Of a training: its last batch is half empty."""
 
 
-def exported(job: Mapping[str, str]) -> dict[str, Any]:
+def export_network(job: Mapping[str, str]) -> dict[str, Any]:
     """Export a network, write its program, weights and data, and say how it went."""
     torch.set_num_threads(1)
     network, folder = NETWORKS[job["network"]], Path(job["folder"])
     module = build_seeded(network, 0)
     started_s = time.perf_counter()
     try:
-        with climbing(planted=job["plant"] == "gradient"):
-            program = write_program(step_of(network, module), target=job["target"], program_id=network.name)
+        with invert_gradient(planted=job["plant"] == "gradient"):
+            program = write_program(create_step(network, module), target=job["target"], program_id=network.name)
     except ExportError as error:
         told = explain_failure(error, module, network.sample, target=job["target"], batch_size=network.batch_size)
         return {"refused": str(told)}
     export_s = time.perf_counter() - started_s
     if job["plant"] == "plan":
-        program = without_activations(program)
+        program = drop_activations(program)
     (folder / "program").write_bytes(encode_program(program))
     _write_weights(module, program, folder)
     _write_data(network, program, folder)
@@ -74,4 +74,4 @@ def _write_data(network: ForeignNetwork, program: Program, folder: Path) -> None
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(exported(json.loads(sys.argv[1]))))
+    sys.stdout.write("\n" + json.dumps(export_network(json.loads(sys.argv[1]))))

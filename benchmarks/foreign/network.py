@@ -10,7 +10,7 @@ from torch import nn
 from subfleet.export.steps import SampleSpec, Step, training_step
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 
-__all__ = ["ForeignNetwork", "build_seeded", "step_of"]
+__all__ = ["ForeignNetwork", "build_seeded", "create_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def build_seeded(network: ForeignNetwork, seed: int) -> nn.Module:
         return network.build().train()
 
 
-def step_of(network: ForeignNetwork, module: nn.Module) -> Step:
+def create_step(network: ForeignNetwork, module: nn.Module) -> Step:
     """Its training step, with momentum."""
     return training_step(
         module,

@@ -13,13 +13,13 @@ from subfleet.export import programs
 from subfleet.export.steps import Step
 from subfleet.protocol.programs import Program
 
-__all__ = ["PLANTS", "climbing", "without_activations"]
+__all__ = ["PLANTS", "drop_activations", "invert_gradient"]
 
 PLANTS = ("gradient", "plan")
 
 
 @contextmanager
-def climbing(*, planted: bool) -> Iterator[None]:
+def invert_gradient(*, planted: bool) -> Iterator[None]:
     """While it is entered, programs go up the gradient instead of down."""
     trace = programs.trace
 
@@ -41,7 +41,7 @@ def climbing(*, planted: bool) -> Iterator[None]:
         yield
 
 
-def without_activations(program: Program) -> Program:
+def drop_activations(program: Program) -> Program:
     """A program whose plan leaves out its own tensors."""
     memory = replace(program.manifest.memory, activation_bytes=0, workspace_bytes=0)
     return replace(program, manifest=replace(program.manifest, memory=memory))

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from foreign.handwritten import HANDWRITTEN
 from foreign.network import ForeignNetwork
 from foreign.transformers_networks import TRANSFORMERS
 from foreign.vision import VISION
-from foreign.written import WRITTEN
 
 __all__ = ["NETWORKS"]
 
 NETWORKS: Mapping[str, ForeignNetwork] = MappingProxyType(
-    {network.name: network for network in (*VISION, *TRANSFORMERS, *WRITTEN)}
+    {network.name: network for network in (*VISION, *TRANSFORMERS, *HANDWRITTEN)}
 )

@@ -4,13 +4,13 @@ from types import ModuleType
 
 import torch
 
-__all__ = ["models"]
+__all__ = ["import_models"]
 
 _UNCOMPILED = ("nms", "qnms")
 """Operators on detections that torchvision's import must find declared. No network here calls them."""
 
 
-def models() -> ModuleType:
+def import_models() -> ModuleType:
     """`torchvision.models`.
 
     PyPI's wheels are built for CUDA. Beside a PyTorch without it their compiled operators do not load, and the import

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from foreign.network import ForeignNetwork
-from foreign.torchvision_import import models
+from foreign.torchvision_import import import_models
 from subfleet.export.steps import SampleSpec
 
 __all__ = ["TRANSFORMERS", "Logits"]
@@ -32,7 +32,7 @@ class Logits(nn.Module):
 
 
 def _build(network: str, config: str, **options: Any) -> nn.Module:
-    models()  # transformers imports torchvision where it is there
+    import_models()  # transformers imports torchvision where it is there
     import transformers
 
     return Logits(getattr(transformers, network)(getattr(transformers, config)(**options)))
@@ -42,7 +42,7 @@ class ConformerTagger(nn.Module):
     """Spectra through transformers' Conformer blocks to one class."""
 
     def __init__(self) -> None:
-        models()
+        import_models()
         from transformers import Wav2Vec2ConformerConfig
         from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import Wav2Vec2ConformerEncoderLayer
 
@@ -67,7 +67,7 @@ class ConformerTagger(nn.Module):
         return logits
 
 
-def _network(
+def _describe_network(
     name: str, network: str, config: str, sample: SampleSpec, options: Mapping[str, Any], **settings: Any
 ) -> ForeignNetwork:
     build: Callable[[], nn.Module] = partial(_build, network, config, **options)
@@ -140,17 +140,21 @@ _WAV2VEC2 = {
     "layerdrop": 0.0,
 }
 TRANSFORMERS = (
-    _network("BERT", "BertForSequenceClassification", "BertConfig", _TOKENS, _BERT),
-    _network("DistilBERT", "DistilBertForSequenceClassification", "DistilBertConfig", _TOKENS, _DISTILBERT),
-    _network("GPT-2", "GPT2LMHeadModel", "GPT2Config", _TOKENS, _GPT2, class_count=_VOCABULARY, objective="next_token"),
-    _network(
+    _describe_network("BERT", "BertForSequenceClassification", "BertConfig", _TOKENS, _BERT),
+    _describe_network("DistilBERT", "DistilBertForSequenceClassification", "DistilBertConfig", _TOKENS, _DISTILBERT),
+    _describe_network(
+        "GPT-2", "GPT2LMHeadModel", "GPT2Config", _TOKENS, _GPT2, class_count=_VOCABULARY, objective="next_token"
+    ),
+    _describe_network(
         "Llama", "LlamaForCausalLM", "LlamaConfig", _TOKENS, _LLAMA, class_count=_VOCABULARY, objective="next_token"
     ),
-    _network("ViT", "ViTForImageClassification", "ViTConfig", SampleSpec(shape=(3, 32, 32)), _VIT),
-    _network(
+    _describe_network("ViT", "ViTForImageClassification", "ViTConfig", SampleSpec(shape=(3, 32, 32)), _VIT),
+    _describe_network(
         "Whisper's encoder", "WhisperForAudioClassification", "WhisperConfig", SampleSpec(shape=(40, 100)), _WHISPER
     ),
-    _network("wav2vec 2", "Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", SampleSpec(shape=(800,)), _WAV2VEC2),
+    _describe_network(
+        "wav2vec 2", "Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", SampleSpec(shape=(800,)), _WAV2VEC2
+    ),
     ForeignNetwork(
         name="Conformer block",
         origin="transformers Wav2Vec2ConformerEncoderLayer",

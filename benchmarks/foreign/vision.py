@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from foreign.network import ForeignNetwork
-from foreign.torchvision_import import models
+from foreign.torchvision_import import import_models
 from subfleet.export.steps import SampleSpec
 
 __all__ = ["VISION"]
@@ -16,43 +16,43 @@ _CLASS_COUNT = 10
 _IMAGE = SampleSpec(shape=(3, 32, 32))
 
 
-def _torchvision(constructor: str) -> nn.Module:
-    network: nn.Module = getattr(models(), constructor)(weights=None, num_classes=_CLASS_COUNT)
+def _build_torchvision(constructor: str) -> nn.Module:
+    network: nn.Module = getattr(import_models(), constructor)(weights=None, num_classes=_CLASS_COUNT)
     return network
 
 
-def _frozen(constructor: str) -> nn.Module:
+def _build_frozen(constructor: str) -> nn.Module:
     """All but the last layer stays as it is."""
-    network = _torchvision(constructor).eval().requires_grad_(requires_grad=False)
+    network = _build_torchvision(constructor).eval().requires_grad_(requires_grad=False)
     head: nn.Module = network.get_submodule("fc")
     head.train().requires_grad_()
     return network
 
 
-def _timm(constructor: str) -> nn.Module:
-    models()  # timm imports torchvision
+def _build_timm(constructor: str) -> nn.Module:
+    import_models()  # timm imports torchvision
     import timm
 
     network: nn.Module = timm.create_model(constructor, pretrained=False, num_classes=_CLASS_COUNT)
     return network
 
 
-def _network(name: str, package: str, build: Callable[[Any], nn.Module], constructor: str) -> ForeignNetwork:
+def _describe_network(name: str, package: str, build: Callable[[Any], nn.Module], constructor: str) -> ForeignNetwork:
     return ForeignNetwork(
         name=name, origin=f"{package} {constructor}", build=partial(build, constructor), sample=_IMAGE
     )
 
 
 VISION = (
-    _network("ResNet-18", "torchvision", _torchvision, "resnet18"),
-    _network("ResNet-18, frozen", "torchvision", _frozen, "resnet18"),
-    _network("ShuffleNet V2", "torchvision", _torchvision, "shufflenet_v2_x0_5"),
-    _network("MnasNet", "torchvision", _torchvision, "mnasnet0_5"),
-    _network("RegNet", "torchvision", _torchvision, "regnet_y_400mf"),
-    _network("SqueezeNet", "torchvision", _torchvision, "squeezenet1_1"),
-    _network("ConvNeXt", "torchvision", _torchvision, "convnext_tiny"),
-    _network("Swin", "torchvision", _torchvision, "swin_t"),
-    _network("GhostNet", "timm", _timm, "ghostnet_050"),
-    _network("RepVGG", "timm", _timm, "repvgg_a0"),
-    _network("ConvMixer", "timm", _timm, "convmixer_768_32"),
+    _describe_network("ResNet-18", "torchvision", _build_torchvision, "resnet18"),
+    _describe_network("ResNet-18, frozen", "torchvision", _build_frozen, "resnet18"),
+    _describe_network("ShuffleNet V2", "torchvision", _build_torchvision, "shufflenet_v2_x0_5"),
+    _describe_network("MnasNet", "torchvision", _build_torchvision, "mnasnet0_5"),
+    _describe_network("RegNet", "torchvision", _build_torchvision, "regnet_y_400mf"),
+    _describe_network("SqueezeNet", "torchvision", _build_torchvision, "squeezenet1_1"),
+    _describe_network("ConvNeXt", "torchvision", _build_torchvision, "convnext_tiny"),
+    _describe_network("Swin", "torchvision", _build_torchvision, "swin_t"),
+    _describe_network("GhostNet", "timm", _build_timm, "ghostnet_050"),
+    _describe_network("RepVGG", "timm", _build_timm, "repvgg_a0"),
+    _describe_network("ConvMixer", "timm", _build_timm, "convmixer_768_32"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from liar_benchmark.lying import LIARS, Garbling, link_of
+from liar_benchmark.lying import LIARS, GarblingTrainer, create_link_wrapper
 from subfleet.device_profiles import DeviceProfile, LogRow, ResourceLog
 from subfleet.elastic.families.records.choices import ChoiceCnn
 from subfleet.elastic.families.records.residual import Mlp
@@ -36,7 +36,16 @@ from subfleet.settings.samples import DataSettings
 from subfleet.settings.sections import Deadlines, LogClock, OutlierSettings
 from subfleet.tasks import Dataset, load_digits
 
-__all__ = ["HONEST", "METHODS_AND_VARIANTS", "Game", "Played", "gathered_game", "honest_network", "played", "unguarded"]
+__all__ = [
+    "HONEST",
+    "METHODS_AND_VARIANTS",
+    "Game",
+    "GameResult",
+    "declare_honest_network",
+    "gather_game",
+    "play",
+    "remove_guards",
+]
 
 HONEST = 16
 LEARNED = 1400
@@ -62,7 +71,7 @@ _LINKS = (1.0, 1.0, 1.0, 0.3)
 """Of the bytes of the whole network, what the link of every fourth member carries in a round."""
 
 
-def _searched(scoring: Mapping[str, Any]) -> FedorAS:
+def _configure_fedoras(scoring: Mapping[str, Any]) -> FedorAS:
     evolution = EvolutionSettings(evaluations=12, population=6, offspring=6)
     return FedorAS(
         tiers=1, tuning_learning_rate=0.05, tuning_epochs=2, search=TierSearch(evolution=evolution, **scoring)
@@ -76,8 +85,8 @@ METHODS_AND_VARIANTS: Mapping[str, AnyMethod] = MappingProxyType(
             estimates="estimated", distillation=DistillationSettings(mode="anchored", iterations=3)
         ),
         "fedtrans": FedTrans(beta=0.05, gamma=2, delta=2, stop_rounds=0),
-        "fedoras": _searched({}),
-        "fedoras by devices": _searched({"scoring": "devices", "scoring_clients": 6, "scoring_rounds": 2}),
+        "fedoras": _configure_fedoras({}),
+        "fedoras by devices": _configure_fedoras({"scoring": "devices", "scoring_clients": 6, "scoring_rounds": 2}),
         "fedfa by scores": FedFA(choice="score"),
         "fedadp by networks": FedADP(choice="declared"),
     }
@@ -86,20 +95,20 @@ METHODS_AND_VARIANTS: Mapping[str, AnyMethod] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class GameResult:
     """What a run came to.
 
     Attributes:
         accuracy: mean accuracy of the honest members' models on the server's samples; 0 without a result.
         rounds: that closed.
-        wanted: rounds that the run was to have.
+        planned_rounds: rounds that the run was to have.
         failed_attempts: attempts of rounds that aggregated nothing.
         failure: why it did not end; empty where it did.
     """
 
     accuracy: float
     rounds: int
-    wanted: int
+    planned_rounds: int
     failed_attempts: int = 0
     failure: str = ""
 
@@ -125,21 +134,21 @@ class Game:
     declared_width: int = 512
 
 
-def honest_network(place: int) -> str:
+def declare_honest_network(place: int) -> str:
     """The network that an honest member brings, as profiles have it."""
-    return _plain(BROUGHT[place % len(BROUGHT)])
+    return _encode_network(BROUGHT[place % len(BROUGHT)])
 
 
-def largest_networks(width: int) -> tuple[str, ...]:
+def declare_largest_networks(width: int) -> tuple[str, ...]:
     """What liars declare: as large as is looked at, and more than a member may declare."""
-    return tuple(_plain(replace(MODEL, widths=(width - 64 * less,), depths=(4,))) for less in range(6))
+    return tuple(_encode_network(replace(MODEL, widths=(width - 64 * less,), depths=(4,))) for less in range(6))
 
 
-def _plain(network: Mlp) -> str:
+def _encode_network(network: Mlp) -> str:
     return canonical_json({"family": Mlp.TYPE, **to_plain(network)}).decode()
 
 
-def data_of(seed: int, *, signed: bool = True) -> Dataset:
+def load_data(seed: int, *, signed: bool = True) -> Dataset:
     """Digits less their mean; signed, each times a sign that is drawn, so that no linear model tells them apart."""
     whole = load_digits()
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (len(whole), 1, 1, 1)) if signed else 1.0
@@ -147,7 +156,7 @@ def data_of(seed: int, *, signed: bool = True) -> Dataset:
     return replace(whole, inputs=inputs)
 
 
-def unguarded(run: Run) -> Run:
+def remove_guards(run: Run) -> Run:
     """The same run without what keeps liars from deciding it."""
     method: Any = run.method
     if hasattr(method, "most_often"):
@@ -157,7 +166,7 @@ def unguarded(run: Run) -> Run:
     return replace(run, method=method, max_client_fraction=1.0, outliers=OutlierSettings(outliers="off", loss_factor=0))
 
 
-def run_of(name: str, seed: int, rounds: int) -> Run:
+def create_run(name: str, seed: int, rounds: int) -> Run:
     """The settings of a method's game, with and without liars.
 
     Raises:
@@ -193,36 +202,36 @@ def run_of(name: str, seed: int, rounds: int) -> Run:
     )
 
 
-def gathered_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch") -> GatheredRun:
+def gather_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch") -> GatheredRun:
     """Honest members, with liars beside them or without; honest ones have the same samples in both."""
     # Each path of a supernet trains on few batches, too few to learn the signs.
-    data = data_of(run.seed, signed=not run.roles.training.draws_paths)
+    data = load_data(run.seed, signed=not run.roles.training.draws_paths)
     parts = np.array_split(np.random.default_rng(run.seed).permutation(LEARNED), HONEST + len(LIARS))
     names = [f"honest-{place:02}" for place in range(HONEST)] + (list(LIARS) if liars else [])
     devices = [
         EmulatedDevice(
             client_id=name,
-            profile=_profile(run, place, runtime),
+            profile=_create_profile(run, place, runtime),
             data=data.take(part[: len(part) * 4 // 5]),
             test=data.take(part[len(part) * 4 // 5 :]),
-            log=_log(run, place),
+            log=_create_log(run, place),
             runtime=runtime,
             tier="honest" if place < HONEST else "liar",
         )
         for place, (name, part) in enumerate(zip(names, parts, strict=False))
     ]
     evaluation = data.take(np.arange(LEARNED, len(data)))
-    return GatheredRun(run=run if guarded else unguarded(run), devices=tuple(devices), evaluation=evaluation)
+    return GatheredRun(run=run if guarded else remove_guards(run), devices=tuple(devices), evaluation=evaluation)
 
 
-def _profile(run: Run, place: int, runtime: str) -> DeviceProfile:
-    network = honest_network(place) if run.roles.assigner.declarations else ""
+def _create_profile(run: Run, place: int, runtime: str) -> DeviceProfile:
+    network = declare_honest_network(place) if run.roles.assigner.declarations else ""
     return DeviceProfile(
         name="virtual", title="A member of a benchmark", memory_fraction=0.5, runtimes=(runtime,), network=network
     )
 
 
-def _log(run: Run, place: int) -> ResourceLog:
+def _create_log(run: Run, place: int) -> ResourceLog:
     """Enough memory for all; where a method cuts a network, one link of four carries a part of it only."""
     cuts = {"width", "depth"} & set(run.method.INFO.varies) and not run.roles.assigner.declarations
     share = _LINKS[place % len(_LINKS)] if cuts else 1.0
@@ -232,27 +241,27 @@ def _log(run: Run, place: int) -> ResourceLog:
     return ResourceLog(device="virtual", source="a benchmark", licence="none", rows=rows)
 
 
-def played(game: Game, exports: ExportPool) -> Played:
+def play(game: Game, exports: ExportPool) -> GameResult:
     """Play a game in this process.
 
     Args:
         game: which.
         exports: the exporter; several games may use it one after the other.
     """
-    run = run_of(game.method, game.seed, game.rounds)
-    gathered = gathered_game(run, liars=game.liars, guarded=game.guarded)
+    run = create_run(game.method, game.seed, game.rounds)
+    gathered = gather_game(run, liars=game.liars, guarded=game.guarded)
     topics = Topics(run.fleet.name)
-    networks = largest_networks(game.declared_width) if run.roles.assigner.declarations else ()
-    trainers = {"garbler": Garbling(create_trainers({"torch"})["torch"])} if game.liars else {}
-    links = {kind: link_of(kind, topics, networks) for kind in LIARS} if game.liars else {}
+    networks = declare_largest_networks(game.declared_width) if run.roles.assigner.declarations else ()
+    trainers = {"garbler": GarblingTrainer(create_trainers({"torch"})["torch"])} if game.liars else {}
+    links = {kind: create_link_wrapper(kind, topics, networks) for kind in LIARS} if game.liars else {}
     try:
         result = run_batch(gathered, exports, trainers=trainers, links=links)
         told = compute_batch_figures(gathered, result)
     except SubfleetError as error:
-        return Played(accuracy=0.0, rounds=0, wanted=game.rounds, failure=str(error))
-    return Played(
+        return GameResult(accuracy=0.0, rounds=0, planned_rounds=game.rounds, failure=str(error))
+    return GameResult(
         accuracy=told["tiers"]["honest"] or 0.0,
         rounds=len(result.rounds),
-        wanted=run.total_rounds,
+        planned_rounds=run.total_rounds,
         failed_attempts=sum(record.failed_attempts for record in result.rounds),
     )

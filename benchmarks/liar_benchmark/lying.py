@@ -30,7 +30,7 @@ from subfleet.protocol.paths import PathScore
 from subfleet.protocol.topics import CHUNK, Topics
 from subfleet.transport.base import Delivery, Event, Transport, Will
 
-__all__ = ["LIARS", "Churner", "Claimer", "Garbling", "Liar", "LyingLink", "Silent", "link_of"]
+__all__ = ["LIARS", "Churner", "Claimer", "GarblingTrainer", "Liar", "LyingLink", "Silent", "create_link_wrapper"]
 
 LARGE_LOSS = 1e30
 PACES = (5e-324, 1e300)
@@ -45,11 +45,11 @@ FACTOR = -30.0
 class Liar(Protocol):
     """What becomes of what a member says and hears."""
 
-    def said(self, message: Message) -> Iterable[Message]:
+    def rewrite(self, message: Message) -> Iterable[Message]:
         """What is sent in place of a message."""
         ...
 
-    def hears(self, kind: str) -> bool:
+    def accepts(self, kind: str) -> bool:
         """Whether messages of a kind reach the member."""
         ...
 
@@ -78,14 +78,14 @@ class LyingLink:
         if address.direction != "up" or address.kind == CHUNK or not payload:
             self._inner.publish(topic, payload, retain=retain)
             return
-        for message in self._liar.said(decode(payload)):
+        for message in self._liar.rewrite(decode(payload)):
             kept = retain and address.kind == message.KIND
             self._inner.publish(self._topics.up(address.client_id, message.KIND), encode(message), retain=kept)
 
     def poll(self, timeout_s: float) -> Event | None:
         """See `Transport.poll`; what the liar does not hear is dropped."""
         event = self._inner.poll(timeout_s)
-        while isinstance(event, Delivery) and not self._liar.hears(self._topics.parse(event.topic).kind):
+        while isinstance(event, Delivery) and not self._liar.accepts(self._topics.parse(event.topic).kind):
             event = self._inner.poll(0.0)
         return event
 
@@ -105,14 +105,14 @@ class Claimer:
         self._networks = networks
         self._profiles = 0
 
-    def hears(self, kind: str) -> bool:
+    def accepts(self, kind: str) -> bool:
         """See `Liar.hears`."""
         return True
 
-    def said(self, message: Message) -> Iterator[Message]:
+    def rewrite(self, message: Message) -> Iterator[Message]:
         """See `Liar.said`."""
         if isinstance(message, Profile):
-            message = self._described(message)
+            message = self._falsify_profile(message)
         elif isinstance(message, Telemetry):
             reading = replace(
                 message.reading, memory_free_bytes=LARGE_BYTES, downlink_bps=1e300, uplink_bps=1e300, latency_s=0.0
@@ -128,14 +128,14 @@ class Claimer:
                 disk_budget_bytes=LARGE_BYTES,
             )
         elif isinstance(message, Update):
-            message = self._trained(message)
+            message = self._falsify_update(message)
         elif isinstance(message, Evaluated):
-            message = _evaluated(message, loss=LARGE_LOSS, accuracy=0.0, samples=MAX_SAMPLES)
+            message = _falsify_evaluation(message, loss=LARGE_LOSS, accuracy=0.0, samples=MAX_SAMPLES)
         elif isinstance(message, Scores):
             message = replace(message, scores=tuple(CandidateScore(score=1e300) for _ in message.scores))
         yield message
 
-    def _described(self, profile: Profile) -> Profile:
+    def _falsify_profile(self, profile: Profile) -> Profile:
         self._profiles += 1
         return replace(
             profile,
@@ -147,7 +147,7 @@ class Claimer:
             network=self._networks[0] if self._networks else profile.network,
         )
 
-    def _trained(self, update: Update) -> Update:
+    def _falsify_update(self, update: Update) -> Update:
         examples = tuple(
             (choice, tuple((operator, MOST_EXAMPLES) for operator, _ in counts))
             for choice, counts in update.operator_examples
@@ -168,23 +168,23 @@ class Claimer:
 class Silent:
     """Is there, says what it has, and never answers a task: it hears of none."""
 
-    def hears(self, kind: str) -> bool:
+    def accepts(self, kind: str) -> bool:
         """See `Liar.hears`."""
         return kind != Task.KIND
 
-    def said(self, message: Message) -> Iterator[Message]:
+    def rewrite(self, message: Message) -> Iterator[Message]:
         """See `Liar.said`."""
         yield message
 
 
-class Plain:
+class Truthful:
     """Says what its member says; the lie is in what it has trained."""
 
-    def hears(self, kind: str) -> bool:
+    def accepts(self, kind: str) -> bool:
         """See `Liar.hears`."""
         return True
 
-    def said(self, message: Message) -> Iterator[Message]:
+    def rewrite(self, message: Message) -> Iterator[Message]:
         """See `Liar.said`."""
         yield message
 
@@ -204,80 +204,82 @@ class Churner:
         self._beats = 0
         self._profile: Profile | None = None
         self._late: dict[str, Update] = {}
-        self._sent: deque[Message] = deque(maxlen=REPEATED)
-        self._told: Telemetry | None = None
+        self._history: deque[Message] = deque(maxlen=REPEATED)
+        self._telemetry: Telemetry | None = None
 
-    def hears(self, kind: str) -> bool:
+    def accepts(self, kind: str) -> bool:
         """See `Liar.hears`."""
         return True
 
-    def said(self, message: Message) -> Iterator[Message]:
+    def rewrite(self, message: Message) -> Iterator[Message]:
         """See `Liar.said`."""
         if isinstance(message, Presence):
-            yield from self._beat(message)
+            yield from self._rewrite_presence(message)
         elif isinstance(message, Profile):
             self._profile = message
-            yield self._described(message)
+            yield self._falsify_profile(message)
         elif isinstance(message, Telemetry):
-            yield from self._measured(message)
+            yield from self._falsify_telemetry(message)
         elif isinstance(message, Update):
             self._late[message.task_id] = message
-            yield _refusal(message)
+            yield _refuse(message)
         elif isinstance(message, Evaluated):
             best = self._beats % 2
-            yield from self._once(
-                _evaluated(message, loss=0.0 if best else LARGE_LOSS, accuracy=float(best), samples=MAX_SAMPLES)
+            yield from self._send(
+                _falsify_evaluation(
+                    message, loss=0.0 if best else LARGE_LOSS, accuracy=float(best), samples=MAX_SAMPLES
+                )
             )
         elif isinstance(message, Scores):
             extremes = (CandidateScore(score=(-1e300, 1e300)[place % 2]) for place, _ in enumerate(message.scores))
-            yield from self._once(replace(message, scores=tuple(extremes)))
+            yield from self._send(replace(message, scores=tuple(extremes)))
         else:
             yield message
 
-    def _beat(self, presence: Presence) -> Iterator[Message]:
+    def _rewrite_presence(self, presence: Presence) -> Iterator[Message]:
         if not presence.online:
             yield presence
             return
         self._beats += 1
-        yield replace(presence, session_id=self._session(presence.client_id))
+        yield replace(presence, session_id=self._name_session(presence.client_id))
         if self._profile is not None:
-            yield replace(self._described(self._profile), message_id=make_message_id())
+            yield replace(self._falsify_profile(self._profile), message_id=make_message_id())
         for update in self._late.values():
-            yield from self._once(update)
+            yield from self._send(update)
         self._late.clear()
-        if self._sent:
-            old = self._sent[0]
-            self._sent.rotate()
+        if self._history:
+            old = self._history[0]
+            self._history.rotate()
             yield replace(old, message_id=make_message_id())
 
-    def _once(self, message: Message) -> Iterator[Message]:
-        self._sent.append(message)
+    def _send(self, message: Message) -> Iterator[Message]:
+        self._history.append(message)
         yield message
 
-    def _measured(self, telemetry: Telemetry) -> Iterator[Message]:
-        told = replace(telemetry, session_id=self._session(telemetry.client_id))
+    def _falsify_telemetry(self, telemetry: Telemetry) -> Iterator[Message]:
+        told = replace(telemetry, session_id=self._name_session(telemetry.client_id))
         if (telemetry.round or 0) % 2:
             told = replace(told, memory_budget_bytes=1, disk_budget_bytes=1)
-        if self._told is not None:
-            yield replace(self._told, message_id=make_message_id())
-        self._told = told
+        if self._telemetry is not None:
+            yield replace(self._telemetry, message_id=make_message_id())
+        self._telemetry = told
         yield told
 
-    def _described(self, profile: Profile) -> Profile:
+    def _falsify_profile(self, profile: Profile) -> Profile:
         networks = self._networks
         return replace(
             profile,
-            session_id=self._session(profile.client_id),
+            session_id=self._name_session(profile.client_id),
             sample_count=1 + self._beats % 1000,
             macs_per_s=PACES[self._beats % 2],
             network=networks[self._beats % len(networks)] if networks else profile.network,
         )
 
-    def _session(self, client_id: str) -> str:
+    def _name_session(self, client_id: str) -> str:
         return f"{client_id}-again-{self._beats}"
 
 
-def _refusal(update: Update) -> Refusal:
+def _refuse(update: Update) -> Refusal:
     return Refusal(
         task_id=update.task_id,
         run_id=update.run_id,
@@ -289,7 +291,7 @@ def _refusal(update: Update) -> Refusal:
     )
 
 
-def _evaluated(message: Evaluated, *, loss: float, accuracy: float, samples: int) -> Evaluated:
+def _falsify_evaluation(message: Evaluated, *, loss: float, accuracy: float, samples: int) -> Evaluated:
     return replace(
         message,
         loss=loss,
@@ -305,7 +307,7 @@ def _evaluated(message: Evaluated, *, loss: float, accuracy: float, samples: int
     )
 
 
-class Garbling:
+class GarblingTrainer:
     """A trainer that sends -30 times what it learned, and in every third and fourth training no or tiny numbers."""
 
     def __init__(self, inner: Any) -> None:
@@ -325,11 +327,11 @@ class Garbling:
         except SubfleetError:  # written by a codec: damaged instead
             job.output_path.write_bytes(job.output_path.read_bytes()[::-1])
             return result
-        job.output_path.write_bytes(encode_arrays({name: _garbled(one, kind) for name, one in arrays.items()}))
+        job.output_path.write_bytes(encode_arrays({name: _garble(one, kind) for name, one in arrays.items()}))
         return result
 
 
-def _garbled(array: Any, kind: int) -> Any:
+def _garble(array: Any, kind: int) -> Any:
     values = np.asarray(array)
     if not np.issubdtype(values.dtype, np.floating):
         return values
@@ -344,14 +346,14 @@ LIARS: Mapping[str, Callable[[Sequence[str]], Liar]] = MappingProxyType(
     {
         "claimer": Claimer,
         "silent": lambda _: Silent(),
-        "garbler": lambda _: Plain(),
+        "garbler": lambda _: Truthful(),
         "churner": Churner,
     }
 )
 """By its name, which is its member's id too."""
 
 
-def link_of(kind: str, topics: Topics, networks: Sequence[str] = ()) -> Callable[[Transport], Transport]:
+def create_link_wrapper(kind: str, topics: Topics, networks: Sequence[str] = ()) -> Callable[[Transport], Transport]:
     """What wraps the transport of a liar.
 
     Args:

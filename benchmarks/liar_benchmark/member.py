@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from liar_benchmark.lying import Garbling, link_of
+from liar_benchmark.lying import GarblingTrainer, create_link_wrapper
 from subfleet.agent.states import AgentSettings
 from subfleet.device.describing import describe_device
 from subfleet.device.meters import ReplayMeter
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     kind, address, data, held_out, profile_file, log_file, state = arguments
     topics, profile = Topics(), load_profile(profile_file)
     trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)
-    used: Trainer = Garbling(trainer) if kind == "garbler" else trainer
+    used: Trainer = GarblingTrainer(trainer) if kind == "garbler" else trainer
     meter = ReplayMeter(ReplayedLog(load_log(log_file)), lambda _down, _up: None)
     told = describe_device(kind, profile, trainer.target, summary, meter, held_out=trainer.describe(held_out))
     settings = AgentSettings(profile=told, data_bytes=summary.data_bytes, leave_when_finished=True)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             threads=profile.threads,
         )
         device = Device(store=store, worker=worker, meter=meter)
-        EdgeSession(settings, link_of(kind, topics)(broker), topics, device).run(lambda: False)
+        EdgeSession(settings, create_link_wrapper(kind, topics)(broker), topics, device).run(lambda: False)
     return 0
 
 

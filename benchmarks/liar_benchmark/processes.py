@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from liar_benchmark.games import DRAWN, HONEST, MODEL, gathered_game, run_of
+from liar_benchmark.games import DRAWN, HONEST, MODEL, create_run, gather_game
 from liar_benchmark.lying import LIARS
 from liar_benchmark.tables import MOST_LOST
 from subfleet.emulation.client_processes import ClientCommand
@@ -21,7 +21,7 @@ from subfleet.emulation.files import Files, write_files
 from subfleet.link.broker import EmbeddedBroker
 from subfleet.transport.address import BrokerAddress, parse_url
 
-__all__ = ["PROCESS_ROUNDS", "ByProcesses", "played_by_processes"]
+__all__ = ["PROCESS_ROUNDS", "ProcessResult", "play_in_processes"]
 
 PROCESS_ROUNDS: Mapping[str, int] = MappingProxyType({"fedavg": 10, "fedtrans": 10, "oort": 30})
 _SETTINGS: Mapping[str, str] = MappingProxyType({"fedtrans": "beta = 0.05\ngamma = 2\ndelta = 2\nstop_rounds = 0\n"})
@@ -33,7 +33,7 @@ _LIAR = Path(__file__).resolve().parent / "member.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProcessRun:
     """How the processes of one run ended.
 
     Attributes:
@@ -58,7 +58,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByProcesses:
+class ProcessResult:
     """A method's runs with four liars, and the same without, seed by seed. What fails is never started anew.
 
     Attributes:
@@ -69,8 +69,8 @@ class ByProcesses:
 
     method: str
     rounds: int
-    without: tuple[Ended, ...]
-    beside: tuple[Ended, ...]
+    without: tuple[ProcessRun, ...]
+    beside: tuple[ProcessRun, ...]
 
     @property
     def differences(self) -> tuple[float, ...]:
@@ -78,9 +78,9 @@ class ByProcesses:
         return tuple(two.accuracy - one.accuracy for one, two in zip(self.without, self.beside, strict=True))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """In words."""
-        without, beside = _shares(self.without), _shares(self.beside)
+        without, beside = _format_mean_accuracy(self.without), _format_mean_accuracy(self.beside)
         return f"{without} % without, {beside} % with liars, {self.minutes:.1f} minutes a run"
 
     @property
@@ -106,8 +106,8 @@ class ByProcesses:
         failed = sum(bool(one.failed) for one in (*self.without, *self.beside))
         return (
             self.method,
-            _shares(self.without),
-            _shares(self.beside),
+            _format_mean_accuracy(self.without),
+            _format_mean_accuracy(self.beside),
             f"{100 * statistics.fmean(self.differences):+.1f}",
             f"{100 * min(self.differences):+.1f}",
             str(self.rounds),
@@ -119,11 +119,11 @@ class ByProcesses:
         )
 
 
-def _shares(runs: Sequence[Ended]) -> str:
+def _format_mean_accuracy(runs: Sequence[ProcessRun]) -> str:
     return f"{100 * statistics.fmean(one.accuracy for one in runs):.1f}"
 
 
-def played_by_processes(method: str, folder: Path, rounds: int, seeds: Sequence[int]) -> ByProcesses:
+def play_in_processes(method: str, folder: Path, rounds: int, seeds: Sequence[int]) -> ProcessResult:
     """Run a method with each seed, without liars and with them.
 
     Args:
@@ -136,36 +136,36 @@ def played_by_processes(method: str, folder: Path, rounds: int, seeds: Sequence[
         SubfleetError: the broker does not start, or a file cannot be written.
     """
     found = [
-        tuple(_ended(method, folder / f"{name}{seed}", rounds, seed, liars=name == "liars") for seed in seeds)
+        tuple(_run_processes(method, folder / f"{name}{seed}", rounds, seed, liars=name == "liars") for seed in seeds)
         for name in ("honest", "liars")
     ]
-    return ByProcesses(method=method, rounds=rounds, without=found[0], beside=found[1])
+    return ProcessResult(method=method, rounds=rounds, without=found[0], beside=found[1])
 
 
-def _ended(method: str, folder: Path, rounds: int, seed: int, *, liars: bool) -> Ended:
+def _run_processes(method: str, folder: Path, rounds: int, seed: int, *, liars: bool) -> ProcessRun:
     folder.mkdir()
-    game = gathered_game(run_of(method, seed, rounds), liars=liars, guarded=True, runtime="onnx")
+    game = gather_game(create_run(method, seed, rounds), liars=liars, guarded=True, runtime="onnx")
     files = write_files(game, folder)
     file = folder / "liars.toml"
-    file.write_text(_described(method, rounds, seed, files.test), encoding="utf-8")
+    file.write_text(_format_run_file(method, rounds, seed, files.test), encoding="utf-8")
     started_s = time.monotonic()
     with ExitStack() as stack:
         broker = parse_url(stack.enter_context(EmbeddedBroker()).url)
-        processes = {"server": _started(stack, _server(file, folder, broker), folder / "server.txt")}
+        processes = {"server": _start(stack, _build_server_command(file, folder, broker), folder / "server.txt")}
         for device in game.devices:
             name = device.client_id
-            command = _member(name, broker, files, folder)
+            command = _build_member_command(name, broker, files, folder)
             arguments = command.build_arguments()
             if name in LIARS:
-                arguments = [sys.executable, str(_LIAR), *_liar_arguments(command)]
-            processes[name] = _started(stack, arguments, folder / f"{name}.txt")
-        failed = tuple(_failures(processes))
+                arguments = [sys.executable, str(_LIAR), *_build_liar_arguments(command)]
+            processes[name] = _start(stack, arguments, folder / f"{name}.txt")
+        failed = tuple(_collect_failures(processes))
     summaries = list((folder / "runs").glob("*/summary.json"))
     summary = json.loads(summaries[0].read_text(encoding="utf-8")) if summaries else {}
-    return Ended(summary=summary, failed=failed, seconds=time.monotonic() - started_s)
+    return ProcessRun(summary=summary, failed=failed, seconds=time.monotonic() - started_s)
 
 
-def _described(method: str, rounds: int, seed: int, test: Path) -> str:
+def _format_run_file(method: str, rounds: int, seed: int, test: Path) -> str:
     """The run file; what is different from the run in one process are deadlines, as time passes, and the runtime."""
     drawn = DRAWN if method == "oort" else 0
     return f"""
@@ -211,12 +211,12 @@ linger_s = 10.0
 """
 
 
-def _server(file: Path, folder: Path, broker: BrokerAddress) -> list[str]:
+def _build_server_command(file: Path, folder: Path, broker: BrokerAddress) -> list[str]:
     serve = [sys.executable, "-m", "subfleet.cli.main", "serve", str(file), "--http-port", "0"]
     return [*serve, "--broker", f"mqtt://{broker.host}:{broker.port}", "--runs", str(folder / "runs")]
 
 
-def _member(name: str, broker: BrokerAddress, files: Files, folder: Path) -> ClientCommand:
+def _build_member_command(name: str, broker: BrokerAddress, files: Files, folder: Path) -> ClientCommand:
     return ClientCommand(
         client_id=name,
         broker=broker,
@@ -230,13 +230,13 @@ def _member(name: str, broker: BrokerAddress, files: Files, folder: Path) -> Cli
     )
 
 
-def _liar_arguments(command: ClientCommand) -> list[str]:
+def _build_liar_arguments(command: ClientCommand) -> list[str]:
     address = f"mqtt://{command.broker.host}:{command.broker.port}"
     paths = [str(one) for one in (command.data, command.held_out, command.profile, command.log, command.state)]
     return [command.client_id, address, *paths]
 
 
-def _started(stack: ExitStack, arguments: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
+def _start(stack: ExitStack, arguments: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
     told = stack.enter_context(output.open("wb"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=told, stderr=told, env=environment)
@@ -252,7 +252,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         process.stdin.close()
 
 
-def _failures(processes: Mapping[str, "subprocess.Popen[bytes]"]) -> Iterator[str]:
+def _collect_failures(processes: Mapping[str, "subprocess.Popen[bytes]"]) -> Iterator[str]:
     """Wait for the server and the members to exit; yields the processes that fail or do not exit in time."""
     for name, process in processes.items():
         try:

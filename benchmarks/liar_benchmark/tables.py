@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from liar_benchmark.games import Played
+from liar_benchmark.games import GameResult
 
-__all__ = ["MOST_LOST", "ProcessPlayed", "Row", "problems_of", "process_table", "row_of", "table"]
+__all__ = ["MOST_LOST", "ProcessRow", "Row", "build_process_table", "build_row", "build_table", "find_problems"]
 
 MOST_LOST = 0.02
 """Of accuracy, that honest members may lose by liars: the mean over seeds."""
@@ -17,7 +17,7 @@ _HEADS = (
 )
 
 
-class ProcessPlayed(Protocol):
+class ProcessRow(Protocol):
     """A run of processes, as a row tells it."""
 
     @property
@@ -71,7 +71,7 @@ class Row:
             yield f"{self.method}: honest members lost {-100 * self.difference:.1f} points, but may lose 2 at most"
 
 
-def row_of(method: str, without: Sequence[Played], beside: Sequence[Played]) -> Row:
+def build_row(method: str, without: Sequence[GameResult], beside: Sequence[GameResult]) -> Row:
     """A method's games, seed by seed, without liars and with them."""
     runs = (*without, *beside)
     return Row(
@@ -79,45 +79,51 @@ def row_of(method: str, without: Sequence[Played], beside: Sequence[Played]) -> 
         without=statistics.fmean(one.accuracy for one in without),
         beside=statistics.fmean(one.accuracy for one in beside),
         differences=tuple(two.accuracy - one.accuracy for one, two in zip(without, beside, strict=True)),
-        rounds=beside[0].wanted,
-        closed=all(one.rounds == one.wanted for one in runs),
+        rounds=beside[0].planned_rounds,
+        closed=all(one.rounds == one.planned_rounds for one in runs),
         failed_attempts=sum(one.failed_attempts for one in beside),
         failures=tuple(one.failure for one in runs if one.failure),
     )
 
 
-def problems_of(rows: Sequence[Row]) -> list[str]:
+def find_problems(rows: Sequence[Row]) -> list[str]:
     """What is wrong with games, in sentences; nothing where all is as it has to be."""
     return [problem for row in rows for problem in row.problems]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def build_table(rows: Sequence[Row]) -> list[str]:
     """A row for each method, and behind them the worst one and the median of differences."""
     ordered = sorted(rows, key=lambda row: row.difference)
     median = statistics.median(row.difference for row in rows)
     told = (
-        f"Worst: {ordered[0].method}, {_points(ordered[0].difference)} points; median of all {_points(median)} points."
+        f"Worst: {ordered[0].method}, {_format_points(ordered[0].difference)} points; "
+        f"median of all {_format_points(median)} points."
     )
-    return [*_markdown(_HEADS, [_cells(row) for row in rows]), "", told]
+    return [*_format_table(_HEADS, [_format_cells(row) for row in rows]), "", told]
 
 
-def process_table(rows: Sequence[ProcessPlayed]) -> list[str]:
+def build_process_table(rows: Sequence[ProcessRow]) -> list[str]:
     """A row for each run of processes."""
-    return _markdown(PROCESS_HEADS, [row.cells for row in rows])
+    return _format_table(PROCESS_HEADS, [row.cells for row in rows])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _format_cells(row: Row) -> tuple[str, ...]:
     worst = min(row.differences)
-    shares = (f"{100 * row.without:.1f}", f"{100 * row.beside:.1f}", _points(row.difference), _points(worst))
+    shares = (
+        f"{100 * row.without:.1f}",
+        f"{100 * row.beside:.1f}",
+        _format_points(row.difference),
+        _format_points(worst),
+    )
     closed = "yes" if row.closed else "**no**"
     # Server and members are in one process: what would need a restart ends the run.
     return (row.method, *shares, str(row.rounds), str(len(row.differences)), closed, str(row.failed_attempts), "0")
 
 
-def _points(difference: float) -> str:
+def _format_points(difference: float) -> str:
     return f"{100 * difference:+.1f}"
 
 
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return [f"| {' | '.join(line)} |" for line in lines]

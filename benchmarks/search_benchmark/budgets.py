@@ -14,7 +14,7 @@ from search_benchmark.spaces import TARGET, Case
 from subfleet.protocol.readings import Budget
 from subfleet.search.query import Query
 
-__all__ = ["Share", "queries", "read_shares"]
+__all__ = ["Share", "create_queries", "read_shares"]
 
 _WINDOW_S = 10
 _LOWEST, _HIGHEST = 0.9, 1.1
@@ -35,14 +35,14 @@ def read_shares() -> tuple[list[Share], str]:
     rng = Random(_SEED)  # noqa: S311 - budgets are no secrets
     if not folder:
         return [Share(memory=rng.random(), link=rng.random()) for _ in range(20_000)], "drawn from a seed"
-    links = _scaled(_ghent(Path(folder) / "bandwidth" / "ghent_4g_lte.csv.gz"))
-    memory = [*_scaled(_phone(Path(folder) / "memory" / "nokia1_meminfo.csv"))]
-    memory += _scaled(_boards(Path(folder) / "memory" / "rpi_usage_5s.csv.gz"))
+    links = _scale(_read_ghent(Path(folder) / "bandwidth" / "ghent_4g_lte.csv.gz"))
+    memory = [*_scale(_read_phone(Path(folder) / "memory" / "nokia1_meminfo.csv"))]
+    memory += _scale(_read_boards(Path(folder) / "memory" / "rpi_usage_5s.csv.gz"))
     shares = [Share(memory=rng.choice(memory), link=rng.choice(links)) for _ in range(20_000)]
     return shares, "Ghent 4G logs, free memory of a phone and of three Raspberry Pi"
 
 
-def queries(case: Case, shares: Sequence[Share]) -> list[Query]:
+def create_queries(case: Case, shares: Sequence[Share]) -> list[Query]:
     """The shares as budgets of a network.
 
     The least of a log is 0.9 of what the smallest submodel takes, the most 1.1 of what the whole network takes; between
@@ -55,25 +55,25 @@ def queries(case: Case, shares: Sequence[Share]) -> list[Query]:
         Query(
             target=TARGET,
             limits=Budget(
-                memory_bytes=_between(*memory, share.memory),
-                downlink_bytes=_between(*link, share.link),
-                uplink_bytes=_between(*link, share.link),
+                memory_bytes=_interpolate(*memory, share.memory),
+                downlink_bytes=_interpolate(*link, share.link),
+                uplink_bytes=_interpolate(*link, share.link),
             ),
         )
         for share in shares
     ]
 
 
-def _between(low: int, high: int, share: float) -> int:
+def _interpolate(low: int, high: int, share: float) -> int:
     return int(low * _LOWEST * (high / low * _HIGHEST / _LOWEST) ** share)
 
 
-def _scaled(values: Sequence[float]) -> list[float]:
+def _scale(values: Sequence[float]) -> list[float]:
     low, high = min(values), max(values)
     return [(value - low) / (high - low) for value in values]
 
 
-def _ghent(path: Path) -> list[float]:
+def _read_ghent(path: Path) -> list[float]:
     """Mean rates of windows of 10 seconds, in Mbit/s."""
     with gzip.open(path, "rt") as file:
         rows = [(row["trace"], float(row["t_s"]) // _WINDOW_S, float(row["dl_mbps"])) for row in csv.DictReader(file)]
@@ -81,13 +81,13 @@ def _ghent(path: Path) -> list[float]:
     return [sum(rates) / len(rates) for rates in windows]
 
 
-def _phone(path: Path) -> list[float]:
+def _read_phone(path: Path) -> list[float]:
     """Available memory of a phone of 1 GB, in kB."""
     with path.open() as file:
         return [float(row["MemAvailable_kB"]) for row in csv.DictReader(file)]
 
 
-def _boards(path: Path) -> list[float]:
+def _read_boards(path: Path) -> list[float]:
     """Share of memory that is not used on boards of 2, 4 and 8 GB."""
     with gzip.open(path, "rt") as file:
         return [100 - float(row["mem_used_pct"]) for row in csv.DictReader(file)]

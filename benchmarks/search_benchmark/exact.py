@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from search_benchmark.budgets import Share, queries
+from search_benchmark.budgets import Share, create_queries
 from search_benchmark.listed import exhaustive_search
 from search_benchmark.spaces import TARGET, Case
 from subfleet.export.request_steps import training_step_of
@@ -21,7 +21,7 @@ from subfleet.search.candidates import Candidate, fits
 from subfleet.search.query import Query, Search
 from subfleet.search.queue import ProgramFacts
 
-__all__ = ["ExactFigures", "Plans", "exact_figures"]
+__all__ = ["ExactFigures", "Plans", "measure_exact"]
 
 _SEEKING = 100
 """Devices that look before any is given something."""
@@ -46,7 +46,7 @@ class Plans:
         found = map(json.loads, lines)
         self._known = {(one["space"], one["architecture"]): int(one["exact_bytes"]) for one in found}
 
-    def of(self, case: Case, architecture: Architecture) -> int:
+    def find(self, case: Case, architecture: Architecture) -> int:
         """What the written program of a submodel is planned to take."""
         text = canonical_json(architecture).decode()
         if (case.name, text) not in self._known:
@@ -104,33 +104,33 @@ class _Server:
     def seek(self, asked: Sequence[Query], first: int) -> None:
         """Let devices look, one after the other, and remember what they come by."""
         for place, query in enumerate(asked, start=first):
-            self.search = self.search.learn(self.roles.assigner.search.explore(self._ask(query, place)))
+            self.search = self.search.learn(self.roles.assigner.search.explore(self._create_context(query, place)))
 
-    def chosen(self, query: Query) -> Architecture | None:
+    def choose(self, query: Query) -> Architecture | None:
         """The answer of the search: a program to write, or one that is written and about as good."""
-        assigned = self.roles.assigner.assign(self._ask(query))
+        assigned = self.roles.assigner.assign(self._create_context(query))
         if assigned.candidate is None:
             return None
         return assigned.candidate.architecture if assigned.requested is None else assigned.requested.program.size
 
     def write(self, architecture: Architecture) -> int:
         """Write a program, and tell its plan."""
-        peak_bytes = self.plans.of(self.case, architecture)
+        peak_bytes = self.plans.find(self.case, architecture)
         if self.checks:
             self.written[architecture.architecture_id] = WrittenSize(
                 size=architecture, facts=ProgramFacts(planned_peak_bytes=peak_bytes)
             )
         return peak_bytes
 
-    def sent(self, query: Query) -> Architecture | None:
+    def choose_written(self, query: Query) -> Architecture | None:
         """What a device is sent in the end: where a program's plan is too large, the search answers once more."""
-        architecture = self.chosen(query)
+        architecture = self.choose(query)
         while self.checks and architecture is not None and architecture.architecture_id not in self.written:
             self.write(architecture)
-            architecture = self.chosen(query)
+            architecture = self.choose(query)
         return architecture
 
-    def _ask(self, query: Query, place: int = 0) -> AssignmentContext:
+    def _create_context(self, query: Query, place: int = 0) -> AssignmentContext:
         memory_bytes = int(query.limits.memory_bytes * (1 if self.checks else _SPOILT))
         return AssignmentContext(
             networks=MappingProxyType({self.case.network.id: self.case.network}),
@@ -144,7 +144,7 @@ class _Server:
         )
 
 
-def exact_figures(
+def measure_exact(
     case: Case, shares: Sequence[Share], plans: Plans, *, count: int, listed: bool, checks: bool
 ) -> ExactFigures:
     """A first round out of an empty pool, other devices after it, and then what the first are sent in the end.
@@ -157,24 +157,24 @@ def exact_figures(
         listed: whether the most that fits is looked for in all of the space.
         checks: False plants an error: tasks are sent without a look at plans.
     """
-    asked = queries(case, shares[: 2 * _SEEKING])
+    asked = create_queries(case, shares[: 2 * _SEEKING])
     server = _Server(case=case, plans=plans, checks=checks)
     server.seek(asked[:_SEEKING], 0)
-    answers = [(query, server.chosen(query)) for query in asked[:_SEEKING]]
+    answers = [(query, server.choose(query)) for query in asked[:_SEEKING]]
     first = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
     first_over = tuple([server.write(architecture) > query.limits.memory_bytes for query, architecture in first])
     server.seek(asked[_SEEKING:], _SEEKING)
-    answers = [(query, server.chosen(query)) for query in asked[_SEEKING:]]
+    answers = [(query, server.choose(query)) for query in asked[_SEEKING:]]
     others = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
-    later_over = tuple([plans.of(case, architecture) > query.limits.memory_bytes for query, architecture in others])
+    later_over = tuple([plans.find(case, architecture) > query.limits.memory_bytes for query, architecture in others])
     sent = [
         (query, architecture)
-        for query, architecture in ((query, server.sent(query)) for query, _ in first)
+        for query, architecture in ((query, server.choose_written(query)) for query, _ in first)
         if architecture is not None
     ]
-    exact = [(query, _planned(case, plans, architecture)) for query, architecture in sent]
+    exact = [(query, _apply_plan(case, plans, architecture)) for query, architecture in sent]
     violations = sum(not fits(one, TARGET, query.limits) for query, one in exact)
-    fractions = tuple(_fractions(server, exact)) if listed else ()
+    fractions = tuple(_compute_fractions(server, exact)) if listed else ()
     mean = f"{sum(fractions) / len(fractions):.4f} | {min(fractions):.4f}" if fractions else "| "
     return ExactFigures(
         row=f"| {case.name} | {sum(first_over)} of {len(first_over)} | {sum(later_over)} of {len(later_over)} | {mean} "
@@ -186,28 +186,28 @@ def exact_figures(
     )
 
 
-def _planned(case: Case, plans: Plans, architecture: Architecture) -> Candidate:
+def _apply_plan(case: Case, plans: Plans, architecture: Architecture) -> Candidate:
     """A submodel with its exact plan in place of its cost estimate."""
     return replace(
-        case.estimate(architecture), training_memory_bytes=MappingProxyType({TARGET: plans.of(case, architecture)})
+        case.estimate(architecture), training_memory_bytes=MappingProxyType({TARGET: plans.find(case, architecture)})
     )
 
 
-def _fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
+def _compute_fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
     """Of each device, the parameters that it is sent by the most that fits."""
     case, plans = server.case, server.plans
     listed = exhaustive_search(case.space, case.estimate, TARGET).known
     every = sorted(listed, key=lambda one: one.parameters, reverse=True)
-    known = {one.size.architecture_id: _planned(case, plans, one.size) for one in server.written.values()}
+    known = {one.size.architecture_id: _apply_plan(case, plans, one.size) for one in server.written.values()}
     known |= {one.architecture.architecture_id: one for _, one in sent}
     found = []
     for query, given in sent:
-        fitting = _largest_of_all(every, query, case, plans, known)
+        fitting = _find_largest(every, query, case, plans, known)
         found.append(given.parameters / max(fitting, given.parameters))
     return found
 
 
-def _largest_of_all(
+def _find_largest(
     every: Sequence[Candidate], query: Query, case: Case, plans: Plans, known: dict[str, Candidate]
 ) -> int:
     """Parameters of the largest submodel that fits by its exact plan, as far as few plans tell.
@@ -220,7 +220,7 @@ def _largest_of_all(
         known: submodels with their exact plans, to which those of this device are added.
     """
     most = max((one.parameters for one in known.values() if fits(one, TARGET, query.limits)), default=0)
-    lowest, tried = min(_over_estimate(case, one) for one in known.values()), 0
+    lowest, tried = min(_compare_with_estimate(case, one) for one in known.values()), 0
     for candidate in every:
         if candidate.parameters <= most or tried == _TRIED:
             break
@@ -230,12 +230,12 @@ def _largest_of_all(
         if not fits(likely, TARGET, query.limits) or candidate.architecture.architecture_id in known:
             continue
         tried += 1
-        one = known[candidate.architecture.architecture_id] = _planned(case, plans, candidate.architecture)
+        one = known[candidate.architecture.architecture_id] = _apply_plan(case, plans, candidate.architecture)
         if fits(one, TARGET, query.limits):
             return one.parameters
-        lowest = min(lowest, _over_estimate(case, one))
+        lowest = min(lowest, _compare_with_estimate(case, one))
     return most
 
 
-def _over_estimate(case: Case, planned: Candidate) -> float:
+def _compare_with_estimate(case: Case, planned: Candidate) -> float:
     return planned.training_memory_bytes[TARGET] / case.estimate(planned.architecture).training_memory_bytes[TARGET]

@@ -7,13 +7,15 @@ from search_benchmark.spaces import Case
 from subfleet.elastic.spaces import Genes, SearchSpace
 from subfleet.search.query import Query, measure_fit
 
-__all__ = ["most_found"]
+__all__ = ["find_most_parameters"]
 
 _MOST_MUTATIONS = 6
 _CROSSED = 0.3
 
 
-def most_found(case: Case, query: Query, starts: Sequence[Genes], *, trials: int, kept: int, rng: Random) -> int:
+def find_most_parameters(
+    case: Case, query: Query, starts: Sequence[Genes], *, trials: int, kept: int, rng: Random
+) -> int:
     """The most parameters that an evolution over random changes comes by within the budget; 0 where nothing fits.
 
     Args:

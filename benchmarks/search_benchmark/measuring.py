@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from search_benchmark.budgets import Share, queries
+from search_benchmark.budgets import Share, create_queries
 from search_benchmark.listed import ListedSearch, exhaustive_search
-from search_benchmark.long_search import most_found
-from search_benchmark.spaces import TARGET, TINY, Case, case_of
+from search_benchmark.long_search import find_most_parameters
+from search_benchmark.spaces import TARGET, TINY, Case, create_case
 from subfleet.search.candidates import Candidate, order_candidates
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import Explored, Fit, Query, Search
 from subfleet.search.queue import RequestedProgram, SizedProgram, give_written, rank_requested, request_program
 from subfleet.serving.session import freeze_loaded_objects
 
-__all__ = ["Figures", "exhaustive_figures", "export_figures", "hit_rates", "large_figures"]
+__all__ = ["Figures", "build_export_table", "build_hit_rate_table", "measure_exhaustive", "measure_large"]
 
 _EPSILONS = (0.2, 0.4, 0.6, 0.8, 0.9)
 _T_MAX = (1, 2, 5, 10, 20)
@@ -66,7 +66,7 @@ class Answer:
         return 0 if self.fit is None else self.fit.candidate.parameters
 
 
-def _stream(*names: object) -> Random:
+def _create_stream(*names: object) -> Random:
     return Random(hashlib.sha256(repr(names).encode()).digest())  # noqa: S311 - draws are no secrets
 
 
@@ -77,31 +77,31 @@ class _Server:
     search: Search
 
 
-def _ours(case: Case) -> _Server:
+def _create_our_search(case: Case) -> _Server:
     """The search of the default configuration, which knows nothing yet."""
     return _Server(search=case.method.start(case.network, case.estimate, TARGET))
 
 
-def _paper(case: Case, settings: PaperSettings | None = None) -> _Server:
+def _create_paper_search(case: Case, settings: PaperSettings | None = None) -> _Server:
     """The paper's search, which knows nothing yet."""
     return _Server(search=PaperSearch.over(case.space, case.estimate, TARGET, settings))
 
 
-def _served(server: _Server, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
+def _serve(server: _Server, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
     """So many devices at once; the paper's algorithm serves one after the other."""
     answers: list[Answer] = []
     for begin in range(0, len(asked), at_once):
         together = asked[begin : begin + at_once]
         explored = []
         for place, query in enumerate(together, start=first + begin):
-            explored.append(server.search.explore(query, _stream(place)))
+            explored.append(server.search.explore(query, _create_stream(place)))
             server.search = server.search.learn(explored[-1].sizes)
         best = server.search.best
         answers += [Answer(fit=best(query), explored=one) for query, one in zip(together, explored, strict=True)]
     return answers
 
 
-def _over(candidate: Candidate, query: Query) -> bool:
+def _exceeds(candidate: Candidate, query: Query) -> bool:
     limits = query.limits
     moved = candidate.weight_bytes
     links = (limits.downlink_bytes, limits.uplink_bytes)
@@ -111,15 +111,15 @@ def _over(candidate: Candidate, query: Query) -> bool:
 
 
 def _fits(query: Query, candidate: Candidate) -> bool:
-    return not _over(candidate, query)
+    return not _exceeds(candidate, query)
 
 
-def _violations(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
+def _count_violations(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
     pairs = zip(answers, asked, strict=True)
-    return sum(answer.fit is not None and _over(answer.fit.candidate, query) for answer, query in pairs)
+    return sum(answer.fit is not None and _exceeds(answer.fit.candidate, query) for answer, query in pairs)
 
 
-def _fewer(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
+def _count_fewer(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
     """Pairs of devices of a round of which the one with no less of any budget has fewer parameters."""
     every = [
         (query.limits.memory_bytes, query.limits.downlink_bytes or 0, query.limits.uplink_bytes or 0, answer.parameters)
@@ -134,110 +134,113 @@ def _fewer(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
+def _average(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
 
 
-def _used(answers: Sequence[Answer]) -> float:
-    return _mean([answer.fit.utilisation for answer in answers if answer.fit is not None])
+def _average_utilisation(answers: Sequence[Answer]) -> float:
+    return _average([answer.fit.utilisation for answer in answers if answer.fit is not None])
 
 
-def _of_most(answers: Sequence[Answer], most: Sequence[int]) -> list[float]:
+def _compute_fractions(answers: Sequence[Answer], most: Sequence[int]) -> list[float]:
     return [answer.parameters / best for answer, best in zip(answers, most, strict=True) if best]
 
 
-def large_figures(name: str, shares: Sequence[Share], *, count: int) -> Figures:
+def measure_large(name: str, shares: Sequence[Share], *, count: int) -> Figures:
     """Begin with a first round, warm both searches, then serve others, ours against the clock.
 
     Seconds are those of the processor, so that a busy machine counts no waiting.
     """
-    case_of(TINY).ends[0].training_memory_bytes[TARGET]
+    create_case(TINY).ends[0].training_memory_bytes[TARGET]
     freeze_loaded_objects()  # as a server does before it serves
     begun_s = time.process_time()
-    case = case_of(name)
-    asked = queries(case, shares[: _WARMING + count])
-    ours = _ours(case)
-    _served(ours, asked[:_FIRST], at_once=_FIRST)
+    case = create_case(name)
+    asked = create_queries(case, shares[: _WARMING + count])
+    ours = _create_our_search(case)
+    _serve(ours, asked[:_FIRST], at_once=_FIRST)
     first_s = time.process_time() - begun_s
-    _served(ours, asked[_FIRST:_WARMING], _FIRST, at_once=_ROUND)
-    paper = _paper(case)
-    _served(paper, asked[:_WARMING])
+    _serve(ours, asked[_FIRST:_WARMING], _FIRST, at_once=_ROUND)
+    paper = _create_paper_search(case)
+    _serve(paper, asked[:_WARMING])
     rest = asked[_WARMING:]
     begun_s = time.process_time()
-    given = _served(ours, rest, _WARMING, at_once=_ROUND)
+    given = _serve(ours, rest, _WARMING, at_once=_ROUND)
     warm_per_s = len(rest) / (time.process_time() - begun_s)
-    theirs = _served(paper, rest, _WARMING)
-    widths = _served(_Server(search=ListedSearch(case.uniform, case.estimate, TARGET)), rest)
+    theirs = _serve(paper, rest, _WARMING)
+    widths = _serve(_Server(search=ListedSearch(case.uniform, case.estimate, TARGET)), rest)
     below = sum(
         mine.parameters < max(one.parameters for one in others)
         for mine, *others in zip(given, theirs, widths, strict=True)
     )
     judged = min(_JUDGED, len(rest) // 15)
     most = [
-        max(_long(case, query, answer, place), answer.parameters)
+        max(_search_long(case, query, answer, place), answer.parameters)
         for place, (query, answer) in enumerate(zip(rest[:judged], given[:judged], strict=True))
     ]
-    own, other, width = (_of_most(answers[:judged], most) for answers in (given, theirs, widths))
+    own, other, width = (_compute_fractions(answers[:judged], most) for answers in (given, theirs, widths))
     return Figures(
         row=f"| {case.name} | {case.space.count():.1e} | {warm_per_s:.0f} | {_FIRST / first_s:.1f} | {first_s:.2f} "
-        f"| {_mean(own):.4f} | {min(own):.4f} | {_mean(other):.4f} | {_mean(width):.4f} | {_used(given):.4f} "
-        f"| {below} | {_fewer(given, rest)} | {_violations(given, rest)} |",
-        mean=_mean(own),
-        used=_used(given),
-        paper_used=_used(theirs),
+        f"| {_average(own):.4f} | {min(own):.4f} | {_average(other):.4f} | {_average(width):.4f} "
+        f"| {_average_utilisation(given):.4f} | {below} | {_count_fewer(given, rest)} "
+        f"| {_count_violations(given, rest)} |",
+        mean=_average(own),
+        used=_average_utilisation(given),
+        paper_used=_average_utilisation(theirs),
         warm_per_s=warm_per_s,
         cold_per_s=_FIRST / first_s,
         first_round_s=first_s,
     )
 
 
-def _long(case: Case, query: Query, answer: Answer, place: int) -> int:
+def _search_long(case: Case, query: Query, answer: Answer, place: int) -> int:
     """What the long search finds that begins where ours ended, so that it is no worse."""
     if answer.fit is None:
         return 0
     architecture = answer.fit.candidate.architecture
     starts = [case.space.genes_of(architecture)] if case.space.holds(architecture) else []
-    return most_found(case, query, starts, trials=_TRIALS, kept=_KEPT, rng=_stream("long", place))
+    return find_most_parameters(case, query, starts, trials=_TRIALS, kept=_KEPT, rng=_create_stream("long", place))
 
 
-def exhaustive_figures(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
+def measure_exhaustive(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
     """Ours and the paper's against the largest submodel that fits of all of the space, from an empty pool and warm."""
     most = exhaustive_search(case.space, case.estimate, TARGET)
-    asked = queries(case, shares[: 2 * count])
+    asked = create_queries(case, shares[: 2 * count])
     optima = [0 if (fit := most.best(query)) is None else fit.candidate.parameters for query in asked]
-    given = _served(_ours(case), asked, at_once=_ROUND)
-    theirs = _served(_paper(case), asked)
+    given = _serve(_create_our_search(case), asked, at_once=_ROUND)
+    theirs = _serve(_create_paper_search(case), asked)
     first, cold, warm = (
-        _of_most(given[part], optima[part]) for part in (slice(_ROUND), slice(count), slice(count, None))
+        _compute_fractions(given[part], optima[part]) for part in (slice(_ROUND), slice(count), slice(count, None))
     )
     return Figures(
-        row=f"| {case.name} | {len(most.known)} | {_mean(first):.4f} | {min(first):.4f} | {_mean(cold):.4f} "
-        f"| {min(cold):.4f} | {_mean(warm):.4f} | {min(warm):.4f} | {sum(one < 0.95 for one in (*cold, *warm))} of "
-        f"{len(cold) + len(warm)} | {_mean(_of_most(theirs[count:], optima[count:])):.4f} | {_fewer(given, asked)} "
-        f"| {_violations(given, asked)} |",
-        mean=_mean(warm),
-        used=_used(given),
-        paper_used=_used(theirs),
+        row=f"| {case.name} | {len(most.known)} | {_average(first):.4f} | {min(first):.4f} | {_average(cold):.4f} "
+        f"| {min(cold):.4f} | {_average(warm):.4f} | {min(warm):.4f} | {sum(one < 0.95 for one in (*cold, *warm))} of "
+        f"{len(cold) + len(warm)} | {_average(_compute_fractions(theirs[count:], optima[count:])):.4f} "
+        f"| {_count_fewer(given, asked)} | {_count_violations(given, asked)} |",
+        mean=_average(warm),
+        used=_average_utilisation(given),
+        paper_used=_average_utilisation(theirs),
     )
 
 
-def hit_rates(case: Case, shares: Sequence[Share], *, count: int) -> Iterator[str]:
+def build_hit_rate_table(case: Case, shares: Sequence[Share], *, count: int) -> Iterator[str]:
     """The paper's search over epsilon and T_max, each from an empty pool."""
     yield f"## The paper's search, hit rate and utilisation ({case.name})"
     yield ""
     yield "| epsilon | " + " | ".join(f"T_max {t_max}" for t_max in _T_MAX) + " |"
     yield "|---|" + "---:|" * len(_T_MAX)
-    asked = queries(case, shares[:count])
+    asked = create_queries(case, shares[:count])
     for epsilon in _EPSILONS:
         cells = []
         for t_max in _T_MAX:
-            search = _paper(case, PaperSettings(epsilon=epsilon, t_max=t_max))
-            answers = _served(search, asked)
-            cells.append(f"{_mean([answer.explored.hit for answer in answers]):.4f}, {_used(answers):.3f}")
+            search = _create_paper_search(case, PaperSettings(epsilon=epsilon, t_max=t_max))
+            answers = _serve(search, asked)
+            cells.append(
+                f"{_average([answer.explored.hit for answer in answers]):.4f}, {_average_utilisation(answers):.3f}"
+            )
         yield f"| {epsilon} | " + " | ".join(cells) + " |"
 
 
-def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients: int) -> Iterator[str]:
+def build_export_table(case: Case, shares: Sequence[Share], *, rounds: int, clients: int) -> Iterator[str]:
     """What devices lose while programs are missing. A cost estimate stands in for a program's exact plan."""
     yield f"## Programs ({case.name}, {clients} devices a round)"
     yield ""
@@ -245,12 +248,12 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
     yield "|---:|---:|---:|---:|---:|---:|"
     space = order_candidates([case.estimate(architecture) for architecture in case.uniform])
     for limit in (2, 8, 32):
-        search = _ours(case)
+        search = _create_our_search(case)
         written: dict[str, Candidate] = {}
         lost, ahead = [], []
         for number in range(rounds):
-            asked = queries(case, shares[number * clients : (number + 1) * clients])
-            given = _given(_served(search, asked, number * clients, at_once=clients), asked, written, space)
+            asked = create_queries(case, shares[number * clients : (number + 1) * clients])
+            given = _assign(_serve(search, asked, number * clients, at_once=clients), asked, written, space)
             requested_programs = [requested_program for _, requested_program in given if requested_program is not None]
             begun = rank_requested(requested_programs, written, limit)
             lost.append(sum(requested_program.lost for requested_program in requested_programs) / max(len(given), 1))
@@ -262,12 +265,12 @@ def export_figures(case: Case, shares: Sequence[Share], *, rounds: int, clients:
             ):
                 written[SizedProgram(size=candidate.architecture, target=TARGET).key] = candidate
         yield (
-            f"| {limit} | {_mean(lost[:5]):.3f} | {_mean(lost[-5:]):.3f} | {len(written)} | {sum(ahead)} "
-            f"| {_mean(ahead[-5:]):.1f} |"
+            f"| {limit} | {_average(lost[:5]):.3f} | {_average(lost[-5:]):.3f} | {len(written)} | {sum(ahead)} "
+            f"| {_average(ahead[-5:]):.1f} |"
         )
 
 
-def _given(
+def _assign(
     answers: Sequence[Answer], asked: Sequence[Query], written: Mapping[str, Candidate], space: Sequence[Candidate]
 ) -> list[tuple[Candidate, RequestedProgram | None]]:
     """What each device gets that anything fits, and what it requested programs for."""

@@ -22,7 +22,7 @@ from subfleet.search.query import CostEstimates
 from subfleet.settings.run import Run
 from subfleet.settings.samples import DataSettings
 
-__all__ = ["LARGE", "SMALL", "TARGET", "TINY", "Case", "case_of"]
+__all__ = ["LARGE", "SMALL", "TARGET", "TINY", "Case", "create_case"]
 
 TARGET = "onnx"
 _KEPT = 2**15
@@ -34,7 +34,7 @@ _SIXTEENTHS = tuple(step / 16 for step in range(1, 17))
 """Beside which the answers for every width are held; its own search knows depths alone from the start."""
 
 
-def _resnet(widths: Sequence[int], depths: Sequence[int], side: int, channels: int) -> Family:
+def _create_resnet(widths: Sequence[int], depths: Sequence[int], side: int, channels: int) -> Family:
     return PreactResNet(
         input_shape=(channels, side, side),
         class_count=10,
@@ -43,20 +43,20 @@ def _resnet(widths: Sequence[int], depths: Sequence[int], side: int, channels: i
     )
 
 
-def _mlp(widths: Sequence[int], depths: Sequence[int]) -> Family:
+def _create_mlp(widths: Sequence[int], depths: Sequence[int]) -> Family:
     return Mlp(input_shape=(784,), class_count=10, widths=tuple(widths), depths=tuple(depths))
 
 
-_RESNET18 = _resnet((64, 128, 256, 512), (2, 2, 2, 2), 32, 3)
+_RESNET18 = _create_resnet((64, 128, 256, 512), (2, 2, 2, 2), 32, 3)
 _CONFIGS: Mapping[str, tuple[Family, tuple[float, ...]]] = MappingProxyType(
     {
         "ResNet-18, the paper's ratios": (_RESNET18, _PAPER_RATES),
         "ResNet-18, every width": (_RESNET18, ()),
-        "ResNet-34, the paper's ratios": (_resnet((64, 128, 256, 512), (3, 4, 6, 3), 32, 3), _PAPER_RATES),
-        "MLP of 8 blocks, quarters": (_mlp((512, 256), (4, 4)), _QUARTERS),
-        "small ResNet, the paper's ratios": (_resnet((64, 128), (2, 2), 28, 1), _PAPER_RATES),
-        "small MLP, the paper's ratios": (_mlp((512, 256), (2, 2)), _PAPER_RATES),
-        "tiny MLP": (_mlp((8,), (1,)), (0.5, 1)),
+        "ResNet-34, the paper's ratios": (_create_resnet((64, 128, 256, 512), (3, 4, 6, 3), 32, 3), _PAPER_RATES),
+        "MLP of 8 blocks, quarters": (_create_mlp((512, 256), (4, 4)), _QUARTERS),
+        "small ResNet, the paper's ratios": (_create_resnet((64, 128), (2, 2), 28, 1), _PAPER_RATES),
+        "small MLP, the paper's ratios": (_create_mlp((512, 256), (2, 2)), _PAPER_RATES),
+        "tiny MLP": (_create_mlp((8,), (1,)), (0.5, 1)),
     }
 )
 LARGE = tuple(_CONFIGS)[:4]
@@ -98,7 +98,7 @@ class Case:
         return self.estimate(space.architecture(space.smallest)), self.estimate(space.architecture(space.largest))
 
 
-def case_of(name: str) -> Case:
+def create_case(name: str) -> Case:
     """The space of this name, without any cost estimate yet."""
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)

@@ -35,7 +35,7 @@ class Samples:
     source: str
 
 
-def samples_of(model: ZooModel, count: int, seed: int = 0) -> Samples:
+def load_samples(model: ZooModel, count: int, seed: int = 0) -> Samples:
     """The first `count` samples of a seeded order.
 
     Args:
@@ -49,11 +49,11 @@ def samples_of(model: ZooModel, count: int, seed: int = 0) -> Samples:
     if folder and reader is not None:
         return reader(Path(folder), model, count, random)
     if model.sample_dtype == "I64":
-        return _made_text(model, count, random)
-    return _made_classes(model, count, random)
+        return _make_text(model, count, random)
+    return _make_classes(model, count, random)
 
 
-def _made_classes(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
+def _make_classes(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
     """One smooth pattern for each class, under noise of the same strength."""
     labels = random.integers(0, model.class_count, count)
     coarse = random.standard_normal((model.class_count, *(math.ceil(size / 4) for size in model.sample_shape)))
@@ -64,7 +64,7 @@ def _made_classes(model: ZooModel, count: int, random: np.random.Generator) -> S
     return Samples(inputs=inputs.astype(np.float32), labels=labels.astype(np.int64), source="made")
 
 
-def _made_text(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
+def _make_text(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
     """Walks on a random graph where each symbol has four followers, and some symbols are far more usual than others."""
     followers = (model.sample_limit * random.random((model.sample_limit, 4)) ** 4).astype(np.int64)
     tokens = np.empty((count, model.sample_shape[0] + 1), np.int64)
@@ -116,13 +116,13 @@ def _read_speech(folder: Path, model: ZooModel, count: int, random: np.random.Ge
         wave = audio[offsets[clip] : offsets[clip + 1]][:SAMPLE_RATE_HZ]
         clips[row, : len(wave)] = wave / 2**15
     classes = {name: number for number, name in enumerate(np.unique(names))}
-    features = mfcc(clips, coefficients=model.sample_shape[2])
+    features = compute_mfcc(clips, coefficients=model.sample_shape[2])
     inputs = (features - features.mean((0, 1))) / (features.std((0, 1)) + 1e-6)
     labels = np.array([classes[names[clip]] for clip in chosen], np.int64)
     return Samples(inputs=inputs[:, None].astype(np.float32), labels=labels, source="speech_commands")
 
 
-def mfcc(clips: FloatArray, *, coefficients: int) -> FloatArray:
+def compute_mfcc(clips: FloatArray, *, coefficients: int) -> FloatArray:
     """Mel-frequency cepstral coefficients, (clips, samples) to (clips, frames, coefficients).
 
     Power spectrum of Hann-windowed frames, triangular filters even on the mel scale from 20 Hz to 4 kHz, logarithm,

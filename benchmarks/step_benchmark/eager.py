@@ -71,6 +71,6 @@ class EagerStep:
         }
 
 
-def layouts_of(module: nn.Module) -> tuple[str, ...]:
+def list_layouts(module: nn.Module) -> tuple[str, ...]:
     """The layouts that make a difference to a module."""
     return tuple(LAYOUTS) if any(isinstance(layer, nn.Conv2d) for layer in module.modules()) else ("contiguous",)

@@ -16,7 +16,7 @@ from step_benchmark.stepping import Start
 from subfleet.protocol.programs import Program, encode_program
 
 
-def measured_peak_bytes(program: Program, start: Start, samples: Samples, *, threads: int = 1) -> int:
+def measure_peak_bytes(program: Program, start: Start, samples: Samples, *, threads: int = 1) -> int:
     """By how much a fresh process grew while it trained with a program; 0 where that failed."""
     manifest = program.manifest
     kept = {value.tensor for value in manifest.inputs if value.role in ("parameter", "buffer")}

@@ -59,7 +59,7 @@ class Parity:
 
 
 @dataclass(kw_only=True)
-class Apart:
+class Differences:
     """Of several runs: by tensor, the squared length of each one's difference from the exact weights."""
 
     squares: dict[str, list[float]] = field(default_factory=dict)
@@ -85,9 +85,9 @@ class Apart:
 class _Distances:
     """After one step, or after all: the exact update, and how far everyone is from it."""
 
-    update: Apart = field(default_factory=Apart)
-    eager: Apart = field(default_factory=Apart)
-    own: dict[str, Apart] = field(default_factory=dict)
+    update: Differences = field(default_factory=Differences)
+    eager: Differences = field(default_factory=Differences)
+    own: dict[str, Differences] = field(default_factory=dict)
 
     def lengths(self, sizes: Mapping[str, int], parameters: Sequence[str]) -> dict[str, float]:
         """Of each tensor's exact update; the usual one where it vanishes."""
@@ -113,26 +113,26 @@ def compare(
     first = {name: tensor.double().numpy() for name, tensor in start.state.items() if tensor.is_floating_point()}
     exact = EagerStep(start, dtype=torch.float64)
     eager: list[Stepper] = [EagerStep(start, layout=layout) for layout in layouts]
-    one, every = (_Distances(own={target: Apart() for target in programs}) for _ in range(2))
+    one, every = (_Distances(own={target: Differences() for target in programs}) for _ in range(2))
     size = start.model.batch_size
     for number in range(STARTS):
-        _run([part(samples, number * size, size)], first, exact, eager, programs, one)
-    losses = _run(batches_of(samples, size), first, exact, eager, programs, every)
+        _run([take_samples(samples, number * size, size)], first, exact, eager, programs, one)
+    losses = _run(make_batches(samples, size), first, exact, eager, programs, every)
     sizes = {name: tensor.size for name, tensor in first.items()}
     parameters = [name for name, _ in start.model.build().named_parameters()]
-    return {target: _parity(target, one, every, sizes, parameters, losses[target]) for target in programs}
+    return {target: _compute_parity(target, one, every, sizes, parameters, losses[target]) for target in programs}
 
 
-def part(samples: Samples, first: int, count: int) -> Samples:
+def take_samples(samples: Samples, first: int, count: int) -> Samples:
     """Some samples in a row."""
     rows = slice(first, first + count)
     return Samples(inputs=samples.inputs[rows], labels=samples.labels[rows], source=samples.source)
 
 
-def batches_of(samples: Samples, batch_size: int) -> list[Samples]:
+def make_batches(samples: Samples, batch_size: int) -> list[Samples]:
     """`STEPS` batches over two batches of samples, each seen several times; the last one is a quarter smaller."""
-    batches = [part(samples, step % 2 * batch_size, batch_size) for step in range(STEPS)]
-    batches[-1] = part(batches[-1], 0, max(1, batch_size - batch_size // 4))
+    batches = [take_samples(samples, step % 2 * batch_size, batch_size) for step in range(STEPS)]
+    batches[-1] = take_samples(batches[-1], 0, max(1, batch_size - batch_size // 4))
     return batches
 
 
@@ -145,24 +145,24 @@ def _run(
     found: _Distances,
 ) -> dict[str, list[float]]:
     """Take some steps with everyone; each program's losses."""
-    right, _ = _steps(exact, batches)
+    right, _ = _take_steps(exact, batches)
     found.update.add(right, first)
     for stepper in eager:
-        found.eager.add(right, _steps(stepper, batches)[0])
+        found.eager.add(right, _take_steps(stepper, batches)[0])
     losses = {}
     for target, stepper in programs.items():
-        weights, losses[target] = _steps(stepper, batches)
+        weights, losses[target] = _take_steps(stepper, batches)
         found.own[target].add(right, weights)
     return losses
 
 
-def _steps(stepper: Stepper, batches: Sequence[Samples]) -> tuple[Weights, list[float]]:
+def _take_steps(stepper: Stepper, batches: Sequence[Samples]) -> tuple[Weights, list[float]]:
     stepper.begin()
     losses = [stepper.step(stepper.prepare(batch)) for batch in batches]
     return stepper.finish(), losses
 
 
-def _parity(
+def _compute_parity(
     target: str,
     one: _Distances,
     every: _Distances,
@@ -172,19 +172,19 @@ def _parity(
 ) -> Parity:
     lengths, own = one.lengths(sizes, parameters), one.own[target]
 
-    def over_eager(name: str, distance: Callable[[Apart, Sequence[str]], float]) -> float:
+    def over_eager(name: str, distance: Callable[[Differences, Sequence[str]], float]) -> float:
         beyond = max(0.0, distance(own, [name]) - FREE_DISTANCE * lengths[name])
-        return _ratio(beyond, distance(one.eager, [name]))
+        return _divide(beyond, distance(one.eager, [name]))
 
-    worst = max(sizes, key=lambda name: over_eager(name, Apart.median))
+    worst = max(sizes, key=lambda name: over_eager(name, Differences.median))
     last = every.own[target]
     return Parity(
-        one_step_over_eager=over_eager(worst, Apart.median),
+        one_step_over_eager=over_eager(worst, Differences.median),
         one_step_worst_tensor=worst,
         one_step_distance=own.median([worst]) / lengths[worst],
-        one_step_rms_over_eager=max(over_eager(name, Apart.rms) for name in sizes),
-        distance_over_eager=_ratio(last.rms(parameters), every.eager.rms(parameters)),
-        worst_tensor_over_eager=max(_ratio(last.rms([name]), every.eager.rms([name])) for name in sizes),
+        one_step_rms_over_eager=max(over_eager(name, Differences.rms) for name in sizes),
+        distance_over_eager=_divide(last.rms(parameters), every.eager.rms(parameters)),
+        worst_tensor_over_eager=max(_divide(last.rms([name]), every.eager.rms([name])) for name in sizes),
         eager_distance=every.eager.rms(parameters) / every.update.rms(parameters),
         max_abs_diff=own.largest,
         eager_max_abs_diff=one.eager.largest,
@@ -192,7 +192,7 @@ def _parity(
     )
 
 
-def _ratio(value: float, divisor: float) -> float:
+def _divide(value: float, divisor: float) -> float:
     if value == 0:
         return 0.0
     return value / divisor if divisor > 0 else math.inf

@@ -45,11 +45,13 @@ def print_profile(program: Program, start: Start, samples: Samples, threads: int
     events = PROFILERS[manifest.target](program, start, samples, threads)
     total_ms = sum(event.milliseconds for event in events) / (STEPS - WARM_STEPS)
     title = f"{start.model.name} on {manifest.target}, {threads} thr: {total_ms:.2f} ms in the nodes of a step"
-    console.print(_table(title, "operator", [(event.operator, event.milliseconds) for event in events], total_ms))
-    console.print(_table("its slowest nodes", "node", [(event.node, event.milliseconds) for event in events], total_ms))
+    console.print(_build_table(title, "operator", [(event.operator, event.milliseconds) for event in events], total_ms))
+    console.print(
+        _build_table("its slowest nodes", "node", [(event.node, event.milliseconds) for event in events], total_ms)
+    )
 
 
-def _table(title: str, kind: str, times_ms: Sequence[tuple[str, float]], total_ms: float) -> Table:
+def _build_table(title: str, kind: str, times_ms: Sequence[tuple[str, float]], total_ms: float) -> Table:
     sums_ms: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for name, milliseconds in times_ms:
@@ -68,17 +70,17 @@ def _table(title: str, kind: str, times_ms: Sequence[tuple[str, float]], total_m
 def _profile_onnx(program: Program, start: Start, samples: Samples, threads: int) -> list[Event]:
     """Through ONNX Runtime's own profiler, with the trainer's settings."""
     with tempfile.TemporaryDirectory() as folder:
-        profiled: Any = _Profiled(f"{folder}/step")
+        profiled: Any = _ProfilingOnnx(f"{folder}/step")
         step = ProgramStep(program, start, threads=threads, programs=OnnxRuntime(profiled, "cpu").programs(threads))
         batch = step.prepare(samples)
         for _ in range(STEPS):
             step.step(batch)
         step.finish()
         records = json.loads(Path(profiled.sessions[0].end_profiling()).read_text())
-    return _onnx_events(records)
+    return _read_onnx_events(records)
 
 
-class _Profiled:
+class _ProfilingOnnx:
     """The package `onnxruntime`, whose sessions profile what they run."""
 
     def __init__(self, prefix: str) -> None:
@@ -99,7 +101,7 @@ class _Profiled:
         return self.sessions[-1]
 
 
-def _onnx_events(records: Sequence[Mapping[str, object]]) -> list[Event]:
+def _read_onnx_events(records: Sequence[Mapping[str, object]]) -> list[Event]:
     """The kernels' times of every step but the warm ones."""
     begins_us = sorted(float(str(record["ts"])) for record in records if record.get("name") == "model_run")
     first_us = begins_us[WARM_STEPS] if len(begins_us) > WARM_STEPS else 0.0
@@ -110,7 +112,8 @@ def _onnx_events(records: Sequence[Mapping[str, object]]) -> list[Event]:
         if not kernel or not isinstance(arguments, Mapping) or float(str(record["ts"])) < first_us:
             continue
         node = str(record["name"]).removesuffix("_kernel_time")
-        shapes = f"{_shapes(arguments.get('input_type_shape'))} -> {_shapes(arguments.get('output_type_shape'))}"
+        inputs, outputs = (_format_shapes(arguments.get(f"{side}_type_shape")) for side in ("input", "output"))
+        shapes = f"{inputs} -> {outputs}"
         operator = str(arguments["op_name"])
         events.append(
             Event(operator=operator, node=f"{operator} {node} {shapes}", milliseconds=float(str(record["dur"])) / 1e3)
@@ -118,7 +121,7 @@ def _onnx_events(records: Sequence[Mapping[str, object]]) -> list[Event]:
     return events
 
 
-def _shapes(values: object) -> str:
+def _format_shapes(values: object) -> str:
     if not isinstance(values, Sequence):
         return ""
     return " ".join("x".join(map(str, shape)) or "-" for value in values for shape in value.values())
@@ -152,12 +155,12 @@ def _profile_executorch(program: Program, start: Start, samples: Samples, thread
         warnings.simplefilter("ignore")  # it misses the tensors' values, which nobody asked for
         module.write_etdump_result_to_file(f"{folder}/events")
         blocks = Inspector(etdump_path=f"{folder}/events").event_blocks
-    shapes = _executorch_shapes(body)
+    shapes = _read_executorch_shapes(body)
     kernels = [event for block in blocks if block.name == "Execute" for event in block.events if _is_kernel(event)]
     return [
         Event(
-            operator=_operator(event),
-            node=f"{_operator(event)} {shapes.get(event._instruction_id, '')}",  # noqa: SLF001 - no public name
+            operator=_name_operator(event),
+            node=f"{_name_operator(event)} {shapes.get(event._instruction_id, '')}",  # noqa: SLF001 - no public name
             milliseconds=time_ms,
         )
         for event in kernels
@@ -170,11 +173,11 @@ def _is_kernel(event: Any) -> bool:
     return event.perf_data is not None and not event.is_delegated_op and event.name.startswith(_KERNELS)
 
 
-def _operator(event: Any) -> str:
+def _name_operator(event: Any) -> str:
     return str(event.name).removeprefix("native_call_")
 
 
-def _executorch_shapes(body: bytes) -> dict[int, str]:
+def _read_executorch_shapes(body: bytes) -> dict[int, str]:
     """Number and shape of each instruction's tensors."""
     from executorch.exir._serialize import _deserialize_pte_binary
     from executorch.exir.schema import DelegateCall, KernelCall, Tensor

@@ -34,14 +34,14 @@ LOOKUPS = 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedProgram:
     """A written program and the seconds that it took."""
 
     program: Program
     export_s: float
 
 
-def export(model: ZooModel, target: str, optimiser: OptimiserSettings) -> Exported:
+def export(model: ZooModel, target: str, optimiser: OptimiserSettings) -> ExportedProgram:
     """Write a model's training program; raises ExportError where it cannot be written."""
     module = build_seeded(model, 0).train()
     sample = SampleSpec(shape=model.sample_shape, dtype=model.sample_dtype, limit=model.sample_limit)
@@ -49,10 +49,10 @@ def export(model: ZooModel, target: str, optimiser: OptimiserSettings) -> Export
     started_s = time.perf_counter()
     step = training_step(module, sample, batch_size=model.batch_size, objective=objective, optimiser=optimiser)
     program = write_program(step, target=target, program_id=f"zoo-{model.name}")
-    return Exported(program=program, export_s=time.perf_counter() - started_s)
+    return ExportedProgram(program=program, export_s=time.perf_counter() - started_s)
 
 
-def cached_lookup_ms(program: Program) -> tuple[float, float]:
+def measure_lookup_ms(program: Program) -> tuple[float, float]:
     """Milliseconds to find a program of this size in a cache that has just been opened, and from then on.
 
     Both hold the request's content id; a cache that has just been opened also reads the file once, to see that it is

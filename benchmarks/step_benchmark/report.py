@@ -65,17 +65,17 @@ class Result:
         return self.planned_bytes / self.measured_bytes if self.measured_bytes else None
 
 
-def summary(results: Sequence[Result]) -> dict[str, Any]:
+def summarise(results: Sequence[Result]) -> dict[str, Any]:
     """The object that `--json` ends with; a figure that nothing was measured for is null."""
     planned = [share for result in results if (share := result.planned_over_measured) is not None]
     return {
-        **{target: _target_summary([result for result in results if result.target == target]) for target in BOUNDS},
+        **{target: _summarise_target([result for result in results if result.target == target]) for target in BOUNDS},
         "planned_over_measured": {"min": min(planned, default=None), "max": max(planned, default=None)},
-        "models": [_plain(result) for result in results],
+        "models": [_encode(result) for result in results],
     }
 
 
-def _target_summary(results: Sequence[Result]) -> dict[str, float | None]:
+def _summarise_target(results: Sequence[Result]) -> dict[str, float | None]:
     ratios = [ratio for result in results for ratio in result.ratios.values()]
     parities = [(result.smooth, result.parity) for result in results if result.parity is not None]
     return {
@@ -86,18 +86,18 @@ def _target_summary(results: Sequence[Result]) -> dict[str, float | None]:
     }
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def _encode(result: Result) -> dict[str, Any]:
     plain = asdict(result)
     plain["ratios"] = result.ratios
     plain["planned_over_measured"] = result.planned_over_measured
-    finite: dict[str, Any] = _finite(plain)
+    finite: dict[str, Any] = _replace_infinities(plain)
     return finite
 
 
-def _finite(value: Any) -> Any:
+def _replace_infinities(value: Any) -> Any:
     """JSON has no infinity."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _replace_infinities(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -105,12 +105,12 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
     """Times and memory, parity, and what could not be exported."""
     done = [result for result in results if not result.error]
     if done:
-        console.print(_times(done))
-        console.print(_parities(done))
+        console.print(_build_time_table(done))
+        console.print(_build_parity_table(done))
     for result in results:
         if result.error:
             console.print(f"{result.model} on {result.target}: {result.error}", markup=False, highlight=False)
-    found = summary(results)
+    found = summarise(results)
     for target, (median, worst) in BOUNDS.items():
         own = found[target]
         if own["median_ratio"] is not None:
@@ -121,7 +121,7 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
             )
 
 
-def _times(results: Sequence[Result]) -> Table:
+def _build_time_table(results: Sequence[Result]) -> Table:
     threads = sorted({number for result in results for number in result.step_ms})
     table = Table(title="Step times against eager PyTorch at its best, and memory")
     for name in ("model", "target"):
@@ -138,7 +138,7 @@ def _times(results: Sequence[Result]) -> Table:
             if number in result.step_ms:
                 bound = BOUNDS[result.target][1]
                 eager = f"{result.eager_ms[number]:.2f} {'cl' if result.eager_layout[number] != 'contiguous' else ''}"
-                ratio = _judged(result.ratios[number], result.ratios[number] <= bound, "{:.2f}")
+                ratio = _mark(result.ratios[number], result.ratios[number] <= bound, "{:.2f}")
                 cells += [eager, f"{result.step_ms[number]:.2f}", ratio]
             else:
                 cells += ["", "", ""]
@@ -148,13 +148,13 @@ def _times(results: Sequence[Result]) -> Table:
             f"{result.cached_ms:.2f}",
             f"{result.program_bytes / 1e6:.2f}",
             f"{result.planned_bytes / 1e6:.1f}",
-            "" if share is None else _judged(share, 0.95 <= share <= 1.1, "{:.2f}"),
+            "" if share is None else _mark(share, 0.95 <= share <= 1.1, "{:.2f}"),
         ]
         table.add_row(*cells)
     return table
 
 
-def _parities(results: Sequence[Result]) -> Table:
+def _build_parity_table(results: Sequence[Result]) -> Table:
     table = Table(title="Distance from PyTorch in double precision, by that of PyTorch in single precision")
     names = ("1 step, worst tensor", "its name", "10 steps", "10 steps, worst tensor", "max abs diff", "loss falls by")
     for name in ("model", "target", *names):
@@ -166,15 +166,15 @@ def _parities(results: Sequence[Result]) -> Table:
         table.add_row(
             result.model,
             result.target,
-            _judged(found.one_step_over_eager, found.one_step_over_eager <= PARITY_BOUND, "{:.2f}"),
+            _mark(found.one_step_over_eager, found.one_step_over_eager <= PARITY_BOUND, "{:.2f}"),
             found.one_step_worst_tensor,
-            _judged(found.distance_over_eager, found.distance_over_eager <= PARITY_BOUND, "{:.2f}"),
+            _mark(found.distance_over_eager, found.distance_over_eager <= PARITY_BOUND, "{:.2f}"),
             f"{found.worst_tensor_over_eager:.2f}",
-            _judged(found.max_abs_diff, not result.smooth or found.max_abs_diff <= ABS_DIFF_BOUND, "{:.1e}"),
-            _judged(found.loss_fall, found.loss_fall >= LOSS_FALL_BOUND, "{:.0%}"),
+            _mark(found.max_abs_diff, not result.smooth or found.max_abs_diff <= ABS_DIFF_BOUND, "{:.1e}"),
+            _mark(found.loss_fall, found.loss_fall >= LOSS_FALL_BOUND, "{:.0%}"),
         )
     return table
 
 
-def _judged(value: float, good: bool, form: str) -> str:
+def _mark(value: float, good: bool, form: str) -> str:
     return form.format(value) if good else f"[bold red]{form.format(value)} ![/bold red]"

@@ -9,7 +9,7 @@ PAUSE_S = 0.005
 """Threads of the last runner that wait for work by spinning have gone to sleep after it."""
 
 
-def interleaved_medians_s(runners: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+def measure_medians_s(runners: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
     """Median seconds of one call of each runner.
 
     Each round calls every runner for about `BLOCK_S`, at least once, and begins with another one.
@@ -18,17 +18,17 @@ def interleaved_medians_s(runners: Mapping[str, Callable[[], object]], *, rounds
         runners: by name; each is called once or more before anything is timed.
         rounds: 1 or more.
     """
-    calls = {name: max(1, round(BLOCK_S / max(_seconds(run, 2), 1e-6))) for name, run in runners.items()}
+    calls = {name: max(1, round(BLOCK_S / max(_measure_seconds(run, 2), 1e-6))) for name, run in runners.items()}
     times_s: dict[str, list[float]] = {name: [] for name in runners}
     names = list(runners)
     for number in range(rounds):
-        for name in _rotated(names, number):
+        for name in _rotate(names, number):
             time.sleep(PAUSE_S)
-            times_s[name] += [_seconds(runners[name], 1) for _ in range(calls[name])]
+            times_s[name] += [_measure_seconds(runners[name], 1) for _ in range(calls[name])]
     return {name: statistics.median(found) for name, found in times_s.items()}
 
 
-def _seconds(run: Callable[[], object], calls: int) -> float:
+def _measure_seconds(run: Callable[[], object], calls: int) -> float:
     """Of the last of several calls."""
     for _ in range(calls - 1):
         run()
@@ -37,6 +37,6 @@ def _seconds(run: Callable[[], object], calls: int) -> float:
     return time.perf_counter() - started_s
 
 
-def _rotated(names: Sequence[str], number: int) -> list[str]:
+def _rotate(names: Sequence[str], number: int) -> list[str]:
     start = number % len(names)
     return [*names[start:], *names[:start]]

@@ -54,23 +54,23 @@ def build_seeded(model: ZooModel, seed: int) -> nn.Module:
         return model.build()
 
 
-def _full(config: Family) -> nn.Module:
+def _build_full(config: Family) -> nn.Module:
     network = network_of(config)
     return module_of(config.blueprint(), network.local(network.full_architecture()))
 
 
-def _perceptron() -> nn.Module:
+def _build_perceptron() -> nn.Module:
     """The "2NN" of McMahan et al. 2017, section 3: 199,210 parameters."""
     layers = (nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
     names = ("flatten", "hidden0", "activation0", "hidden1", "activation1", "head")
     return nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
 
 
-def _of_preset(name: str, config: Family, *, batch_size: int = 16, smooth: bool = False) -> ZooModel:
+def _create_from_preset(name: str, config: Family, *, batch_size: int = 16, smooth: bool = False) -> ZooModel:
     symbols = network_of(config).symbols
     return ZooModel(
         name=name,
-        build=partial(_full, config),
+        build=partial(_build_full, config),
         sample_shape=config.input_shape,
         sample_dtype="I64" if symbols else "F32",
         sample_limit=symbols,
@@ -81,36 +81,36 @@ def _of_preset(name: str, config: Family, *, batch_size: int = 16, smooth: bool 
     )
 
 
-def _for_small_images(name: str) -> Family:
+def _create_for_small_images(name: str) -> Family:
     return preset(name, input_shape=(3, 32, 32), class_count=10)
 
 
-def _narrow_resnet18(divisor: int) -> Family:
-    full = _for_small_images("resnet18")
+def _create_narrow_resnet18(divisor: int) -> Family:
+    full = _create_for_small_images("resnet18")
     return dataclasses.replace(
         full, widths=tuple(width // divisor for width in full.widths), stem_width=full.stem_width // divisor
     )
 
 
 _MODELS = (
-    ZooModel(name="mlp", build=_perceptron, sample_shape=(1, 28, 28), batch_size=32),
-    _of_preset("resnet18", _for_small_images("resnet18")),
-    _of_preset("resnet18_half", _narrow_resnet18(2)),
-    _of_preset("resnet18_quarter", _narrow_resnet18(4)),
-    _of_preset("resnet18_quarter_groups", dataclasses.replace(_narrow_resnet18(4), norm="group")),
-    _of_preset("mobilenet_v2", _for_small_images("mobilenet_v2")),
-    _of_preset("mobilenet_v3_small", _for_small_images("mobilenet_v3_small")),
-    _of_preset(
+    ZooModel(name="mlp", build=_build_perceptron, sample_shape=(1, 28, 28), batch_size=32),
+    _create_from_preset("resnet18", _create_for_small_images("resnet18")),
+    _create_from_preset("resnet18_half", _create_narrow_resnet18(2)),
+    _create_from_preset("resnet18_quarter", _create_narrow_resnet18(4)),
+    _create_from_preset("resnet18_quarter_groups", dataclasses.replace(_create_narrow_resnet18(4), norm="group")),
+    _create_from_preset("mobilenet_v2", _create_for_small_images("mobilenet_v2")),
+    _create_from_preset("mobilenet_v3_small", _create_for_small_images("mobilenet_v3_small")),
+    _create_from_preset(
         "efficientnet_v2",
         # Halves early, for speed, and thrice in all.
-        dataclasses.replace(_for_small_images("efficientnet_v2_tiny"), strides=(1, 2, 2, 2, 1, 1)),
+        dataclasses.replace(_create_for_small_images("efficientnet_v2_tiny"), strides=(1, 2, 2, 2, 1, 1)),
         smooth=True,
     ),
-    _of_preset("vgg13", _for_small_images("vgg13")),
-    _of_preset("vit_tiny", _for_small_images("vit_tiny"), smooth=True),
-    _of_preset("char_lstm", presets.char_lstm.settings, smooth=True),
-    _of_preset("transformer_lm", presets.decoder_small.settings, smooth=True),
-    _of_preset("ds_cnn", presets.ds_cnn.settings, batch_size=32),
+    _create_from_preset("vgg13", _create_for_small_images("vgg13")),
+    _create_from_preset("vit_tiny", _create_for_small_images("vit_tiny"), smooth=True),
+    _create_from_preset("char_lstm", presets.char_lstm.settings, smooth=True),
+    _create_from_preset("transformer_lm", presets.decoder_small.settings, smooth=True),
+    _create_from_preset("ds_cnn", presets.ds_cnn.settings, batch_size=32),
 )
 
 ZOO: Mapping[str, ZooModel] = MappingProxyType({model.name: model for model in _MODELS})

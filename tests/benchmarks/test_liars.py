@@ -90,17 +90,17 @@ UPDATE = Update(
 )
 
 
-def _said(kind: str, *messages: Message) -> list[Message]:
-    link_of = _of("lying", "link_of")
+def _rewrite(kind: str, *messages: Message) -> list[Message]:
+    create_link = _of("lying", "create_link_wrapper")
     recording = Recording()
-    link = link_of(kind, TOPICS)(recording)
+    link = create_link(kind, TOPICS)(recording)
     for message in messages:
         link.publish(TOPICS.up("eve", message.KIND), encode(message))
     return recording.sent
 
 
 def test_a_claimer_claims_as_much_as_messages_may_hold() -> None:
-    profile, telemetry, update = _said("claimer", PROFILE, TELEMETRY, UPDATE)
+    profile, telemetry, update = _rewrite("claimer", PROFILE, TELEMETRY, UPDATE)
 
     assert isinstance(profile, Profile)
     assert (profile.sample_count, profile.class_counts, profile.macs_per_s) == (2**40, (2**40, 2**40), 1e300)
@@ -111,18 +111,18 @@ def test_a_claimer_claims_as_much_as_messages_may_hold() -> None:
 
 
 def test_a_silent_one_says_that_it_is_there_and_hears_of_no_task() -> None:
-    link_of = _of("lying", "link_of")
+    create_link = _of("lying", "create_link_wrapper")
     task = Delivery(topic=TOPICS.down("eve", Task.KIND), payload=b"any")
     other = Delivery(topic=TOPICS.down("eve", "ack"), payload=b"any")
-    link = link_of("silent", TOPICS)(Recording(task, other))
+    link = create_link("silent", TOPICS)(Recording(task, other))
 
     assert link.poll(0.0) == other
-    assert _said("silent", PROFILE, TELEMETRY) == [PROFILE, TELEMETRY]
+    assert _rewrite("silent", PROFILE, TELEMETRY) == [PROFILE, TELEMETRY]
 
 
 def test_a_churner_refuses_and_then_sends_and_is_another_one_at_each_beat() -> None:
     beat = Presence(client_id="eve", session_id="eve-1", online=True)
-    said = _said("churner", PROFILE, TELEMETRY, UPDATE, beat, beat)
+    said = _rewrite("churner", PROFILE, TELEMETRY, UPDATE, beat, beat)
 
     kinds = [one.KIND for one in said]
     assert kinds == [
@@ -150,7 +150,7 @@ def test_a_churner_refuses_and_then_sends_and_is_another_one_at_each_beat() -> N
 
 
 def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_and_tiny_numbers(tmp_path: Path) -> None:
-    garbling_of = _of("lying", "Garbling")
+    garbling_trainer = _of("lying", "GarblingTrainer")
     learned = np.array([1.0, -2.0], np.float32)
     job = SimpleNamespace(output_path=tmp_path / "change")
 
@@ -158,7 +158,7 @@ def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_an
         job.output_path.write_bytes(encode_arrays({"w": learned}))
         return "told"
 
-    garbling = garbling_of(SimpleNamespace(train=train, target="torch"))
+    garbling = garbling_trainer(SimpleNamespace(train=train, target="torch"))
     found = list(_trainings(garbling, job, 4))
 
     assert garbling.target == "torch"
@@ -175,10 +175,12 @@ def _trainings(garbling: Any, job: Any, count: int) -> Iterator[Any]:
 
 
 def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> Any:
-    played_of = _of("games", "Played")
-    row_of = _of("tables", "row_of")
-    first, second = ([played_of(accuracy=one, rounds=18, wanted=18) for one in found] for found in (without, beside))
-    return row_of("fedavg", first, [replace(one, **changes) for one in second])
+    game_result = _of("games", "GameResult")
+    build_row = _of("tables", "build_row")
+    first, second = (
+        [game_result(accuracy=one, rounds=18, planned_rounds=18) for one in found] for found in (without, beside)
+    )
+    return build_row("fedavg", first, [replace(one, **changes) for one in second])
 
 
 @pytest.mark.parametrize(
@@ -196,24 +198,24 @@ def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> A
     ids=["within two points", "gained", "lost", "a round short", "did not end"],
 )
 def test_the_verdict(row: Any, told: tuple[str, ...]) -> None:
-    problems_of = _of("tables", "problems_of")
-    assert tuple(problems_of([_row(**row)])) == told
+    find_problems = _of("tables", "find_problems")
+    assert tuple(find_problems([_row(**row)])) == told
 
 
 def test_the_worst_stands_beside_the_median() -> None:
-    table = _of("tables", "table")
+    build_table = _of("tables", "build_table")
     rows = [
         replace(_row((0.8,), (0.8 + difference,)), method=name)
         for name, difference in (("a", 0.01), ("b", -0.05), ("c", 0.0))
     ]
 
-    assert table(rows)[-1] == "Worst: b, -5.0 points; median of all +0.0 points."
+    assert build_table(rows)[-1] == "Worst: b, -5.0 points; median of all +0.0 points."
 
 
 def test_without_guards_claims_count_as_they_are() -> None:
-    run_of = _of("games", "run_of")
-    unguarded = _of("games", "unguarded")
-    run = unguarded(run_of("oort", 1, 18))
+    create_run = _of("games", "create_run")
+    remove_guards = _of("games", "remove_guards")
+    run = remove_guards(create_run("oort", 1, 18))
     assert (run.max_client_fraction, run.outliers.outliers, run.outliers.loss_factor) == (1.0, "off", 0)
     assert getattr(run.method, "most_often", None) == 0.0
-    assert getattr(unguarded(run_of("fedtrans", 1, 18)).method, "averaged", None) == "all"
+    assert getattr(remove_guards(create_run("fedtrans", 1, 18)).method, "averaged", None) == "all"

@@ -37,7 +37,7 @@ def test_the_recorded_run_keeps_the_demos_promises(recorded: dict[str, Any]) -> 
 
 
 def test_every_round_and_device_is_in_the_block(script: ModuleType, recorded: dict[str, Any]) -> None:
-    lines = script.block(recorded).splitlines()
+    lines = script.build_block(recorded).splitlines()
     rounds = recorded["summary"]["rounds"]
     titles = [line for line in lines if line.startswith("    round ")]
     assert [title.split(":")[0] for title in titles] == [f"    round {record['round']}" for record in rounds]

@@ -25,7 +25,7 @@ def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_every_defect_can_be_planted(mutants: ModuleType) -> None:
     defects = mutants.read_defects(mutants.DEFECTS)
     assert len(defects) >= 60
-    assert list(mutants.misplaced(defects, ROOT)) == []
+    assert list(mutants.find_misplaced(defects, ROOT)) == []
 
 
 def test_every_defect_names_tests_that_exist(mutants: ModuleType) -> None:

@@ -55,14 +55,14 @@ def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
     elsewhere = {path for path, default in rows.items() if default == "`{...}`"}
     for path, default in rows.items():
         value = attrgetter(path)(kind())
-        assert dataclasses.is_dataclass(value) if path in elsewhere else default == SCRIPT.cell(value), path
+        assert dataclasses.is_dataclass(value) if path in elsewhere else default == SCRIPT.format_cell(value), path
     assert rows.keys() - elsewhere == {
         path for path in list_parameters(kind) if path.partition(".")[0] not in elsewhere
     }
 
 
 def test_the_script_writes_what_a_section_needs() -> None:
-    row, section = SCRIPT.overview_row(METHODS["fluid"]), SCRIPT.section(METHODS["fluid"])
+    row, section = SCRIPT.build_overview_row(METHODS["fluid"]), SCRIPT.build_section(METHODS["fluid"])
     assert row == "| [`fluid`](#fluid) | ... | width |"
     for line in section.splitlines():  # meanings and what it does are written by hand
         assert line.rpartition(" | ")[0].removesuffix("...") in PAGE, line

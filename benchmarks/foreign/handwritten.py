@@ -7,13 +7,13 @@ from torch.nn.utils.parametrizations import weight_norm
 from foreign.network import ForeignNetwork
 from subfleet.export.steps import SampleSpec
 
-__all__ = ["WRITTEN"]
+__all__ = ["HANDWRITTEN"]
 
 _CLASS_COUNT = 10
 _VOCABULARY = 96
 
 
-def _twice(inputs: int, outputs: int) -> nn.Sequential:
+def _build_double_convolution(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
         nn.BatchNorm2d(outputs),
@@ -30,9 +30,16 @@ class UNet(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.pool = nn.MaxPool2d(2)
-        self.down1, self.down2, self.bottom = _twice(3, width), _twice(width, 2 * width), _twice(2 * width, 4 * width)
+        self.down1, self.down2, self.bottom = (
+            _build_double_convolution(3, width),
+            _build_double_convolution(width, 2 * width),
+            _build_double_convolution(2 * width, 4 * width),
+        )
         self.up2, self.up1 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)
-        self.merge2, self.merge1 = _twice(4 * width, 2 * width), _twice(2 * width, width)
+        self.merge2, self.merge1 = (
+            _build_double_convolution(4 * width, 2 * width),
+            _build_double_convolution(2 * width, width),
+        )
         self.head = nn.Conv2d(width, 1, 1)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ class Autoencoder(nn.Module):
         return output
 
 
-WRITTEN = (
+HANDWRITTEN = (
     ForeignNetwork(
         name="U-Net",
         origin="written here",
