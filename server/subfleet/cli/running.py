@@ -97,6 +97,10 @@ def run_all(
 
     for run in runs:
         run.emulated_devices()
+        if run.device != "cpu":  # PyTorch takes seconds to load
+            from subfleet.aggregation.devices import compute_device
+
+            compute_device(run.device)
     if name is not None and len(runs) > 1:
         raise ConfigError(f"--name is {name!r}, but there are {len(runs)} runs; leave it out, or set name")
     outcomes, started_s = list["Outcome"](), time.monotonic()
