@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from client_memory import read_resident_bytes
 from pages import write_page
 from smoke import parse_arguments
 from torch import Tensor
@@ -204,14 +205,6 @@ def build_page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
 def _measure_peak_in_process(clients: int, threads: int) -> int:
     command = [sys.executable, __file__, "--peak", str(clients), "--threads", str(threads)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def read_resident_bytes(field: str) -> int:
-    """A field of this process: VmHWM is the peak of its resident memory, VmRSS the current size."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
 
 
 def _find_processor() -> str:

@@ -122,9 +122,9 @@ def _summarise(large: Sequence[Figures], small: Sequence[Figures], exact: Sequen
             "warm": min(figures.warm_per_s for figures in large),
         },
         "first_round_s": max(figures.first_round_s for figures in large),
-        "utilisation": statistics.fmean(figures.used for figures in large),
+        "utilisation": statistics.fmean(figures.utilisation for figures in large),
         "parameters_of_best": statistics.fmean(figures.mean for figures in large),
-        "paper_utilisation": statistics.fmean(figures.paper_used for figures in large),
+        "paper_utilisation": statistics.fmean(figures.paper_utilisation for figures in large),
         "exhaustive_fraction": min(figures.mean for figures in small),
         "exhaustive_fraction_exact": min(statistics.fmean(figures.fractions) for figures in exact if figures.fractions),
         "too_large": {

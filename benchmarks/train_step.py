@@ -123,7 +123,7 @@ def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
         _compare(model, samples, programs, exported)
     rounds = arguments.repeats or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     for threads in arguments.threads:
-        _time(model, samples, programs, exported, threads=threads, rounds=rounds)
+        _measure_times(model, samples, programs, exported, threads=threads, rounds=rounds)
     if not (arguments.quick or arguments.no_memory):
         for result in exported:
             result.measured_bytes = measure_peak_bytes(programs[result.target], _create_start(model, 0.001), samples)
@@ -151,10 +151,6 @@ def _export(model: ZooModel, target: str, result: Result) -> Program | None:
     return None
 
 
-def _learning_rate(model: ZooModel) -> float:
-    return LEARNING_RATES.get(model.name, 0.005)
-
-
 def _create_start(model: ZooModel, learning_rate: float) -> Start:
     state = {name: tensor.clone() for name, tensor in build_seeded(model, 0).state_dict().items()}
     return Start(model=model, state=state, optimiser=OPTIMISER, learning_rate=learning_rate)
@@ -173,7 +169,7 @@ def _compare(model: ZooModel, samples: Samples, programs: Mapping[str, Program],
         )
 
 
-def _time(
+def _measure_times(
     model: ZooModel,
     samples: Samples,
     programs: Mapping[str, Program],
