@@ -34,8 +34,7 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
     from subfleet.export.pool import ExportPool
 
     batch = kind == "batch"
-    # Its worker loads PyTorch while this process does. Devices that train beside it make exports slow.
-    with ExportPool(cache, workers=1 if batch else 2, timeout_s=300.0) as exports:
+    with ExportPool(cache, workers=1 if batch else 2) as exports:  # its worker loads PyTorch while this process does
         host: Host
         if batch:
             from subfleet.emulation.batch.host import run_in_batch
