@@ -48,7 +48,7 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Bytes of updates a second, at one number of clients."""
+    """Bytes of updates per second for one number of clients."""
 
     clients: int
     copy_bps: float
@@ -58,7 +58,7 @@ class Rates:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print."""
     arguments = _parse_arguments()
     if arguments.peak is not None:
         print(measure_peak_growth(arguments.peak))
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def measure_rates(network: Network, clients: int, device: torch.device) -> Rates:
-    """Copying, aggregation in batches, aggregation one by one, and a plain loop, in turn."""
+    """Time a copy, aggregation in batches, aggregation one by one and a plain loop, in turn."""
     state, updates = draw_model(network, device), draw_updates(network, device)
     source = torch.cat([tensor.reshape(-1) for update in updates for tensor in update.values()])
     target = torch.empty_like(source)
@@ -98,8 +98,8 @@ def measure_rates(network: Network, clients: int, device: torch.device) -> Rates
     for name in ("aggregate", "copy", "single", "copy", "loop", "copy") * max(1, REPEATS * CLIENTS[0] // clients):
         seconds[name].append(_measure_seconds(partial(runs[name], clients), device))
     bps = {
-        name: (BATCH if name == "copy" else clients) * source.nbytes / BATCH / statistics.median(found)
-        for name, found in seconds.items()
+        name: (BATCH if name == "copy" else clients) * source.nbytes / BATCH / statistics.median(times_s)
+        for name, times_s in seconds.items()
     }
     return Rates(
         clients=clients, copy_bps=bps["copy"], fold_bps=bps["aggregate"], single_bps=bps["single"], loop_bps=bps["loop"]
@@ -109,7 +109,7 @@ def measure_rates(network: Network, clients: int, device: torch.device) -> Rates
 def aggregate(
     network: Network, state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int, batch: int
 ) -> None:
-    """All of a round but the first model: sums, and the new model."""
+    """Aggregate a round without its first model: the sums and the new model."""
     architecture = network.full_architecture()
     accumulator = Accumulator(network, state, total_weight=clients)
     for start in range(0, clients, batch):
@@ -121,7 +121,7 @@ def aggregate(
 
 
 def aggregate_in_loop(state: dict[str, Tensor], updates: list[dict[str, Tensor]], clients: int) -> None:
-    """The kernel as public code writes it: weighted sums and sums of weights, tensor by tensor."""
+    """Aggregate as public code does: weighted sums and sums of weights, tensor by tensor."""
     numerators = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     denominators = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     for client in range(clients):
@@ -133,7 +133,7 @@ def aggregate_in_loop(state: dict[str, Tensor], updates: list[dict[str, Tensor]]
 
 
 def draw_model(network: Network, device: torch.device) -> dict[str, Tensor]:
-    """A model of random numbers."""
+    """Draw a model of random numbers."""
     generator = torch.Generator().manual_seed(0)
     return {
         name: (torch.randn(decl.shape, generator=generator) * 0.05).to(device) for name, decl in network.tensors.items()
@@ -141,7 +141,7 @@ def draw_model(network: Network, device: torch.device) -> dict[str, Tensor]:
 
 
 def draw_updates(network: Network, device: torch.device) -> list[dict[str, Tensor]]:
-    """As many distinct updates as a batch holds; far more than a cache does. More clients send them again."""
+    """Draw one batch of distinct updates, far more than a cache holds; more clients send them again."""
     generator = torch.Generator().manual_seed(1)
     return [
         {
@@ -153,9 +153,9 @@ def draw_updates(network: Network, device: torch.device) -> list[dict[str, Tenso
 
 
 def measure_peak_growth(clients: int) -> int:
-    """How far the most that was ever resident grows by a round of this process, model and updates not counted."""
+    """Peak growth of resident memory over a round in this process, without model and updates."""
     cpu = torch.device("cpu")
-    # What is compiled once for a process belongs to the program, and not to a round.
+    # Code that a process compiles once does not count as memory of a round.
     tiny = network_of(Mlp(input_shape=(1024,), class_count=2, widths=(1024,), depths=(1,)))
     aggregate(tiny, draw_model(tiny, cpu), draw_updates(tiny, cpu), 1, 1)
     network = network_of(NETWORK)
@@ -166,7 +166,7 @@ def measure_peak_growth(clients: int) -> int:
 
 
 def summarise(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
-    """The figures of the largest number of clients, and the peaks of few and of many."""
+    """The rates for the largest number of clients, and the peaks for few and for many."""
     last = table[-1]
     return {
         "fraction_of_memcpy": round(last.fold_bps / last.copy_bps, 3),
@@ -176,7 +176,7 @@ def summarise(table: list[Rates], peaks: dict[int, int]) -> dict[str, float]:
 
 
 def build_page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
-    """The figures as a page of Markdown."""
+    """The results as a Markdown page."""
     model_bytes = 4 * network_of(NETWORK).parameter_count(network_of(NETWORK).full_architecture())
     where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {_find_processor()}"
     lines = [
@@ -191,12 +191,12 @@ def build_page(table: list[Rates], peaks: dict[int, int], device: str) -> str:
         "| clients | copy GB/s | aggregate GB/s | aggregate / copy | one by one / copy | aggregate / loop | peak MB |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in table:
-        peak = f"{peaks[one.clients] / 1e6:.0f}" if one.clients in peaks else "-"
+    for rates in table:
+        peak = f"{peaks[rates.clients] / 1e6:.0f}" if rates.clients in peaks else "-"
         lines.append(
-            f"| {one.clients} | {one.copy_bps / GIGABYTE:.1f} | {one.fold_bps / GIGABYTE:.1f} "
-            f"| {one.fold_bps / one.copy_bps:.2f} | {one.single_bps / one.copy_bps:.2f} "
-            f"| {one.fold_bps / one.loop_bps:.1f} | {peak} |"
+            f"| {rates.clients} | {rates.copy_bps / GIGABYTE:.1f} | {rates.fold_bps / GIGABYTE:.1f} "
+            f"| {rates.fold_bps / rates.copy_bps:.2f} | {rates.single_bps / rates.copy_bps:.2f} "
+            f"| {rates.fold_bps / rates.loop_bps:.1f} | {peak} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -26,25 +26,25 @@ LAST_ROUNDS = 5
 _SMALL = (
     *DIGITS,
     *("min_clients=6", "clients_per_round=3", "fleet.devices.0.count=2"),
-    *(f"fleet.devices.{place}.count=1" for place in range(1, 5)),
-    *(f"fleet.devices.{place}.runtime=torch" for place in range(5)),
+    *(f"fleet.devices.{index}.count=1" for index in range(1, 5)),
+    *(f"fleet.devices.{index}.runtime=torch" for index in range(5)),
 )
 HEADS = ("game", "entrant", "attack", "seeds", "accuracy %", "lost %", f"lost, less {RIVAL}'s (points)")
 
 
 def main() -> int:
-    """Print the table of runs' folders."""
+    """Print the table for the folders of runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, help="of runs that are over")
-    chosen = parse_arguments(parser)
-    with open_run_folders(chosen, "league-depth", *_SMALL, include=_is_small) as folders:
+    options = parse_arguments(parser)
+    with open_run_folders(options, "league-depth", *_SMALL, include=_is_small) as folders:
         return print_tables(folders)
 
 
 def print_tables(folders: Sequence[Path]) -> int:
-    """Print the table; an exit code other than 0 where it cannot be told."""
+    """Print the table; return an exit code other than 0 if the runs cannot be compared."""
     try:
-        entrants = {one.name: one for one in read_entrants(folders)}
+        entrants = {entrant.name: entrant for entrant in read_entrants(folders)}
         rows = [row for name in entrants for row in _build_rows(name, entrants)]
     except SubfleetError as error:
         print(error, file=sys.stderr)
@@ -55,43 +55,43 @@ def print_tables(folders: Sequence[Path]) -> int:
 
 
 def _is_small(run: Run) -> bool:
-    return run.name in {f"league-depth-{one}-s1" for one in ("fedfa-honest", "fedfa-shuffled")}
+    return run.name in {f"league-depth-{entrant}-s1" for entrant in ("fedfa-honest", "fedfa-shuffled")}
 
 
 def _build_rows(name: str, entrants: Mapping[str, Entrant]) -> Iterator[list[str]]:
-    attack = next((one for one in ATTACKS if name.endswith(f"-{one}")), None)
+    attack = next((attack_name for attack_name in ATTACKS if name.endswith(f"-{attack_name}")), None)
     if attack is None:
         return
     series = name.removesuffix(f"-{attack}")
     game, entrant = "-".join(series.split("-")[:2]), "-".join(series.split("-")[2:])
-    ours, theirs = _compute_lost(series, attack, entrants), {}
+    lost, rival_lost = _compute_lost(series, attack, entrants), {}
     if entrant != RIVAL and f"{game}-{RIVAL}-{attack}" in entrants:
-        theirs = _compute_lost(f"{game}-{RIVAL}", attack, entrants)
-    seeds = sorted(ours.keys() & theirs.keys())
+        rival_lost = _compute_lost(f"{game}-{RIVAL}", attack, entrants)
+    seeds = sorted(lost.keys() & rival_lost.keys())
     accuracy = statistics.fmean(_average_last_rounds(entrants[name]).values())
-    told = [f"{100 * value:.1f}" for value in (accuracy, statistics.fmean(ours.values()))]
-    yield [game, entrant, attack, str(len(ours)), *told, _format_difference(seeds, ours, theirs)]
+    percentages = [f"{100 * value:.1f}" for value in (accuracy, statistics.fmean(lost.values()))]
+    yield [game, entrant, attack, str(len(lost)), *percentages, _format_difference(seeds, lost, rival_lost)]
 
 
-def _format_difference(seeds: Sequence[int], ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+def _format_difference(seeds: Sequence[int], lost: Mapping[int, float], rival_lost: Mapping[int, float]) -> str:
     if len(seeds) < 2:
         return ""
-    found = measure_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
-    tie = " tie" if found.tie else ""
-    return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f}){tie}"
+    difference = measure_difference([lost[seed] for seed in seeds], [rival_lost[seed] for seed in seeds])
+    tie = " tie" if difference.tie else ""
+    return f"{100 * difference.mean:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f}){tie}"
 
 
 def _compute_lost(series: str, attack: str, entrants: Mapping[str, Entrant]) -> dict[int, float]:
-    """By seed, the fraction of the accuracy of the game without an attack that this one costs."""
+    """By seed, the fraction of the attack-free accuracy that the attack costs."""
     if f"{series}-{HONEST}" not in entrants:
         raise ConfigError(f"{series}-{attack} is there without {series}-{HONEST}; name the folders of that, too")
-    clean, found = (
+    clean, attacked = (
         _average_last_rounds(entrants[f"{series}-{HONEST}"]),
         _average_last_rounds(entrants[f"{series}-{attack}"]),
     )
-    if not found.keys() <= clean.keys():
-        raise ConfigError(f"{series}-{attack} has seeds {sorted(found)}, but {series}-{HONEST} has {sorted(clean)}")
-    return {seed: 1 - accuracy / clean[seed] for seed, accuracy in found.items()}
+    if not attacked.keys() <= clean.keys():
+        raise ConfigError(f"{series}-{attack} has seeds {sorted(attacked)}, but {series}-{HONEST} has {sorted(clean)}")
+    return {seed: 1 - accuracy / clean[seed] for seed, accuracy in attacked.items()}
 
 
 def _average_last_rounds(entrant: Entrant) -> dict[int, float]:

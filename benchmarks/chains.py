@@ -108,7 +108,7 @@ sys.stdout.write(json.dumps({"peak_bytes": result.measured_peak_bytes, "step_s":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One path of a network on a target.
+    """Measurements of one path of a network on a target.
 
     Attributes:
         chain_s, whole_s: a step by the chain, and by the program of the path.
@@ -127,23 +127,23 @@ class Row:
 
     @property
     def times(self) -> float:
-        """How many times the program's step the chain's is."""
+        """The chain's step time over the program's."""
         return self.chain_s / self.whole_s
 
     @property
     def plan(self) -> float:
-        """Planned over measured."""
+        """Planned over measured memory."""
         return self.planned_bytes / self.measured_bytes
 
     @property
     def accepted(self) -> bool:
-        """Whether both are as they have to be."""
+        """Whether step time and plan are within their bounds."""
         return self.times <= MOST_TIMES and LEAST_PLAN <= self.plan <= MOST_PLAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenChain:
-    """A supernet's chain, as it was written.
+    """Size and export time of a supernet's chain.
 
     Attributes:
         places: operators of all choices, and links without one; pieces: different programs among them.
@@ -160,7 +160,7 @@ class WrittenChain:
 
 
 class Bench:
-    """A network on a target: its chain is written once, in a folder with data.
+    """A network on a target, with its chain written once into a folder with data.
 
     Args:
         name: of the network.
@@ -183,7 +183,7 @@ class Bench:
 
     @property
     def chain(self) -> Chain:
-        """Of the supernet.
+        """The supernet's chain.
 
         Raises:
             ValueError: its program has none.
@@ -192,8 +192,8 @@ class Bench:
             raise ValueError(f"the program of {self.name} is no chain")
         return self.program.manifest.chain
 
-    def measure_path(self, path: Architecture, turns: int, *, spoiled: bool) -> Row:
-        """A path, trained in turns both ways."""
+    def measure_path(self, path: Architecture, turns: int, *, spoil: bool) -> Row:
+        """Train a path in turns by the chain and by its own program."""
         alone: Family = specialise_family(self.network, path)
         started_s = time.perf_counter()
         whole = self._export(alone, Architecture(), recompute=True)
@@ -202,22 +202,22 @@ class Bench:
         state = extract(self.network, path, init_state(self.network, 0))
         weights = encode_arrays({name: tensor.numpy() for name, tensor in state.items()})
         (self.folder / "weights").write_bytes(weights)
-        found = [(self._train("chain", path.choices), self._train("whole", ())) for _ in range(turns)]
+        runs = [(self._train("chain", path.choices), self._train("whole", ())) for _ in range(turns)]
         room = self.chain.plan_memory(self.chain.restrict(dict(path.choices)))
         return Row(
             network=self.name,
             target=self.target,
-            path=tuple(own[0] for _, own in path.choices),
-            chain_s=statistics.median(one["step_s"] for one, _ in found),
-            whole_s=statistics.median(one["step_s"] for _, one in found),
-            planned_bytes=room.held_bytes if spoiled else room.largest_peak_bytes,
-            measured_bytes=max(one["peak_bytes"] for one, _ in found),
-            whole_bytes=max(one["peak_bytes"] for _, one in found),
+            path=tuple(operators[0] for _, operators in path.choices),
+            chain_s=statistics.median(chain["step_s"] for chain, _ in runs),
+            whole_s=statistics.median(whole_run["step_s"] for _, whole_run in runs),
+            planned_bytes=room.held_bytes if spoil else room.largest_peak_bytes,
+            measured_bytes=max(chain["peak_bytes"] for chain, _ in runs),
+            whole_bytes=max(whole_run["peak_bytes"] for _, whole_run in runs),
         )
 
     def summarise_export(self) -> WrittenChain:
-        """What the chain's export took."""
-        pieces = {one.piece for link in self.chain.links for one in link.operators}
+        """Size and export time of the chain."""
+        pieces = {operator.piece for link in self.chain.links for operator in link.operators}
         return WrittenChain(
             network=self.name,
             target=self.target,
@@ -264,15 +264,15 @@ class Bench:
         }
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", TRAIN, json.dumps(job)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{program} of {self.name} on {self.target} failed: {done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise RuntimeError(f"{program} of {self.name} on {self.target} failed: {process.stderr[-2000:]}")
+        figures: dict[str, Any] = json.loads(process.stdout)
+        return figures
 
 
 def build_path_table(rows: Sequence[Row]) -> list[list[str]]:
-    """Cells, the heads first."""
+    """The table of paths as cells, headers first."""
     heads = ["network", "target", "path", "chain ms", "program ms", "times", "planned MB", "measured MB", "plan"]
     return [[*heads, "program MB"]] + [
         [
@@ -286,7 +286,7 @@ def build_path_table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def build_export_table(rows: Sequence[WrittenChain]) -> list[list[str]]:
-    """Cells, the heads first."""
+    """The table of exports as cells, headers first."""
     heads = [
         "network",
         "target",
@@ -307,41 +307,41 @@ def build_export_table(rows: Sequence[WrittenChain]) -> list[list[str]]:
 
 
 def format_table(cells: Sequence[Sequence[str]]) -> str:
-    """As a table."""
+    """Format cells as a Markdown table."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], ["---"] * len(cells[0]), *cells[1:]))
 
 
 def print_table(console: Console, cells: Sequence[Sequence[str]]) -> None:
-    """For people."""
+    """Print cells as a table on the console."""
     table = Table(*cells[0])
     for row in cells[1:]:
         table.add_row(*row)
     console.print(table)
 
 
-def measure(asked: argparse.Namespace, console: Console) -> tuple[list[Row], list[WrittenChain]]:
-    """All rows."""
+def measure(options: argparse.Namespace, console: Console) -> tuple[list[Row], list[WrittenChain]]:
+    """Measure all networks on all targets."""
     rows, written = [], []
-    for name in asked.networks:
-        for target in asked.targets:
+    for name in options.networks:
+        for target in options.targets:
             console.print(f"writing the chain of {name} for {target}")
             with tempfile.TemporaryDirectory() as folder:
-                bench, chance = (
+                bench, rng = (
                     Bench(name, NETWORKS.get(name, SMALL), target, Path(folder)),
-                    open_stream(f"{asked.seed}/{name}"),
+                    open_stream(f"{options.seed}/{name}"),
                 )
-                for _ in range(asked.paths):
-                    drawn = [chance.choice(one.operators) for one in bench.network.choices.values()]
-                    path = path_architecture(bench.network, drawn)
-                    rows.append(bench.measure_path(path, asked.turns, spoiled=asked.spoil == "plan"))
+                for _ in range(options.paths):
+                    operators = [rng.choice(choice.operators) for choice in bench.network.choices.values()]
+                    path = path_architecture(bench.network, operators)
+                    rows.append(bench.measure_path(path, options.turns, spoil=options.spoil == "plan"))
                     last = rows[-1]
-                    console.print(f"  {' '.join(drawn)}: {last.times:.2f} times, plan {last.plan:.2f}")
+                    console.print(f"  {' '.join(operators)}: {last.times:.2f} times, plan {last.plan:.2f}")
                 written.append(bench.summarise_export())
     return rows, written
 
 
 def main() -> int:
-    """Measure, print, and write if asked; 1 where something is not as it has to be."""
+    """Measure, print, and write on request; return 1 if a bound is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
@@ -351,31 +351,31 @@ def main() -> int:
     parser.add_argument("--spoil", choices=["", "plan"], default="", help="an error that has to be found")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    asked = parse_arguments(parser, networks=["small"], targets=["onnx"], paths=1, turns=1)
-    console = Console(stderr=asked.json, width=200)
+    options = parse_arguments(parser, networks=["small"], targets=["onnx"], paths=1, turns=1)
+    console = Console(stderr=options.json, width=200)
     try:
-        rows, written = measure(asked, console)
+        rows, written = measure(options, console)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     print_table(console, build_path_table(rows))
     print_table(console, build_export_table(written))
     times, plans = [row.times for row in rows], [row.plan for row in rows]
-    summed = (
+    summary = (
         f"a step takes {statistics.median(times):.2f} times the program's, {max(times):.2f} at worst; "
         f"plans are {min(plans):.2f} to {max(plans):.2f} of what was measured"
     )
-    console.print(summed)
-    if asked.write:
-        tools = ", ".join(f"{one} {version(one)}" for one in ("torch", "onnxruntime", "executorch"))
+    console.print(summary)
+    if options.write:
+        tools = ", ".join(f"{package} {version(package)}" for package in ("torch", "onnxruntime", "executorch"))
         head = "# Chains of programs\n\n`python benchmarks/chains.py --write`, "
         head += f"Python {platform.python_version()}, {tools},\n"
-        head += f"{platform.machine()}, one thread: {summed}.\n\n"
+        head += f"{platform.machine()}, one thread: {summary}.\n\n"
         body = f"{format_table(build_path_table(rows))}\n{format_table(build_export_table(written))}"
         write_page(RESULTS, f"{head}{body}")
-    if asked.json:
+    if options.json:
         print(json.dumps({"paths": [asdict(row) for row in rows], "exports": [asdict(row) for row in written]}))
-    return not asked.smoke and not all(row.accepted for row in rows)
+    return not options.smoke and not all(row.accepted for row in rows)
 
 
 if __name__ == "__main__":

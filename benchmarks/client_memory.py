@@ -33,7 +33,7 @@ MEGABYTE = 1e6
 
 
 def build_small_cnn() -> Any:
-    """Two residual blocks, of 16 and 32 channels."""
+    """Build two residual blocks of 16 and 32 channels."""
     import torch
     from torch import nn
 
@@ -55,7 +55,7 @@ def build_small_cnn() -> Any:
 
 
 def export(folder: Path) -> None:
-    """Write the programs, the weights and the data, in a process of its own."""
+    """Write the programs, the weights and the data."""
     import numpy as np
     import torch
     from safetensors.numpy import save_file
@@ -85,7 +85,7 @@ def export(folder: Path) -> None:
 
 
 def train_torch(folder: Path) -> float:
-    """An ordinary training loop; gives seconds a step."""
+    """Train in an ordinary loop, and return the seconds per step."""
     import time
 
     import torch
@@ -108,7 +108,7 @@ def train_torch(folder: Path) -> float:
 
 
 def train_program(target: str, folder: Path) -> float:
-    """The device's trainer; gives seconds a step."""
+    """Train with the device's trainer, and return the seconds per step."""
     from subfleet.protocol.jobs import Job, Trainer
     from subfleet.protocol.task import Train
     from subfleet.protocol.training import OptimiserSettings, TrainingSettings
@@ -149,46 +149,50 @@ def read_resident_bytes(field: str) -> int:
 
 
 def train_client(client: str, folder: Path) -> None:
-    """Train in this process and say what it took."""
+    """Train in this process, and print the measurements as JSON."""
     step_s = train_torch(folder) if client == "torch" else train_program(client, folder)
-    found = {"peak_bytes": read_resident_bytes("VmHWM"), "after_bytes": read_resident_bytes("VmRSS"), "step_s": step_s}
-    found["torch_loaded"] = "torch" in sys.modules
-    sys.stdout.write(json.dumps(found))
+    figures = {
+        "peak_bytes": read_resident_bytes("VmHWM"),
+        "after_bytes": read_resident_bytes("VmRSS"),
+        "step_s": step_s,
+    }
+    figures["torch_loaded"] = "torch" in sys.modules
+    sys.stdout.write(json.dumps(figures))
 
 
 def run_in_fresh_process(*arguments: str) -> str:
-    """Run this file in a fresh process."""
+    """Run this file in a fresh process, and return its output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def measure(repeats: int) -> dict[str, dict[str, Any]]:
-    """Every client, in turns; of each figure the median."""
+    """Measure every client in turns, and take the median of each figure."""
     with tempfile.TemporaryDirectory() as folder:
         run_in_fresh_process("--child", "export", folder)
         runs = [
             {name: json.loads(run_in_fresh_process("--child", name, folder)) for name in CLIENTS}
             for _ in range(repeats)
         ]
-    found: dict[str, dict[str, Any]] = {}
+    clients: dict[str, dict[str, Any]] = {}
     for name in CLIENTS:
         figures = [run[name] for run in runs]
-        found[name] = {
+        clients[name] = {
             key: sorted(figure[key] for figure in figures)[repeats // 2]
             for key in ("peak_bytes", "after_bytes", "step_s", "torch_loaded")
         }
-        found[name]["torch_over_this"] = found["torch"]["peak_bytes"] / found[name]["peak_bytes"]
-    return found
+        clients[name]["torch_over_this"] = clients["torch"]["peak_bytes"] / clients[name]["peak_bytes"]
+    return clients
 
 
-def build_table(found: dict[str, dict[str, Any]]) -> list[str]:
-    """The rows for people."""
+def build_table(clients: dict[str, dict[str, Any]]) -> list[str]:
+    """The measurements as a Markdown table."""
     lines = [
         "| client | peak MB | after training MB | PyTorch's peak / this | goal | ms a step |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for name, figures in found.items():
+    for name, figures in clients.items():
         goal = f"{GOALS[name]} or more" if name in GOALS else "-"
         lines.append(
             f"| {NAMES[name]} | {figures['peak_bytes'] / MEGABYTE:.1f} | {figures['after_bytes'] / MEGABYTE:.1f} "
@@ -198,7 +202,7 @@ def build_table(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, and write if asked."""
+    """Measure, print, and write on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
@@ -206,11 +210,11 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parse_arguments(parser, repeats=1)
     if arguments.child:
-        what, folder = arguments.child[0], Path(arguments.child[1])
-        export(folder) if what == "export" else train_client(what, folder)
+        role, folder = arguments.child[0], Path(arguments.child[1])
+        export(folder) if role == "export" else train_client(role, folder)
         return
-    found = measure(arguments.repeats)
-    lines = build_table(found)
+    clients = measure(arguments.repeats)
+    lines = build_table(clients)
     print("\n".join(lines))
     if arguments.write:
         packages = ("torch", "onnxruntime", "numpy", "executorch")
@@ -219,7 +223,7 @@ def main() -> None:
         head += [f"Python {platform.python_version()}, {versions}, {platform.machine()}, one thread.", ""]
         write_page(RESULTS, "\n".join([*head, *lines]) + "\n")
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(clients))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ wait. A step may take {MOST_MS:g} ms.
 
 
 def create_run(method: AnyMethod, members: int, *, small: bool = False, evaluation: str = "none") -> Run:
-    """A run for devices with ONNX Runtime; a method that draws paths has a supernet."""
+    """A run for devices with ONNX Runtime; a method that draws paths gets a supernet."""
     supernet = method.roles().training.draws_paths
     model, choices = (SMALL, SMALL_SUPERNET) if small else (MODEL, SUPERNET)
     return Run(
@@ -96,30 +96,30 @@ def create_run(method: AnyMethod, members: int, *, small: bool = False, evaluati
 
 
 def create_exporter() -> EstimatesOf:
-    """What the exporter's workers would tell, each asked once for a network and its training."""
-    known: dict[str, MemoryEstimates] = {}
+    """A stand-in for the exporter's workers, which estimates each network and its training once."""
+    estimates: dict[str, MemoryEstimates] = {}
 
     def estimates_of(network: Network, training: TrainingSettings) -> MemoryEstimates:
         request = build_train_request(network, network.full_architecture(), "onnx", training)
-        if request.program_id not in known:
-            known[request.program_id] = EstimateModel(network, request).estimates
-        return known[request.program_id]
+        if request.program_id not in estimates:
+            estimates[request.program_id] = EstimateModel(network, request).estimates
+        return estimates[request.program_id]
 
     return estimates_of
 
 
-def format_row(name: str, found: StepFigures) -> str:
-    """A line of the table."""
-    first, later = found.worst_ms
+def format_row(name: str, figures: StepFigures) -> str:
+    """The figures of a method as a table row."""
+    first, later = figures.worst_ms
     return (
-        f"| {name} | {first:.1f} | {later:.1f} | {found.worst_step} | {found.mean_ms:.2f} | {found.steps} "
-        f"| {found.beside_s:.1f} |"
+        f"| {name} | {first:.1f} | {later:.1f} | {figures.worst_step} | {figures.mean_ms:.2f} | {figures.steps} "
+        f"| {figures.beside_s:.1f} |"
     )
 
 
 def measure_heartbeats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dict[str, float]]:
-    """Microseconds of a heartbeat among few and among many members, in the coordinator and in the whole server."""
-    found: dict[str, dict[str, float]] = {"heartbeat_us": {}, "server_heartbeat_us": {}}
+    """Measure a heartbeat among few and many members, in the coordinator and in the whole server (microseconds)."""
+    costs_us: dict[str, dict[str, float]] = {"heartbeat_us": {}, "server_heartbeat_us": {}}
     with tempfile.TemporaryDirectory(prefix="subfleet-") as scratch:
         folder = Path(scratch)
         samples = tasks.Dataset(inputs=np.zeros((4, 4), np.float32), labels=np.zeros(4, np.int64))
@@ -127,32 +127,34 @@ def measure_heartbeats(counts: tuple[int, int], *, spoil: bool) -> dict[str, dic
         for count in counts:
             config = create_run(FedAvg(), 10 * max(counts), small=True, evaluation=str(folder / "evaluation.npz"))
             context = create_context(config, "loop")
-            found["heartbeat_us"][str(count)] = measure_heartbeat_us(context, count, spoil=spoil)
-            found["server_heartbeat_us"][str(count)] = measure_server_heartbeat_us(
+            costs_us["heartbeat_us"][str(count)] = measure_heartbeat_us(context, count, spoil=spoil)
+            costs_us["server_heartbeat_us"][str(count)] = measure_server_heartbeat_us(
                 config, context, count, folder / str(count)
             )
-    return found
+    return costs_us
 
 
-def build_heartbeat_table(counts: tuple[int, int], found: dict[str, dict[str, float]], held: float) -> list[str]:
-    """What heartbeats cost, in lines."""
+def build_heartbeat_table(
+    counts: tuple[int, int], costs_us: dict[str, dict[str, float]], member_bytes: float
+) -> list[str]:
+    """The costs of heartbeats as lines of the page."""
     few, many = counts
     return [
         "",
         f"| a heartbeat | among {few} members, us | among {many}, us |",
         "|---|---:|---:|",
         *(
-            f"| {words} | {found[key][str(few)]:.0f} | {found[key][str(many)]:.0f} |"
-            for key, words in (("heartbeat_us", "in the coordinator"), ("server_heartbeat_us", "in the whole server"))
+            f"| {label} | {costs_us[key][str(few)]:.0f} | {costs_us[key][str(many)]:.0f} |"
+            for key, label in (("heartbeat_us", "in the coordinator"), ("server_heartbeat_us", "in the whole server"))
         ),
         "",
-        f"A member takes {held:.0f} bytes of the state, its profile included.",
+        f"A member takes {member_bytes:.0f} bytes of the state, its profile included.",
     ]
 
 
 def find_problems(worst_ms: dict[str, float], heartbeats_us: dict[str, dict[str, float]]) -> list[str]:
-    """What is not as it has to be."""
-    slow = [f"a step of {name} takes {took:.1f} ms" for name, took in worst_ms.items() if took > MOST_MS]
+    """List the broken bounds."""
+    slow = [f"a step of {name} takes {step_ms:.1f} ms" for name, step_ms in worst_ms.items() if step_ms > MOST_MS]
     growing = [
         f"{key} is {costs_us[str(MANY)]:.0f} among {MANY} members and {costs_us[str(FEW)]:.0f} among {FEW}"
         for key, costs_us in heartbeats_us.items()
@@ -162,32 +164,32 @@ def find_problems(worst_ms: dict[str, float], heartbeats_us: dict[str, dict[str,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and judge."""
-    chosen = _parse_arguments(arguments)
-    members, counts = (SMOKE_MEMBERS, (SMOKE_FEW, SMOKE_MANY)) if chosen.smoke else (MEMBERS, (FEW, MANY))
+    """Measure, print and judge."""
+    options = _parse_arguments(arguments)
+    members, counts = (SMOKE_MEMBERS, (SMOKE_FEW, SMOKE_MANY)) if options.smoke else (MEMBERS, (FEW, MANY))
     print(HEAD, end="")
     lines, worst_ms, estimates = [], dict[str, float](), create_exporter()
-    for name in chosen.methods:
-        context = create_context(create_run(ENTRANTS[name], members, small=chosen.smoke), "loop")
-        found = measure_steps(context, estimates, members=members, spoil=chosen.spoil)
-        if found.aggregated < context.config.rounds:
-            print(f"{name} has aggregated {found.aggregated} rounds of {context.config.rounds}", file=sys.stderr)
+    for name in options.methods:
+        context = create_context(create_run(ENTRANTS[name], members, small=options.smoke), "loop")
+        figures = measure_steps(context, estimates, members=members, spoil=options.spoil)
+        if figures.aggregated < context.config.rounds:
+            print(f"{name} has aggregated {figures.aggregated} rounds of {context.config.rounds}", file=sys.stderr)
             return 1
-        worst_ms[name] = max(found.worst_ms)
-        lines.append(format_row(name, found))
+        worst_ms[name] = max(figures.worst_ms)
+        lines.append(format_row(name, figures))
         print(lines[-1], flush=True)
-    heard = measure_heartbeats(counts, spoil=chosen.spoil)
-    held = measure_bytes_per_member(create_context(create_run(FedAvg(), members), "loop"), max(counts))
-    last = build_heartbeat_table(counts, heard, held)
-    print("\n".join(last))
-    wrong = [] if chosen.smoke else find_problems(worst_ms, heard)
-    if chosen.write:
-        write_page(RESULTS, HEAD + "\n".join([*lines, *last]) + "\n")
-    if chosen.json:
-        print(json.dumps({"worst_step_ms": worst_ms, **heard, "bytes_per_member": held}))
-    for one in wrong:
-        print(one, file=sys.stderr)
-    return 1 if wrong else 0
+    heartbeats_us = measure_heartbeats(counts, spoil=options.spoil)
+    member_bytes = measure_bytes_per_member(create_context(create_run(FedAvg(), members), "loop"), max(counts))
+    heartbeat_lines = build_heartbeat_table(counts, heartbeats_us, member_bytes)
+    print("\n".join(heartbeat_lines))
+    problems = [] if options.smoke else find_problems(worst_ms, heartbeats_us)
+    if options.write:
+        write_page(RESULTS, HEAD + "\n".join([*lines, *heartbeat_lines]) + "\n")
+    if options.json:
+        print(json.dumps({"worst_step_ms": worst_ms, **heartbeats_us, "bytes_per_member": member_bytes}))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
 
 
 def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -197,10 +199,10 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--spoil", action="store_true", help="plant an error")
-    chosen = parser.parse_args(arguments)
-    if chosen.write and (chosen.smoke or chosen.spoil):
+    options = parser.parse_args(arguments)
+    if options.write and (options.smoke or options.spoil):
         parser.error("--write takes a whole run as it is; leave out --smoke and --spoil")
-    return chosen
+    return options
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ from subfleet.reporting.comparison import Entrant, measure_difference, read_entr
 from subfleet.settings.run import Run
 
 LEAST = 0.10
-"""Of accuracy, by which the largest network on all data has to be above the median client that stands alone."""
+"""Least difference of accuracy between the largest network on all data and the median client that stands alone."""
 _FLOAT_BYTES = 4
-_SMALL = (*DIGITS, *(f"fleet.devices.{place}.runtime=torch" for place in range(6)))
+_SMALL = (*DIGITS, *(f"fleet.devices.{index}.runtime=torch" for index in range(6)))
 HEADS = (
     *("entrant", "seeds", "networks %", "median kind %", "worst kind %", "own samples %"),
     *("middle half %", "worst client %", "MB down", "MB up", "MB up, as published"),
@@ -38,34 +38,35 @@ HEADS = (
 
 def read_network_accuracies(run: Mapping[str, Any]) -> dict[str, float]:
     """Mean accuracy of the clients of each network, on the server's samples."""
-    found: dict[str, float] = run["figures"]["tiers"]
-    return found
+    accuracies: dict[str, float] = run["figures"]["tiers"]
+    return accuracies
 
 
 def count_published_bytes(run: Mapping[str, Any]) -> int:
-    """What all updates would take, each as large as the union that its client's network is a size of."""
-    unions = {one["network"]: _FLOAT_BYTES * one["parameters"] for one in run["networks"]}
+    """Bytes of all updates if each were as large as the union of its client's network."""
+    unions = {network["network"]: _FLOAT_BYTES * network["parameters"] for network in run["networks"]}
     rows = (row for record in run["rounds"] for row in record["clients"] if row["status"].startswith("aggregated"))
     return sum(unions[row["network"]] for row in rows)
 
 
-def average(found: Sequence[float]) -> float:
-    """Over seeds."""
-    return statistics.fmean(found)
+def average(values: Sequence[float]) -> float:
+    """The mean over seeds."""
+    return statistics.fmean(values)
 
 
 def build_row(entrant: Entrant) -> tuple[str, ...]:
-    """One line of the table."""
+    """One row of the table."""
     runs = [entrant.runs[seed] for seed in sorted(entrant.runs)]
-    own = [run["evaluation"]["accuracy"] for run in runs]
+    accuracies = [run["evaluation"]["accuracy"] for run in runs]
     shares = (
         average([run["accuracy"] for run in runs]),
         average([statistics.median(read_network_accuracies(run).values()) for run in runs]),
         average([min(read_network_accuracies(run).values()) for run in runs]),
-        average([one["mean"] for one in own]),
+        average([accuracy["mean"] for accuracy in accuracies]),
     )
     half = " to ".join(
-        f"{100 * average([one[key] for one in own]):.1f}" for key in ("lower_quartile", "upper_quartile")
+        f"{100 * average([accuracy[key] for accuracy in accuracies]):.1f}"
+        for key in ("lower_quartile", "upper_quartile")
     )
     costs = [average([run["costs"][key] for run in runs]) / 1e6 for key in ("bytes_down", "bytes_up")] + [
         average([count_published_bytes(run) for run in runs]) / 1e6
@@ -73,7 +74,7 @@ def build_row(entrant: Entrant) -> tuple[str, ...]:
     return (
         *(entrant.name, str(len(runs))),
         *(f"{100 * share:.1f}" for share in shares),
-        *(half, f"{100 * average([one['worst'] for one in own]):.1f}"),
+        *(half, f"{100 * average([accuracy['worst'] for accuracy in accuracies]):.1f}"),
         *(f"{cost:.1f}" for cost in costs),
     )
 
@@ -97,27 +98,31 @@ def build_client_table(entrants: Sequence[Entrant]) -> Iterator[str]:
 
 
 def find_own_accuracy(run: Mapping[str, Any], client_id: str) -> float:
-    """What a client found last on its own samples."""
+    """A client's last accuracy on its own samples."""
     return float(next(row["accuracy"] for row in run["evaluation"]["clients"] if row["client_id"] == client_id))
 
 
 def build_difference_table(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
-    """The first entrant less each of the others, over the seeds that both have."""
+    """The first entrant minus each other one, over the seeds that both have."""
     yield from format_heads((f"{first.name} less", "points", "95 % interval", "seeds"))
     for other in others:
         seeds = sorted(first.runs.keys() & other.runs.keys())
         if len(seeds) < 2:
             continue
-        found = measure_difference(*([float(one.runs[seed]["accuracy"]) for seed in seeds] for one in (first, other)))
-        told = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}{', a tie' if found.tie else ''}"
-        yield format_line((other.name, f"{100 * found.mean:+.1f}", told, str(found.pairs)))
+        difference = measure_difference(
+            *([float(entrant.runs[seed]["accuracy"]) for seed in seeds] for entrant in (first, other))
+        )
+        interval = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}{', a tie' if difference.tie else ''}"
+        yield format_line((other.name, f"{100 * difference.mean:+.1f}", interval, str(difference.pairs)))
 
 
 def describe_headroom(alone: Entrant, largest: float) -> tuple[str, bool]:
-    """How much there is to gain, in a sentence, and whether that is enough."""
-    median = statistics.median(one for run in alone.runs.values() for one in read_network_accuracies(run).values())
-    told = f"largest network on all data {100 * largest:.1f} %, median client alone {100 * median:.1f} %"
-    return f"Headroom: {told}, {100 * (largest - median):.1f} points.", largest - median >= LEAST
+    """Describe the headroom in a sentence, and say whether it is enough."""
+    median = statistics.median(
+        accuracy for run in alone.runs.values() for accuracy in read_network_accuracies(run).values()
+    )
+    accuracies = f"largest network on all data {100 * largest:.1f} %, median client alone {100 * median:.1f} %"
+    return f"Headroom: {accuracies}, {100 * (largest - median):.1f} points.", largest - median >= LEAST
 
 
 def format_heads(heads: Sequence[str]) -> Iterator[str]:
@@ -127,7 +132,7 @@ def format_heads(heads: Sequence[str]) -> Iterator[str]:
 
 
 def format_line(cells: Sequence[str]) -> str:
-    """A line of a table."""
+    """One line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -148,7 +153,7 @@ def main() -> int:
 
 
 def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
-    """Print the tables; 1 where they cannot be told, or where nothing is left to gain."""
+    """Print the tables; return 1 if the runs cannot be compared or the headroom is too small."""
     try:
         entrants = read_entrants(folders)
     except SubfleetError as error:
@@ -157,8 +162,8 @@ def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
     named = {entrant.name: entrant for entrant in entrants}
     enough = True
     if options.largest is not None and options.alone in named:
-        told, enough = describe_headroom(named[options.alone], options.largest)
-        print(told, end="\n\n")
+        headroom, enough = describe_headroom(named[options.alone], options.largest)
+        print(headroom, end="\n\n")
     print("\n".join([*format_heads(HEADS), *(format_line(build_row(entrant)) for entrant in entrants)]), end="\n\n")
     print("\n".join(build_network_table(entrants)), end="\n\n")
     print("\n".join(build_client_table(entrants)), end="\n\n")

@@ -33,8 +33,8 @@ _SMALL = (
     *("data.name=digits", "data.partition.name=iid", "model.input_shape=[1, 8, 8]", "model.class_count=10"),
     *("method.search.evolution.evaluations=6", "method.search.evolution.population=3"),
     *("method.search.evolution.offspring=3", "model.widths=[8]", "model.depths=[1]", "model.last_widths=[16]"),
-    *(f"fleet.devices.{place}.count=1" for place in range(3)),
-    *(f"fleet.devices.{place}.profile={GAMES}/{tier}.toml" for place, tier in enumerate(TIERS)),
+    *(f"fleet.devices.{index}.count=1" for index in range(3)),
+    *(f"fleet.devices.{index}.profile={GAMES}/{tier}.toml" for index, tier in enumerate(TIERS)),
 )
 HEADS = (
     "entrant",
@@ -52,87 +52,92 @@ HEADS = (
 
 
 def find_networks(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The networks that a run's search has found, from the lowest tier up; none of a method without a search."""
-    return [one for one in summary["networks"] if one["map"] in ("chosen", "drawn") and one["parent"] is not None]
+    """The networks that a run's search found, from the lowest tier up; empty for a method without a search."""
+    return [
+        network
+        for network in summary["networks"]
+        if network["map"] in ("chosen", "drawn") and network["parent"] is not None
+    ]
 
 
 def find_problems(summary: Mapping[str, Any]) -> list[str]:
-    """What a run lacks of FedorAS' stages."""
-    first, found = summary["networks"][0], find_networks(summary)
-    tiers = sorted({one["tier"] for one in summary["generations"]})
-    lacking = [] if first["trained_rounds"] else ["nobody trained the supernet"]
+    """List the stages of FedorAS that a run is missing."""
+    supernet, networks = summary["networks"][0], find_networks(summary)
+    tiers = sorted({generation["tier"] for generation in summary["generations"]})
+    problems = [] if supernet["trained_rounds"] else ["nobody trained the supernet"]
     if not tiers:
-        lacking.append("no generation was scored")
-    if len(found) != len(tiers) or len(tiers) < len(TIERS):
-        lacking.append(f"{len(found)} networks were found in {len(tiers)} tiers, not {len(TIERS)} in as many")
-    return lacking + [f"{one['network']} was not trained" for one in found if not one["trained_rounds"]]
+        problems.append("no generation was scored")
+    if len(networks) != len(tiers) or len(tiers) < len(TIERS):
+        problems.append(f"{len(networks)} networks were found in {len(tiers)} tiers, not {len(TIERS)} in as many")
+    return problems + [f"{network['network']} was not trained" for network in networks if not network["trained_rounds"]]
 
 
 def compute_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Of one run."""
-    own = summary["evaluation"]["accuracy"]
+    """The figures of one run."""
+    accuracy = summary["evaluation"]["accuracy"]
     rows = [row for record in summary["rounds"] for row in record["clients"]]
-    moved = [record["devices"] or {} for record in summary["generations"]]
+    scoring = [record["devices"] or {} for record in summary["generations"]]
     return {
-        "own": own["mean"],
-        **{tier: own["tiers"][tier] for tier in TIERS},
-        "spread": own["interquartile_range"],
-        "worst": own["worst"],
+        "own": accuracy["mean"],
+        **{tier: accuracy["tiers"][tier] for tier in TIERS},
+        "spread": accuracy["interquartile_range"],
+        "worst": accuracy["worst"],
         "server": summary["figures"].get("submodels_accuracy", summary["figures"]["submodels"]),
         "gmacs": summary["figures"]["macs"] / 1e9,
-        "down": (sum(row["bytes_down"] for row in rows) + sum(one.get("bytes_down", 0) for one in moved)) / 1e6,
+        "down": (sum(row["bytes_down"] for row in rows) + sum(traffic.get("bytes_down", 0) for traffic in scoring))
+        / 1e6,
         "perplexity": summary.get("metrics", {}).get("perplexity", 0.0),
-        "up": (sum(row["bytes_up"] for row in rows) + sum(one.get("bytes_up", 0) for one in moved)) / 1e6,
+        "up": (sum(row["bytes_up"] for row in rows) + sum(traffic.get("bytes_up", 0) for traffic in scoring)) / 1e6,
     }
 
 
 def build_row(entrant: Entrant) -> list[str]:
     """Means over the seeds, as cells."""
     runs = [compute_figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
-    mean = {name: statistics.fmean(one[name] for one in runs) for name in runs[0]}
+    mean = {name: statistics.fmean(run[name] for run in runs) for name in runs[0]}
     shares = [f"{100 * mean[name]:.1f}" for name in ("own", *TIERS, "spread", "worst", "server")]
     amounts = [f"{mean[name]:.0f}" for name in ("gmacs", "down", "up")]
     return [entrant.name, str(len(runs)), *shares, *amounts, f"{mean['perplexity']:.2f}" if mean["perplexity"] else "-"]
 
 
 def build_stage_rows(entrant: Entrant) -> Iterator[list[str]]:
-    """One row for each tier of each run of an entrant: what was found, and what became of it."""
+    """One row per tier and run of an entrant: the network found, its scores and its training."""
     for seed, summary in sorted(entrant.runs.items()):
         supernet = summary["networks"][0]
-        last = [one for one in summary["rounds"] if one["round"] == supernet["retired_round"]]
+        last = [record for record in summary["rounds"] if record["round"] == supernet["retired_round"]]
         mean = f"{100 * last[0]['accuracy']:.1f}" if last else "-"
         for tier, network in enumerate(find_networks(summary), start=1):
-            of_tier = [one for one in summary["generations"] if one["tier"] == tier]
-            best = max(one["best"] for one in of_tier)
+            generations = [generation for generation in summary["generations"] if generation["tier"] == tier]
+            best = max(generation["best"] for generation in generations)
             score = (
                 f"{100 * best:.1f} %"
                 if "perplexity" not in summary.get("metrics", {})
                 else f"perplexity {math.exp(-best):.2f}"
             )
             share = network.get("metric", "accuracy") == "accuracy"
-            found = network.get("own_mean", network["accuracy"])
-            own = "-" if found is None else f"{found * (100 if share else 1):.1f}"
+            own_mean = network.get("own_mean", network["accuracy"])
+            own_cell = "-" if own_mean is None else f"{own_mean * (100 if share else 1):.1f}"
             yield [
                 *(str(seed), str(tier), mean, f"{network['forward_macs'] / 1e6:.2f}", f"{network['parameters']:,}"),
-                *(score, str(sum(one["paths"] for one in of_tier)), own),
+                *(score, str(sum(generation["paths"] for generation in generations)), own_cell),
                 *(str(network[name]) for name in ("owners", "clients", "trained_rounds")),
             ]
 
 
 def build_rank_rows(entrant: Entrant) -> Iterator[list[str]]:
-    """Of each run, how far the tiers' networks rank alike before and after fine-tuning."""
+    """Per run, the rank correlation of the tiers' networks before and after fine-tuning."""
     for seed, summary in sorted(entrant.runs.items()):
-        found = summary["tuning"]
-        yield [str(seed), str(found["networks"]), "-" if found["tau"] is None else f"{found['tau']:+.2f}"]
+        tuning = summary["tuning"]
+        yield [str(seed), str(tuning["networks"]), "-" if tuning["tau"] is None else f"{tuning['tau']:+.2f}"]
 
 
 def build_tables(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> str:
-    """All tables, as Markdown; when brief, without the stages of the first entrant."""
+    """All tables as Markdown; brief ones leave out the stages of the first entrant."""
     against = ("against", "seeds", "clients' own, points", "worst client, points", "server's samples, points")
     stages = ("seed", "tier", "mean of random paths %", "M multiplications", "parameters", "score when found")
     more = ("paths scored", "owners' own %", "owners", "trained by", "rounds")
     compared = (
-        format_table(HEADS, [build_row(one) for one in (first, *others)]),
+        format_table(HEADS, [build_row(entrant) for entrant in (first, *others)]),
         f"`{first.name}` less each other one, paired over seeds:\n",
         format_table(against, list(compare_entrants(first, others, compute_figures, ("own", "worst", "server")))),
     )
@@ -146,9 +151,12 @@ def build_tables(first: Entrant, others: Sequence[Entrant], *, brief: bool) -> s
 
 
 def drop_highest_tier(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A run as if its highest tier had not been searched."""
-    highest = max(one["tier"] for one in summary["generations"])
-    return {**summary, "generations": [one for one in summary["generations"] if one["tier"] < highest]}
+    """A copy of a run's summary without the search of its highest tier."""
+    highest = max(generation["tier"] for generation in summary["generations"])
+    return {
+        **summary,
+        "generations": [generation for generation in summary["generations"] if generation["tier"] < highest],
+    }
 
 
 def _is_small(run: Run) -> bool:
@@ -163,33 +171,33 @@ def main() -> int:
     parser.add_argument("--brief", action="store_true", help="leave out the stages of the first entrant")
     parser.add_argument("--write", default="", metavar="TASK", help="put the tables into benchmarks/results/fedoras.md")
     parser.add_argument("--spoil", choices=["", "stages"], default="", help="an error that has to be found")
-    asked = parse_arguments(parser)
-    with open_run_folders(asked, f"{GAMES}/speech.toml", *_SMALL, include=_is_small) as folders:
-        return print_tables(folders, asked)
+    options = parse_arguments(parser)
+    with open_run_folders(options, f"{GAMES}/speech.toml", *_SMALL, include=_is_small) as folders:
+        return print_tables(folders, options)
 
 
-def print_tables(folders: Sequence[Path], asked: argparse.Namespace) -> int:
-    """Print the tables; 1 where a run of FedorAS lacks something."""
+def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
+    """Print the tables; return 1 if a run of FedorAS is missing a stage."""
     try:
-        entrants = {one.name: one for one in read_entrants(folders)}
+        entrants = {entrant.name: entrant for entrant in read_entrants(folders)}
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    name = next((name for name in entrants if name.endswith(f"-{asked.first}")), "")
+    name = next((name for name in entrants if name.endswith(f"-{options.first}")), "")
     if not name:
-        print(f"--first is {asked.first!r}, but must be the end of one of {sorted(entrants)}", file=sys.stderr)
+        print(f"--first is {options.first!r}, but must be the end of one of {sorted(entrants)}", file=sys.stderr)
         return 2
     first = entrants.pop(name)
-    runs = {seed: drop_highest_tier(run) if asked.spoil else run for seed, run in sorted(first.runs.items())}
-    lacking = [f"seed {seed}: {one}" for seed, run in runs.items() for one in find_problems(run)]
-    print("\n".join(lacking) if lacking else "Every run went through all stages.")
-    if asked.spoil:
-        return bool(lacking) and not asked.smoke
-    tables = build_tables(first, list(entrants.values()), brief=asked.brief)
+    runs = {seed: drop_highest_tier(run) if options.spoil else run for seed, run in sorted(first.runs.items())}
+    problems = [f"seed {seed}: {problem}" for seed, run in runs.items() for problem in find_problems(run)]
+    print("\n".join(problems) if problems else "Every run went through all stages.")
+    if options.spoil:
+        return bool(problems) and not options.smoke
+    tables = build_tables(first, list(entrants.values()), brief=options.brief)
     print(tables)
-    if asked.write:
-        replace_tables(tables, RESULTS, asked.write)
-    return bool(lacking) and not asked.smoke
+    if options.write:
+        replace_tables(tables, RESULTS, options.write)
+    return bool(problems) and not options.smoke
 
 
 if __name__ == "__main__":

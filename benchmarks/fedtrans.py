@@ -25,7 +25,7 @@ from subfleet.reporting.comparison import Entrant, read_entrants
 from subfleet.settings.run import Run
 
 BORN, ROUNDS, DEVICES = 3, 20, 3
-"""The least that a run of FedTrans has to show: networks born, and how many rounds and devices trained each."""
+"""Requirements of a run of FedTrans: networks born, and rounds and devices that trained each."""
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "fedtrans.md"
 _FLOAT_BYTES = 4
@@ -33,7 +33,7 @@ _SMALL = (
     *DIGITS,
     *("fleet.devices.0.count=4", "min_clients=4", "fleet.devices.0.runtime=torch", "fleet.devices.0.population=mixed"),
     *("communication_s=1000.0", "memory_limits={}"),
-    # A network grows as soon as two rounds have told of its loss.
+    # A network grows once its loss is known from two rounds.
     *("method.beta=1e9", "method.gamma=1", "method.delta=1"),
 )
 HEADS = (
@@ -53,13 +53,13 @@ HEADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedNetwork:
-    """How far a network of a run was trained.
+    """How much one network of a run was trained.
 
     Attributes:
         rounds: in which it was, by anyone.
         together: in which three devices or more trained it at once.
         devices: that trained it, each within its budget.
-        often: of these, those that did so in 20 rounds or more each.
+        often: number of these devices that did so in 20 rounds or more each.
         trainings: in all.
     """
 
@@ -76,7 +76,7 @@ class TrainedNetwork:
 
     @property
     def problem(self) -> str:
-        """Why that is too little; empty where it is not."""
+        """Why it was trained too little; empty if it was trained enough."""
         if self.rounds < ROUNDS:
             return f"{self.network} was trained in {self.rounds} rounds, not {ROUNDS}"
         if self.devices < DEVICES:
@@ -85,8 +85,8 @@ class TrainedNetwork:
 
 
 def list_trained_networks(summary: Mapping[str, Any]) -> list[TrainedNetwork]:
-    """The networks of a run that were in use, in the order in which they appeared."""
-    found = []
+    """The networks of a run that were in use, in order of appearance."""
+    networks = []
     for network in summary["networks"]:
         if network["retired_round"] == 0:
             continue
@@ -101,7 +101,7 @@ def list_trained_networks(summary: Mapping[str, Any]) -> list[TrainedNetwork]:
         for number, row in carried:
             by_round[number] = by_round.get(number, 0) + 1
             by_device[row["client_id"]] = by_device.get(row["client_id"], 0) + 1
-        found.append(
+        networks.append(
             TrainedNetwork(
                 network=network["network"],
                 parent=network["parent"] or "",
@@ -115,24 +115,24 @@ def list_trained_networks(summary: Mapping[str, Any]) -> list[TrainedNetwork]:
                 trainings=len(carried),
             )
         )
-    return found
+    return networks
 
 
 def find_problems(summary: Mapping[str, Any]) -> list[str]:
-    """What a run of FedTrans lacks."""
-    born = [one for one in list_trained_networks(summary) if one.parent]
+    """List the requirements that a run of FedTrans does not meet."""
+    born = [network for network in list_trained_networks(summary) if network.parent]
     few = [f"{len(born)} networks were born, not {BORN}"] if len(born) < BORN else []
-    return [*few, *(one.problem for one in born if one.problem)]
+    return [*few, *(network.problem for network in born if network.problem)]
 
 
 def compute_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Of one run."""
-    own = summary["evaluation"]["accuracy"]
+    """The figures of one run."""
+    accuracy = summary["evaluation"]["accuracy"]
     rows = [row for record in summary["rounds"] for row in record["clients"]]
     return {
-        "own": own["mean"],
-        "spread": own["interquartile_range"],
-        "worst": own["worst"],
+        "own": accuracy["mean"],
+        "spread": accuracy["interquartile_range"],
+        "worst": accuracy["worst"],
         "server": summary["figures"]["submodels"],
         "gmacs": summary["figures"]["macs"] / 1e9,
         "megabytes": sum(row["bytes_down"] + row["bytes_up"] for row in rows) / 1e6,
@@ -143,17 +143,17 @@ def compute_figures(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def count_stored_bytes(summary: Mapping[str, Any]) -> int:
-    """The weights that the server keeps: those of all networks, or of the largest submodel that took part."""
+    """Bytes of weights that the server keeps: all networks, or the largest submodel that took part."""
     networks = list_trained_networks(summary)
-    if any(one.parent for one in networks):
-        return _FLOAT_BYTES * sum(one.parameters for one in networks)
+    if any(network.parent for network in networks):
+        return _FLOAT_BYTES * sum(network.parameters for network in networks)
     return _FLOAT_BYTES * max(row["parameters"] for record in summary["rounds"] for row in record["clients"])
 
 
 def build_row(entrant: Entrant) -> list[str]:
     """Means over the seeds, as cells."""
     runs = [compute_figures(entrant.runs[seed]) for seed in sorted(entrant.runs)]
-    mean = {name: statistics.fmean(one[name] for one in runs) for name in runs[0]}
+    mean = {name: statistics.fmean(run[name] for run in runs) for name in runs[0]}
     shares = [f"{100 * mean[name]:.1f}" for name in ("own", "spread", "worst", "server")]
     amounts = [f"{mean[name]:.{digits}f}" for name, digits in (("gmacs", 0), ("megabytes", 1), ("stored", 2))]
     return [
@@ -167,19 +167,24 @@ def build_row(entrant: Entrant) -> list[str]:
 
 
 def compare_macs(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
-    """In how many times the multiplications of each other one the first has what it has."""
+    """The first entrant's multiplications over those of each other one."""
     for other in others:
         if seeds := list_shared_seeds(first, other):
-            ours, theirs = ([compute_figures(one.runs[seed])["gmacs"] for seed in seeds] for one in (first, other))
-            yield f"{statistics.fmean(one / two for one, two in zip(ours, theirs, strict=True)):.2f}"
+            first_macs, other_macs = (
+                [compute_figures(entrant.runs[seed])["gmacs"] for seed in seeds] for entrant in (first, other)
+            )
+            yield f"{statistics.fmean(ours / theirs for ours, theirs in zip(first_macs, other_macs, strict=True)):.2f}"
 
 
 def build_tree_rows(seed: int, summary: Mapping[str, Any]) -> list[list[str]]:
-    """One row for each network of a run."""
+    """One row per network of a run."""
     return [
-        [str(seed), one.network, one.parent, str(one.born_round), one.reason, f"{one.parameters:,}"]
-        + [str(count) for count in (one.rounds, one.together, one.devices, one.often, one.trainings)]
-        for one in list_trained_networks(summary)
+        [str(seed), network.network, network.parent, str(network.born_round), network.reason, f"{network.parameters:,}"]
+        + [
+            str(count)
+            for count in (network.rounds, network.together, network.devices, network.often, network.trainings)
+        ]
+        for network in list_trained_networks(summary)
     ]
 
 
@@ -191,7 +196,7 @@ def build_tables(first: Entrant, others: Sequence[Entrant]) -> str:
     compared = compare_entrants(first, others, compute_figures, ("own", "server"))
     return "\n".join(
         (
-            format_table(HEADS, [build_row(one) for one in (first, *others)]),
+            format_table(HEADS, [build_row(entrant) for entrant in (first, *others)]),
             f"`{first.name}` less each other one, paired over seeds:\n",
             format_table(
                 against, [[*row, share] for row, share in zip(compared, compare_macs(first, others), strict=True)]
@@ -214,29 +219,29 @@ def main() -> int:
     parser.add_argument("folders", type=Path, nargs="*", help="of runs that are over")
     parser.add_argument("--first", default="fedtrans-fedtrans", help="the entrant that the others are compared with")
     parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/fedtrans.md")
-    asked = parse_arguments(parser)
-    with open_run_folders(asked, f"{HERE}/fedtrans.toml", *_SMALL, include=_is_small) as folders:
-        return print_tables(folders, asked)
+    options = parse_arguments(parser)
+    with open_run_folders(options, f"{HERE}/fedtrans.toml", *_SMALL, include=_is_small) as folders:
+        return print_tables(folders, options)
 
 
-def print_tables(folders: Sequence[Path], asked: argparse.Namespace) -> int:
-    """Print the tables; 1 where a run of FedTrans lacks something."""
+def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
+    """Print the tables; return 1 if a run of FedTrans does not meet a requirement."""
     try:
-        entrants = {one.name: one for one in read_entrants(folders)}
+        entrants = {entrant.name: entrant for entrant in read_entrants(folders)}
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    if asked.first not in entrants:
-        print(f"--first is {asked.first!r}, but must be one of {sorted(entrants)}", file=sys.stderr)
+    if options.first not in entrants:
+        print(f"--first is {options.first!r}, but must be one of {sorted(entrants)}", file=sys.stderr)
         return 2
-    first = entrants.pop(asked.first)
+    first = entrants.pop(options.first)
     tables = build_tables(first, list(entrants.values()))
     print(tables)
-    if asked.write:
+    if options.write:
         replace_tables(tables, RESULTS, "runs")
-    lacking = [f"seed {seed}: {one}" for seed, run in sorted(first.runs.items()) for one in find_problems(run)]
-    print("\n".join(lacking) if lacking else "Every run had what it had to show.")
-    return bool(lacking) and not asked.smoke
+    problems = [f"seed {seed}: {problem}" for seed, run in sorted(first.runs.items()) for problem in find_problems(run)]
+    print("\n".join(problems) if problems else "Every run had what it had to show.")
+    return bool(problems) and not options.smoke
 
 
 if __name__ == "__main__":

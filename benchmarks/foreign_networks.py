@@ -42,7 +42,7 @@ SMALL_BYTES = 30e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What became of one network on one target.
+    """The outcome for one network on one target.
 
     Attributes:
         network: its name.
@@ -51,7 +51,7 @@ class Row:
         export_s: seconds to trace, lower, write and verify.
         max_abs_diff: from PyTorch, as the manifest says.
         planned_bytes: of its training.
-        measured_bytes: by which a fresh process grew while it trained.
+        measured_bytes: growth of a fresh process while it trained.
     """
 
     network: str
@@ -64,12 +64,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Planned over measured."""
+        """Planned over measured memory."""
         return self.planned_bytes / max(self.measured_bytes, 1)
 
     @property
     def fault(self) -> str:
-        """What is wrong with it; empty where nothing is."""
+        """What is wrong with the row; empty if nothing is."""
         if self.refused:
             named = self.refused.startswith(("layer ", "the network (")) and "; " in self.refused
             return "" if named else "the refusal names no layer or no remedy"
@@ -81,11 +81,11 @@ class Row:
 
 
 def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = "") -> Row:
-    """Export one program in a fresh process, and train three steps and a half with it in another."""
+    """Export one program in a fresh process, and train it for three and a half steps in another."""
     job = {"network": network.name, "target": target, "folder": str(folder), "plant": plant}
-    found = json.loads(_run_python(["-m", "foreign.exporting", json.dumps(job)]))
-    if "refused" in found:
-        return Row(network=network.name, target=target, refused=found["refused"])
+    export = json.loads(_run_python(["-m", "foreign.exporting", json.dumps(job)]))
+    if "refused" in export:
+        return Row(network=network.name, target=target, refused=export["refused"])
     training = {
         "folder": str(folder),
         "target": target,
@@ -94,30 +94,30 @@ def measure(network: ForeignNetwork, target: str, folder: Path, *, plant: str = 
         "accumulate": False,
         "threads": 1,
     }
-    trained = json.loads(_run_python(["-c", TRAIN, json.dumps(training)]))
-    return Row(network=network.name, target=target, measured_bytes=trained["peak_bytes"], **found)
+    training_figures = json.loads(_run_python(["-c", TRAIN, json.dumps(training)]))
+    return Row(network=network.name, target=target, measured_bytes=training_figures["peak_bytes"], **export)
 
 
 def _run_python(arguments: Sequence[str]) -> str:
-    """The last line that a fresh process writes."""
+    """Run Python in a fresh process, and return the last line that it prints."""
     # NumPy's threads would add stacks and buffers that no device's trainer has.
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"a process failed: {done.stderr.strip()}")
-    return done.stdout.splitlines()[-1]
+    process = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    if process.returncode:
+        raise SystemExit(f"a process failed: {process.stderr.strip()}")
+    return process.stdout.splitlines()[-1]
 
 
 def read_rows(path: Path) -> dict[tuple[str, str], Row]:
-    """The rows of a file, by network and target."""
+    """Read the rows of a file, by network and target."""
     lines = path.read_text().splitlines() if path.exists() else []
     rows = (Row(**json.loads(line)) for line in lines)
     return {(row.network, row.target): row for row in rows}
 
 
 def build_table(rows: Sequence[Row]) -> list[str]:
-    """The rows in Markdown."""
+    """The rows as a Markdown table."""
     lines = [
         "| network | code | target | difference | planned MB | measured MB | planned / measured | export s |",
         "|---|---|---|---:|---:|---:|---:|---:|",
@@ -133,13 +133,13 @@ def build_table(rows: Sequence[Row]) -> list[str]:
 
 
 def find_faults(rows: Sequence[Row], *, whole: bool) -> list[str]:
-    """Everything that must not be."""
-    found = [f"{row.network} on {row.target}: {row.fault}" for row in rows if row.fault]
+    """List the faults of all rows and the missed goals."""
+    problems = [f"{row.network} on {row.target}: {row.fault}" for row in rows if row.fault]
     for target, goal in GOALS.items() if whole else ():
         count = sum(row.target == target and not row.refused for row in rows)
         if count < goal:
-            found.append(f"{count} networks are exported to {target}, but {goal} must be")
-    return found
+            problems.append(f"{count} networks are exported to {target}, but {goal} must be")
+    return problems
 
 
 ABOUT = """
@@ -155,10 +155,10 @@ so large that PyTorch's own float32 is as far off: most of its parameters cannot
 
 
 def write_results(rows: Sequence[Row]) -> None:
-    """Write the table with what was run."""
+    """Write the page of results."""
     tools = ("torch", "onnxruntime", "executorch", "torchvision", "timm", "transformers")
     counts = {target: sum(row.target == target and not row.refused for row in rows) for target in GOALS}
-    told = ", ".join(f"{count} of {len(NETWORKS)} to {target}" for target, count in counts.items())
+    exported = ", ".join(f"{count} of {len(NETWORKS)} to {target}" for target, count in counts.items())
     refused = [f"- {row.network}, {row.target}: {row.refused}" for row in rows if row.refused]
     versions = ", ".join(f"{tool} {version(tool)}" for tool in tools)
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
@@ -167,7 +167,7 @@ def write_results(rows: Sequence[Row]) -> None:
         "",
         f"`python benchmarks/foreign_networks.py --rows rows.jsonl --write`, {versions}, {machine}.",
         "",
-        f"Exported: {told}.",
+        f"Exported: {exported}.",
         ABOUT,
         *build_table(rows),
         *(["", "Refused:", "", *refused] if refused else []),
@@ -187,7 +187,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, and write if asked."""
+    """Measure, print, and write on request."""
     arguments = _parse_arguments()
     known = read_rows(arguments.rows) if arguments.rows else {}
     rows: list[Row] = []
@@ -203,13 +203,13 @@ def main() -> int:
             lines = [*build_table(rows)[0 if len(rows) == 1 else -1 :], *filter(None, [rows[-1].refused])]
             print("\n".join(lines), flush=True)
     whole = not (arguments.network or arguments.target)
-    wrong = find_faults(rows, whole=whole)
-    print("\n".join(wrong), file=sys.stderr)
+    problems = find_faults(rows, whole=whole)
+    print("\n".join(problems), file=sys.stderr)
     if arguments.write and whole and not arguments.plant:
         write_results(rows)
     if arguments.json:
-        print(json.dumps({"programs": [asdict(row) | {"ratio": row.ratio} for row in rows], "faults": wrong}))
-    return 1 if wrong and not arguments.smoke else 0
+        print(json.dumps({"programs": [asdict(row) | {"ratio": row.ratio} for row in rows], "faults": problems}))
+    return 1 if problems and not arguments.smoke else 0
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from subfleet.tasks import Dataset
 HERE = Path(__file__).resolve().parent
 _FLEET = ("fleet.devices.0.count=2", "min_clients=2", "fleet.devices.0.population=mixed")
 LEAST = 0.10
-"""Of accuracy, by which the largest has to be above the others."""
+"""Least difference of accuracy between the largest model and each other one."""
 Spoiled = Literal["", "labels", "linear"]
 
 
@@ -54,7 +54,7 @@ class TrainedModel:
         name: "largest", "smallest" or "linear".
         forward_macs: multiplications of one sample's forward pass.
         accuracy: on the server's samples.
-        learning_rate: the best of those that were tried.
+        learning_rate: the best of the learning rates that were tried.
     """
 
     name: str
@@ -67,7 +67,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """All that devices train on together, and what the server tests on."""
+    """The pooled training data of all devices, and the server's test samples."""
 
     run: Run
     train: Dataset
@@ -75,62 +75,62 @@ class Task:
 
     @classmethod
     def load(cls, run: Run, spoil: Spoiled) -> "Task":
-        """The task of a run, with labels in random order where they are to be spoiled."""
-        everything = gather_run(run)
-        inputs, labels = ([getattr(one.data, name) for one in everything.devices] for name in ("inputs", "labels"))
+        """Load the task of a run, with shuffled labels if these are to be spoiled."""
+        gathered = gather_run(run)
+        inputs, labels = ([getattr(device.data, name) for device in gathered.devices] for name in ("inputs", "labels"))
         train = Dataset(inputs=np.concatenate(inputs), labels=np.concatenate(labels))
         if spoil == "labels":
             train = replace(train, labels=np.random.default_rng(run.seed).permutation(train.labels))
-        return cls(run=run, train=train, test=everything.samples)
+        return cls(run=run, train=train, test=gathered.samples)
 
     def measure_accuracy(self, module: nn.Module, *, epochs: int, batch_size: int, learning_rate: float) -> float:
         """Train a module on the task, and return its accuracy on the server's samples."""
         optimiser = self.run.training.optimiser
         stream = torch.Generator().manual_seed(self.run.seed)
-        inputs, labels = (torch.from_numpy(one) for one in (self.train.inputs, self.train.labels))
+        inputs, labels = (torch.from_numpy(array) for array in (self.train.inputs, self.train.labels))
         sgd = torch.optim.SGD(
             module.parameters(), lr=learning_rate, momentum=optimiser.momentum, weight_decay=optimiser.weight_decay
         )
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, epochs * -(-len(labels) // batch_size))
         for _ in range(epochs):
-            for chosen in torch.randperm(len(labels), generator=stream).split(batch_size):
-                batch = inputs[chosen]
+            for indices in torch.randperm(len(labels), generator=stream).split(batch_size):
+                batch = inputs[indices]
                 if self.run.training.augmentation.flips:
-                    mirrored = torch.rand(len(chosen), generator=stream) < 0.5
+                    mirrored = torch.rand(len(indices), generator=stream) < 0.5
                     batch[mirrored] = batch[mirrored].flip(-1)
                 sgd.zero_grad()
-                logits, wanted = _drop_padding(module.train()(batch), labels[chosen])
-                nn.functional.cross_entropy(logits, wanted).backward()
+                logits, targets = _drop_padding(module.train()(batch), labels[indices])
+                nn.functional.cross_entropy(logits, targets).backward()
                 if optimiser.max_gradient_norm:
                     nn.utils.clip_grad_norm_(module.parameters(), optimiser.max_gradient_norm)
                 sgd.step()
                 schedule.step()
         with torch.inference_mode():
             logits = module.eval()(torch.from_numpy(self.test.inputs))
-            logits, wanted = _drop_padding(logits, torch.from_numpy(self.test.labels))
-        return float((logits.argmax(1) == wanted).float().mean())
+            logits, targets = _drop_padding(logits, torch.from_numpy(self.test.labels))
+        return float((logits.argmax(1) == targets).float().mean())
 
 
 def _drop_padding(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (predictions, classes) and labels (predictions,), of tokens one by one and without padding."""
+    """Logits (predictions, classes) and labels (predictions,) of single tokens, without padding."""
     counts = labels >= 0
     return logits[counts], labels[counts]
 
 
 def find_run(runs: Sequence[Run], entry: str) -> Run:
-    """The run of an entry of a sweep.
+    """Find the run of a sweep's entry.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the sweep has no such entry.
     """
-    found = [run for run in runs if run.name.removesuffix(f"-s{run.seed}").endswith(f"-{entry}")]
-    if not found:
+    matches = [run for run in runs if run.name.removesuffix(f"-s{run.seed}").endswith(f"-{entry}")]
+    if not matches:
         raise ConfigError(f"no entry of the sweep is {entry!r}; name one of {', '.join(run.name for run in runs)}")
-    return found[0]
+    return matches[0]
 
 
 def build_elastic(run: Run) -> nn.Module:
-    """The whole network of a run, with its first weights."""
+    """Build the whole network of a run with its first weights."""
     network = network_of(run.model)
     module = build_module(network, network.full_architecture())
     module.load_state_dict(init_state(network, run.seed))
@@ -138,7 +138,7 @@ def build_elastic(run: Run) -> nn.Module:
 
 
 def build_linear(run: Run) -> nn.Module:
-    """One layer from inputs to classes, or from a symbol to the next one; it begins with zeros."""
+    """Build one layer from inputs to classes, or from a symbol to the next one, initialised with zeros."""
     if isinstance(run.model, ChoiceRnn):
         table = nn.Embedding(run.model.vocabulary, run.model.class_count)
         nn.init.zeros_(table.weight)
@@ -154,43 +154,43 @@ def _count_macs(run: Run) -> int:
     return estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
 
 
-def train_best(task: Task, name: str, run: Run | None, asked: argparse.Namespace) -> TrainedModel:
-    """A run's whole network, or without one the linear model, with the best of its learning rates."""
-    make = partial(build_linear, task.run) if run is None else partial(build_elastic, run)
-    rates = asked.linear_rates if run is None else asked.rates
+def train_best(task: Task, name: str, run: Run | None, options: argparse.Namespace) -> TrainedModel:
+    """Train a run's whole network, or the linear model without a run, and keep the best learning rate."""
+    build = partial(build_linear, task.run) if run is None else partial(build_elastic, run)
+    rates = options.linear_rates if run is None else options.rates
     started_s = time.monotonic()
-    found = {
-        rate: task.measure_accuracy(make(), epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=rate)
+    accuracies = {
+        rate: task.measure_accuracy(build(), epochs=options.epochs, batch_size=options.batch_size, learning_rate=rate)
         for rate in rates
     }
-    best = max(found, key=lambda rate: found[rate])
+    best = max(accuracies, key=lambda rate: accuracies[rate])
     return TrainedModel(
         name=name,
-        parameters=sum(one.numel() for one in make().parameters()),
+        parameters=sum(parameter.numel() for parameter in build().parameters()),
         forward_macs=math.prod(task.run.model.input_shape) * task.run.model.class_count
         if run is None
         else _count_macs(run),
-        accuracy=found[best],
+        accuracy=accuracies[best],
         learning_rate=best,
         seconds=time.monotonic() - started_s,
     )
 
 
-def measure(asked: argparse.Namespace) -> list[TrainedModel]:
-    """The largest, the smallest and the linear model.
+def measure(options: argparse.Namespace) -> list[TrainedModel]:
+    """Train the largest, the smallest and the linear model.
 
     Raises:
         SubfleetError: the file, its entries or its data cannot be read.
     """
-    runs = read_runs(asked.run, asked.set, [asked.seed])
-    largest, smallest = find_run(runs, asked.largest), find_run(runs, asked.smallest)
-    task = Task.load(largest, asked.spoil)
-    models = {"largest": None if asked.spoil == "linear" else largest, "smallest": smallest, "linear": None}
-    return [train_best(task, name, run, asked) for name, run in models.items()]
+    runs = read_runs(options.run, options.set, [options.seed])
+    largest, smallest = find_run(runs, options.largest), find_run(runs, options.smallest)
+    task = Task.load(largest, options.spoil)
+    models = {"largest": None if options.spoil == "linear" else largest, "smallest": smallest, "linear": None}
+    return [train_best(task, name, run, options) for name, run in models.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print accuracies and differences; 1 where these are too small."""
+    """Print accuracies and differences; return 1 if a difference is too small."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", nargs="?", default="", help="a run file with a sweep")
     parser.add_argument("--largest", default="", metavar="ENTRY", help="whose network is the largest")
@@ -212,28 +212,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "smallest": "fedavg",
         "epochs": 1,
     }
-    asked = parse_arguments(parser, arguments, **game)
+    options = parse_arguments(parser, arguments, **game)
     torch.set_num_threads(1)
     try:
-        found = measure(asked)
+        models = measure(options)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    above = {one.name: found[0].accuracy - one.accuracy for one in found[1:]}
+    above = {model.name: models[0].accuracy - model.accuracy for model in models[1:]}
     enough = min(above.values()) >= LEAST
-    if asked.json:
-        print(json.dumps({"models": [asdict(one) for one in found], "above": above, "enough": enough}, indent=2))
-        return not enough and not asked.smoke
-    for one in found:
-        size = f"{one.parameters:,} parameters, {one.forward_macs / 1e6:.2f} M multiplications"
+    if options.json:
+        print(json.dumps({"models": [asdict(model) for model in models], "above": above, "enough": enough}, indent=2))
+        return not enough and not options.smoke
+    for model in models:
+        size = f"{model.parameters:,} parameters, {model.forward_macs / 1e6:.2f} M multiplications"
         print(
-            f"{one.name}: {100 * one.accuracy:.1f} % ({size}, learning rate {one.learning_rate:g}, {one.seconds:.0f} s)"
+            f"{model.name}: {100 * model.accuracy:.1f} % "
+            f"({size}, learning rate {model.learning_rate:g}, {model.seconds:.0f} s)"
         )
     for name, difference in above.items():
         print(
             f"largest minus {name}: {100 * difference:+.1f} points, {'enough' if difference >= LEAST else 'too little'}"
         )
-    return not enough and not asked.smoke
+    return not enough and not options.smoke
 
 
 if __name__ == "__main__":

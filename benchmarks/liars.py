@@ -44,25 +44,25 @@ RESULTS = Path(__file__).parent / "results" / "liars.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a row for each method; 1 where one is not as it has to be."""
-    asked = _parse_arguments(arguments)
+    """Print a row for each method; return 1 if a method has a problem."""
+    options = _parse_arguments(arguments)
     started_s = time.monotonic()
     try:
         with _disable_logs():
-            lines, problems = _play_in_processes(asked) if asked.processes else _play_in_one_process(asked)
+            lines, problems = _play_in_processes(options) if options.processes else _play_in_one_process(options)
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    told = [*(problems or ["Every run ended by itself, and nobody honest lost more than two points."])]
-    print("\n".join(told))
-    if asked.write:
-        _write(asked, [*lines, "", *told], time.monotonic() - started_s)
-    return bool(problems) and not asked.smoke
+    verdict = [*(problems or ["Every run ended by itself, and nobody honest lost more than two points."])]
+    print("\n".join(verdict))
+    if options.write:
+        _write(options, [*lines, "", *verdict], time.monotonic() - started_s)
+    return bool(problems) and not options.smoke
 
 
 @contextmanager
 def _disable_logs() -> Iterator[None]:
-    """A context without logs: servers say of each odd message that they dropped it."""
+    """Silence logging: servers log each odd message that they drop."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -90,21 +90,22 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="methods that are played at once (default: 1)")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/liars.md, or add to it the part")
     smallest = {"methods": ["fedavg"], "seeds": 1, "rounds": 1, "processes": False}
-    asked = parse_arguments(parser, arguments, **smallest)
-    known = tuple(PROCESS_ROUNDS) if asked.processes else tuple(METHODS_AND_VARIANTS)
-    if unknown := [one for one in asked.methods or () if one not in known]:
+    options = parse_arguments(parser, arguments, **smallest)
+    known = tuple(PROCESS_ROUNDS) if options.processes else tuple(METHODS_AND_VARIANTS)
+    if unknown := [method for method in options.methods or () if method not in known]:
         parser.error(f"method {unknown[0]!r} is none of {', '.join(known)}")
-    if min(asked.seeds, asked.jobs, asked.rounds or 1) < 1 or asked.rounds == 0:
+    if min(options.seeds, options.jobs, options.rounds or 1) < 1 or options.rounds == 0:
         parser.error(
-            f"--seeds, --jobs and --rounds are {asked.seeds}, {asked.jobs} and {asked.rounds}, but must be 1 or more"
+            f"--seeds, --jobs and --rounds are {options.seeds}, {options.jobs} and {options.rounds}, "
+            "but must be 1 or more"
         )
-    asked.methods = asked.methods or list(known)
-    return asked
+    options.methods = options.methods or list(known)
+    return options
 
 
-def _play_in_one_process(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _play_in_one_process(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     rows = []
-    for row in _play_methods(asked):
+    for row in _play_methods(options):
         rows.append(row)
         print(f"{row.method}: {100 * row.without:.1f} % without, {100 * row.beside:.1f} % with liars", flush=True)
     lines = build_table(rows)
@@ -112,19 +113,19 @@ def _play_in_one_process(asked: argparse.Namespace) -> tuple[list[str], list[str
     return lines, find_problems(rows)
 
 
-def _play_methods(asked: argparse.Namespace) -> Iterator[Row]:
-    """A row for each method, in their order; several are played at once where that is asked for."""
-    if asked.jobs == 1:
-        yield from map(partial(_play_method, asked), asked.methods)
+def _play_methods(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield a row for each method in their order; `--jobs` plays several at once."""
+    if options.jobs == 1:
+        yield from map(partial(_play_method, options), options.methods)
         return
-    with ProcessPoolExecutor(asked.jobs, get_context("spawn"), logging.disable, (logging.CRITICAL,)) as pool:
-        yield from pool.map(partial(_play_method, asked), asked.methods)
+    with ProcessPoolExecutor(options.jobs, get_context("spawn"), logging.disable, (logging.CRITICAL,)) as pool:
+        yield from pool.map(partial(_play_method, options), options.methods)
 
 
-def _play_method(asked: argparse.Namespace, name: str) -> Row:
-    rounds, seeds = asked.rounds or 18, range(1, asked.seeds + 1)
+def _play_method(options: argparse.Namespace, name: str) -> Row:
+    rounds, seeds = options.rounds or 18, range(1, options.seeds + 1)
     with tempfile.TemporaryDirectory() as folder, ExportPool(CacheFolder(path=Path(folder)), workers=1) as exports:
-        found = [
+        results = [
             [
                 play(
                     Game(
@@ -132,8 +133,8 @@ def _play_method(asked: argparse.Namespace, name: str) -> Row:
                         seed=seed,
                         rounds=rounds,
                         liars=liars,
-                        guarded=not asked.unguarded,
-                        declared_width=asked.declared_width,
+                        guarded=not options.unguarded,
+                        declared_width=options.declared_width,
                     ),
                     exports,
                 )
@@ -141,15 +142,15 @@ def _play_method(asked: argparse.Namespace, name: str) -> Row:
             ]
             for liars in (False, True)
         ]
-    return build_row(name, *found)
+    return build_row(name, *results)
 
 
-def _play_in_processes(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _play_in_processes(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     rows, problems = [], list[str]()
-    for name in asked.methods:
+    for name in options.methods:
         with tempfile.TemporaryDirectory(prefix="subfleet-") as folder:
-            seeds = range(1, asked.seeds + 1)
-            rows.append(play_in_processes(name, Path(folder), asked.rounds or PROCESS_ROUNDS[name], seeds))
+            seeds = range(1, options.seeds + 1)
+            rows.append(play_in_processes(name, Path(folder), options.rounds or PROCESS_ROUNDS[name], seeds))
         print(f"{name}: {rows[-1].description}", flush=True)
         problems += rows[-1].problems
     lines = build_process_table(rows)
@@ -157,21 +158,21 @@ def _play_in_processes(asked: argparse.Namespace) -> tuple[list[str], list[str]]
     return lines, problems
 
 
-def _write(asked: argparse.Namespace, lines: Sequence[str], seconds: float) -> None:
-    """Put a part of the page in place of the same part of before, behind those that are there."""
-    title = "## With a process for each member" if asked.processes else "## In one process"
-    if asked.unguarded:
+def _write(arguments: argparse.Namespace, lines: Sequence[str], seconds: float) -> None:
+    """Write a section of the page; the other sections stay."""
+    title = "## With a process for each member" if arguments.processes else "## In one process"
+    if arguments.unguarded:
         title = "## Unguarded: the planted error"
-    options = [*(["--processes"] if asked.processes else []), *(["--unguarded"] if asked.unguarded else [])]
-    options += ["--seeds", str(asked.seeds)]
+    options = [*(["--processes"] if arguments.processes else []), *(["--unguarded"] if arguments.unguarded else [])]
+    options += ["--seeds", str(arguments.seeds)]
     command = " ".join(["python benchmarks/liars.py", *options, "--write"])
     machine = f"Python {platform.python_version()}, torch {version('torch')}, {platform.machine()}"
     part = [title, "", f"`{command}`, {machine}, {os.cpu_count()} cores, {seconds / 60:.0f} minutes.", "", *lines]
     old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
-    parts = [f"## {one}".strip() for one in old.split("\n## ")[1:]]
-    kept = [one for one in parts if not one.startswith(title)]
+    parts = [f"## {text}".strip() for text in old.split("\n## ")[1:]]
+    other_parts = [other for other in parts if not other.startswith(title)]
     head = ["# Liars", "", *_HEAD, "", *describe_headroom()]
-    RESULTS.write_text("\n\n".join(["\n".join(head), *kept, "\n".join(part)]) + "\n", encoding="utf-8")
+    RESULTS.write_text("\n\n".join(["\n".join(head), *other_parts, "\n".join(part)]) + "\n", encoding="utf-8")
     print(f"\nWritten to {RESULTS}")
 
 

@@ -47,7 +47,7 @@ LOG = ResourceLog(device="virtual", source="a benchmark", licence="none", rows=(
 
 
 class MultiplyingTrainer:
-    """A trainer that sends what it learned times a factor."""
+    """A trainer that multiplies its changes by a factor."""
 
     def __init__(self, inner: Any, factor: float) -> None:
         self._inner = inner
@@ -60,46 +60,48 @@ class MultiplyingTrainer:
         """See `Trainer.train`."""
         result = self._inner.train(job, stopped)
         arrays = decode_arrays(job.output_path.read_bytes())
-        write_change(job, {name: (self._factor * np.asarray(one)).astype(np.float32) for name, one in arrays.items()})
+        write_change(
+            job, {name: (self._factor * np.asarray(array)).astype(np.float32) for name, array in arrays.items()}
+        )
         return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """A fleet, and whose changes are multiplied by what."""
+    """A fleet, and the factor on the last device's changes."""
 
     devices: Callable[[int], list[EmulatedDevice]]
     factor: float = 1.0
 
 
 def draw_samples(count: int, seed: int) -> Dataset:
-    """So many digits, with noise of their own where they repeat."""
-    drawn = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
-    noise = np.random.default_rng(seed + 1).normal(0, 0.05 * drawn.inputs.max(), drawn.inputs.shape)
-    return replace(drawn, inputs=np.clip(drawn.inputs + noise, 0, None).astype(drawn.inputs.dtype))
+    """Draw digits with replacement, and add noise."""
+    digits = load_digits().take(np.random.default_rng(seed).integers(0, LEARNED, count))
+    noise = np.random.default_rng(seed + 1).normal(0, 0.05 * digits.inputs.max(), digits.inputs.shape)
+    return replace(digits, inputs=np.clip(digits.inputs + noise, 0, None).astype(digits.inputs.dtype))
 
 
 def create_fleet(counts: Sequence[int], seed: int) -> list[EmulatedDevice]:
-    """A device for each count of samples."""
+    """Create a device for each count of samples."""
     return [
         EmulatedDevice(
-            client_id=f"client-{place}",
+            client_id=f"client-{index}",
             profile=PROFILE,
-            data=draw_samples(count, 100 * seed + 2 * place),
+            data=draw_samples(count, 100 * seed + 2 * index),
             log=LOG,
             runtime="torch",
         )
-        for place, count in enumerate(counts)
+        for index, count in enumerate(counts)
     ]
 
 
 def create_honest_fleet(seed: int) -> list[EmulatedDevice]:
-    """Seven honest devices."""
+    """Create seven honest devices."""
     return create_fleet([SAMPLES] * DEVICES, seed)
 
 
 def create_shuffling_fleet(strength: float) -> Callable[[int], list[EmulatedDevice]]:
-    """The last of them adds a change that it learned from shuffled labels."""
+    """Create a fleet with a last device that also sends a change learned from shuffled labels."""
     return lambda seed: [
         *create_honest_fleet(seed)[:-1],
         replace(create_honest_fleet(seed)[-1], attack=LabelShuffling(strength=strength)),
@@ -107,13 +109,13 @@ def create_shuffling_fleet(strength: float) -> Callable[[int], list[EmulatedDevi
 
 
 def create_flipped_fleet(seed: int) -> list[EmulatedDevice]:
-    """The last of them has learned wrong labels."""
+    """Create a fleet with a last device that learns from wrong labels."""
     *others, last = create_honest_fleet(seed)
     return [*others, replace(last, data=replace(last.data, labels=9 - last.data.labels))]
 
 
 def create_rich_fleet(seed: int) -> list[EmulatedDevice]:
-    """The last of them has fifty times the samples of the others."""
+    """Create a fleet with a last device that has fifty times the samples of the others."""
     return create_fleet([SAMPLES] * (DEVICES - 1) + [50 * SAMPLES], seed)
 
 
@@ -140,7 +142,7 @@ GAMES: Mapping[str, Game] = MappingProxyType(
 
 
 def play(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports: ExportPool) -> tuple[float, str]:
-    """The accuracy at the end of a game, and what was done with whose updates."""
+    """Play a game, and return the final accuracy and the treatment of outliers."""
     devices = game.devices(seed)
     run = Run(
         name="outliers",
@@ -166,26 +168,28 @@ def play(game: Game, outliers: OutlierSettings, seed: int, rounds: int, exports:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a row for each game: the mean accuracy of each way, and what it did in the last seed."""
+    """Print a row for each game: the mean accuracy per treatment, and the treatment in the last seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outliers", nargs="+", default=["scale", "exclude", "report"])
     parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES), metavar="GAME")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--smoke", action="store_true")
-    asked = parser.parse_args(arguments)
-    games, seeds, rounds = (asked.games[:1], 1, 1) if asked.smoke else (asked.games, asked.seeds, asked.rounds)
-    print(f"| game | {' | '.join(asked.outliers)} | what was done |")
-    print(f"| --- | {'---: | ' * len(asked.outliers)}--- |")
+    options = parser.parse_args(arguments)
+    games, seeds, rounds = (
+        (options.games[:1], 1, 1) if options.smoke else (options.games, options.seeds, options.rounds)
+    )
+    print(f"| game | {' | '.join(options.outliers)} | what was done |")
+    print(f"| --- | {'---: | ' * len(options.outliers)}--- |")
     with tempfile.TemporaryDirectory() as folder, ExportPool(CacheFolder(path=Path(folder)), workers=1) as exports:
         for name in games:
-            cells, done = [], ""
-            for way in asked.outliers:
+            cells, treatment = [], ""
+            for way in options.outliers:
                 settings = OutlierSettings(outliers=way)
-                found = [play(GAMES[name], settings, seed, rounds, exports) for seed in range(1, seeds + 1)]
-                cells.append(f"{100 * statistics.fmean(accuracy for accuracy, _ in found):.1f}")
-                done = done or found[-1][1]
-            print(f"| {name} | {' | '.join(cells)} | {done or '-'} |", flush=True)
+                results = [play(GAMES[name], settings, seed, rounds, exports) for seed in range(1, seeds + 1)]
+                cells.append(f"{100 * statistics.fmean(accuracy for accuracy, _ in results):.1f}")
+                treatment = treatment or results[-1][1]
+            print(f"| {name} | {' | '.join(cells)} | {treatment or '-'} |", flush=True)
     return 0
 
 

@@ -8,7 +8,7 @@ _REMARKS = "\n## Remarks\n"
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write what a program measured, and keep the remarks that a person wrote below it on the last page.
+    """Write measurements to a page, and keep the remarks that a person added at its end.
 
     Args:
         path: of the page.

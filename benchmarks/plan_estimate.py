@@ -49,10 +49,10 @@ from subfleet.protocol.submodel import Architecture, parse_architecture
 TARGETS = ("onnx", "executorch", "torch")
 RESULTS = Path(__file__).resolve().parent / "results" / "plan-estimate.md"
 BOUNDS = ((0.06, 0.5), (0.12, 0.95), (0.25, 1.0))
-"""Error of a cost estimate, and the fraction of each row's cost estimates that has to be within it."""
+"""Bound on the error of a cost estimate, and the least fraction of each row's cost estimates within it."""
 _TIMED = 5000
 Case = tuple[str, str, str]
-"""What a row is about: a table of networks, a family in it, and a target."""
+"""A row's table of networks, family and target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +73,13 @@ class Plan:
 
     @property
     def case(self) -> Case:
-        """The row that it counts for."""
+        """The case that it belongs to."""
         return self.networks, self.family, self.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What was found for a family and a target. Errors are cost estimate over exact plan, less 1.
+    """The errors for a family and a target: cost estimate over exact plan, minus 1.
 
     Attributes:
         architectures: different submodels that were estimated.
@@ -113,25 +113,25 @@ class Row:
     @property
     def within_bounds(self) -> bool:
         """Whether enough cost estimates are within each bound."""
-        found = (self.within_6, self.within_12, self.within_25)
-        return all(share >= wanted for share, (_, wanted) in zip(found, BOUNDS, strict=True))
+        fractions = (self.within_6, self.within_12, self.within_25)
+        return all(share >= least for share, (_, least) in zip(fractions, BOUNDS, strict=True))
 
 
 def find_family(case: Case) -> Family:
-    """Of the network that a row is about."""
+    """The network of a case."""
     networks, family, _ = case
     return TABLES[networks][family]
 
 
 def draw_architectures(case: Case, count: int) -> list[Architecture]:
-    """The first submodels of a family, always the same."""
+    """Draw the first submodels of a family; they are always the same."""
     config = find_family(case)
     return list(draw_distinct_architectures(network_of(config), count, random.Random(config.TYPE)))  # noqa: S311 - no secret
 
 
 @pause_garbage_collection()
 def plan_exact_bytes(case: Case, architecture: Architecture) -> int:
-    """Write a submodel's program, and plan that."""
+    """Write a submodel's program, and return its planned peak memory."""
     *_, name = case
     step = training_step_of(create_request(find_family(case), name, architecture))
     if name == "torch":
@@ -141,14 +141,14 @@ def plan_exact_bytes(case: Case, architecture: Architecture) -> int:
 
 
 def read_plans(path: Path | None) -> dict[tuple[Case, int], Plan]:
-    """The plans of a file, by their row and number; of several, the last."""
+    """Read the plans of a file by case and number; the last one counts."""
     lines = path.read_text().splitlines() if path and path.exists() else []
     plans = (Plan(**json.loads(line)) for line in lines)
     return {(plan.case, plan.number): plan for plan in plans}
 
 
 def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict[tuple[Case, int], Plan]) -> None:
-    """Add the plans that are missing, one of each row after the other."""
+    """Make the missing plans, taking the cases in turn."""
     architectures = {case: draw_architectures(case, count) for case in cases}
     for number in range(count):
         for case in (case for case in cases if number < len(architectures[case])):
@@ -157,55 +157,60 @@ def make_plans(cases: Sequence[Case], count: int, path: Path | None, plans: dict
             if known and known.architecture == text:
                 continue
             started_s = time.perf_counter()
-            found = plan_exact_bytes(case, architectures[case][number])
+            plan_bytes = plan_exact_bytes(case, architectures[case][number])
             networks, family, target = case
             plan = plans[case, number] = Plan(
-                networks=networks, family=family, target=target, number=number, architecture=text, exact_bytes=found
+                networks=networks,
+                family=family,
+                target=target,
+                number=number,
+                architecture=text,
+                exact_bytes=plan_bytes,
             )
             took_s = time.perf_counter() - started_s
-            print(f"{family} on {target}, submodel {number}: {found} bytes, {took_s:.1f} s", flush=True)
+            print(f"{family} on {target}, submodel {number}: {plan_bytes} bytes, {took_s:.1f} s", flush=True)
             if path:
                 with path.open("a") as lines:
                     lines.write(json.dumps(asdict(plan)) + "\n")
 
 
 def group_plans(plans: Iterable[Plan]) -> dict[Case, list[Plan]]:
-    """The plans of each row in order, without those of submodels that are not drawn any more."""
-    of_case: dict[Case, list[Plan]] = {}
+    """Group plans by case in order, without those of submodels that are no longer drawn."""
+    groups: dict[Case, list[Plan]] = {}
     tables = list(TABLES)
 
     def order(plan: Plan) -> tuple[int, int, str, int]:
         return tables.index(plan.networks), TARGETS.index(plan.target), plan.family, plan.number
 
     for plan in sorted(plans, key=order):
-        of_case.setdefault(plan.case, []).append(plan)
-    for case, ours in of_case.items():
+        groups.setdefault(plan.case, []).append(plan)
+    for case, group in groups.items():
         architectures = [
-            canonical_json(architecture).decode() for architecture in draw_architectures(case, ours[-1].number + 1)
+            canonical_json(architecture).decode() for architecture in draw_architectures(case, group[-1].number + 1)
         ]
-        kept = [
+        current = [
             plan
-            for plan in ours
+            for plan in group
             if plan.number < len(architectures) and plan.architecture == architectures[plan.number]
         ]
-        if len(kept) < len(ours):
-            left_out = len(ours) - len(kept)
+        if len(current) < len(group):
+            left_out = len(group) - len(current)
             print(
                 f"{' '.join(case)}: {left_out} plans are of other submodels and left out", file=sys.stderr, flush=True
             )
-        of_case[case] = kept
-    return {case: ours for case, ours in of_case.items() if ours}
+        groups[case] = current
+    return {case: group for case, group in groups.items() if group}
 
 
 def draw_timed_architectures(network: Network, family: str) -> list[Architecture]:
-    """Different random submodels; repeated where there are not so many."""
+    """Draw different random submodels, repeated if there are too few."""
     chance = random.Random(f"{family}, timed")  # noqa: S311 - no secret
     different = list(dict.fromkeys(draw_architecture(network, chance) for _ in range(2 * _TIMED)))
     return (different * math.ceil(_TIMED / len(different)))[:_TIMED]
 
 
 def measure_estimates(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, list[int]]:
-    """Cost estimate submodels in a fresh process, after one of a tiny network.
+    """Estimate submodels in a fresh process, after one of a tiny network.
 
     Args:
         job: what to estimate, and the submodels as JSON.
@@ -233,11 +238,11 @@ def measure_estimates(job: tuple[Case, tuple[str, ...]]) -> tuple[float, float, 
     )
 
 
-def build_row(plans: Sequence[Plan], found: tuple[float, float, list[int]], spoil: float) -> Row:
-    """Judge cost estimates, every second one of them times `spoil`, by exact plans."""
-    ready_s, estimates_per_s, estimates = found
-    told = [estimate * (1 if place % 2 else spoil) for place, estimate in enumerate(estimates)]
-    errors = [estimate / plan.exact_bytes - 1 for estimate, plan in zip(told, plans, strict=True)]
+def build_row(plans: Sequence[Plan], measurement: tuple[float, float, list[int]], spoil: float) -> Row:
+    """Compare cost estimates, every second one multiplied by `spoil`, with exact plans."""
+    ready_s, estimates_per_s, estimates = measurement
+    judged = [estimate * (1 if index % 2 else spoil) for index, estimate in enumerate(estimates)]
+    errors = [estimate / plan.exact_bytes - 1 for estimate, plan in zip(judged, plans, strict=True)]
     sizes = sorted(abs(error) for error in errors)
     within_6, within_12, within_25 = (sum(size <= bound for size in sizes) / len(sizes) for bound, _ in BOUNDS)
     return Row(
@@ -259,12 +264,12 @@ def build_row(plans: Sequence[Plan], found: tuple[float, float, list[int]], spoi
 
 
 def judge(plans: Mapping[Case, Sequence[Plan]], spoil: float) -> Iterator[Row]:
-    """The rows, each as soon as it is found."""
-    jobs = [(case, tuple(plan.architecture for plan in ours)) for case, ours in plans.items()]
+    """Yield the rows as they are computed."""
+    jobs = [(case, tuple(plan.architecture for plan in group)) for case, group in plans.items()]
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for ours, found in zip(plans.values(), pool.imap(measure_estimates, jobs, chunksize=1), strict=True):
-            yield build_row(ours, found, spoil)
+        for group, measurement in zip(plans.values(), pool.imap(measure_estimates, jobs, chunksize=1), strict=True):
+            yield build_row(group, measurement, spoil)
 
 
 HEAD = (
@@ -274,7 +279,7 @@ HEAD = (
 
 
 def format_row(row: Row) -> str:
-    """In Markdown."""
+    """A row in Markdown."""
     errors = f"{row.median:.1%} | {row.percentile_95:.1%} | {row.worst:.1%} | {row.least:+.1%} | {row.most:+.1%}"
     shares = f"{row.within_6:.0%} | {row.within_12:.0%} | {row.within_25:.0%}"
     times = f"{row.ready_s:.2f} | {row.estimates_per_s:,.0f}"
@@ -292,7 +297,7 @@ estimate may err on either side. Bounds for each row: half within 6 %, 95 % with
 
 
 def write_results(rows: Sequence[Row]) -> None:
-    """Write the tables with what their columns are."""
+    """Write the page of results."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     lines = [
@@ -303,14 +308,14 @@ def write_results(rows: Sequence[Row]) -> None:
         ABOUT,
     ]
     for networks in TABLES:
-        ours = [format_row(row) for row in rows if row.networks == networks]
-        if ours:
-            lines += [f"## {networks.capitalize()} networks", "", *HEAD, *ours, ""]
+        table_rows = [format_row(row) for row in rows if row.networks == networks]
+        if table_rows:
+            lines += [f"## {networks.capitalize()} networks", "", *HEAD, *table_rows, ""]
     write_page(RESULTS, "\n".join(lines))
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, object]:
-    """All rows, with shares of all their cost estimates together."""
+    """All rows, with the fractions over all cost estimates."""
     architectures = sum(row.architectures for row in rows)
     return {
         "rows": [asdict(row) for row in rows],
@@ -323,7 +328,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
-    """The arguments, and the rows that they name."""
+    """Parse the arguments and the cases that they name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", choices=sorted(TABLES), default="small", help="which table of networks")
     parser.add_argument(
@@ -340,10 +345,10 @@ def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
     arguments = parse_arguments(parser, architectures=1, family=["mlp"], target=["onnx"])
     if arguments.write and arguments.spoil != 1:
         parser.error("--write takes cost estimates as they are; leave out --spoil")
-    table, wanted = TABLES[arguments.networks], arguments.family or sorted(TABLES[arguments.networks])
+    table, families = TABLES[arguments.networks], arguments.family or sorted(TABLES[arguments.networks])
     cases = [
         (arguments.networks, family, target)
-        for family in wanted
+        for family in families
         for target in dict.fromkeys(arguments.target or TARGETS[:2])
         if family in table
     ]
@@ -351,7 +356,7 @@ def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
 
 
 def main() -> None:
-    """Plan what is missing, judge, print, and write if asked."""
+    """Make missing plans, judge, print, and write on request."""
     arguments, cases = parse_cases()
     plans = read_plans(arguments.plans)
     torch.set_num_threads(1)

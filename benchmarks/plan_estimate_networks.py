@@ -1,4 +1,4 @@
-"""The networks whose cost estimates `benchmarks/plan_estimate.py` judges, and random submodels of them."""
+"""The networks for `benchmarks/plan_estimate.py`, and random submodels of them."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ __all__ = ["TABLES", "TINY", "create_request", "draw_architecture", "draw_distin
 
 BATCH_SIZE = 8
 _DRAWS = 20
-"""Of random submodels for each that is wanted, before it is held that there are no others."""
+"""Random draws per requested submodel before the search for distinct ones ends."""
 PER_TOKEN = frozenset({"decoder", "bert", "lstm"})
 TINY = Mlp(input_shape=(8,), class_count=2, widths=(8,), depths=(1,))
 """Estimated first in each process, so that imports do not count."""
@@ -95,12 +95,12 @@ WIDE_KERNELS: dict[str, Family] = {
         EfficientNetV2(**_EFFICIENT, kernels=(5, 5)),
     )
 }
-"""Small networks whose submodels choose among kernels of up to 5 x 5 places."""
+"""Small networks with submodels that choose among kernels of up to 5 x 5."""
 TABLES: Mapping[str, Mapping[str, Family]] = {"small": NETWORKS, "large": LARGE, "wide-kernelled": WIDE_KERNELS}
 
 
 def draw_architecture(network: Network, chance: random.Random) -> Architecture:
-    """Every axis at any of its sizes, and any of the blocks."""
+    """Draw every axis at any of its sizes, and any subset of the blocks."""
     axes: list[tuple[str, IndexSet]] = []
     for name, axis in sorted(network.axes.items()):
         if axis.kind == "kernel":
@@ -111,7 +111,7 @@ def draw_architecture(network: Network, chance: random.Random) -> Architecture:
 
 
 def create_request(config: Family, target: str, architecture: Architecture) -> TrainRequest:
-    """Momentum, small batches, and the family's objective."""
+    """Create a request with momentum, small batches and the family's objective."""
     return TrainRequest(
         model=config,
         architecture=architecture,
@@ -123,7 +123,7 @@ def create_request(config: Family, target: str, architecture: Architecture) -> T
 
 
 def draw_distinct_architectures(network: Network, count: int, chance: random.Random) -> Iterator[Architecture]:
-    """Random submodels of different shapes; fewer where there are not so many."""
+    """Draw random submodels of distinct shapes; fewer if there are not enough."""
     seen: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
     for _ in range(_DRAWS * count):
         architecture = draw_architecture(network, chance)

@@ -105,7 +105,7 @@ sys.stdout.write(json.dumps({"peak_bytes": result.measured_peak_bytes, "step_s":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is exported and trained.
+    """A program to export and train.
 
     Attributes:
         model: of the zoo.
@@ -125,14 +125,14 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The model, and what is unusual of the case."""
+        """The model, and the options that differ from the default."""
         unusual = [f"{self.parts} parts"] * (self.parts > 1) + ["recomputed"] * self.recompute
         return ", ".join([self.model, *unusual])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One case: the parts of its plan in bytes, and what a fresh process grew by."""
+    """The parts of a case's plan in bytes, and the measured growth of a fresh process."""
 
     case: Case
     plan: Mapping[str, int]
@@ -141,50 +141,50 @@ class Row:
 
     @property
     def planned_bytes(self) -> int:
-        """The whole plan."""
+        """The sum of the plan's parts."""
         return sum(self.plan.values())
 
     @property
     def ratio(self) -> float:
-        """Planned over measured."""
+        """Planned over measured memory."""
         return self.planned_bytes / max(self.measured_bytes, 1)
 
 
 def measure(case: Case, folder: Path) -> Row:
-    """Export one program in a fresh process, and train three steps and a half with it in another."""
+    """Export one program in a fresh process, and train it for three and a half steps in another."""
     from subfleet.device_profiles import detect_packing_width
     from subfleet.protocol.memory_plan import planned_for
     from subfleet.protocol.programs import decode_program
 
     job = json.dumps({**asdict(case), "accumulate": case.parts > 1, "folder": str(folder)})
     _run_python(EXPORT, job)
-    found = json.loads(_run_python(TRAIN, job))
+    training = json.loads(_run_python(TRAIN, job))
     plan = decode_program((folder / "program").read_bytes()).manifest.memory
-    # Plans are told for usual kernels, and this processor's may be wider.
-    here = replace(
+    # Plans assume the usual kernels; this processor's may be wider.
+    local = replace(
         plan, runtime_bytes=planned_for(plan.runtime_bytes, plan.packings, detect_packing_width()), packings=()
     )
     return Row(
         case=case,
-        plan={name: size_bytes for name, size_bytes in asdict(here).items() if name != "packings"},
-        measured_bytes=found["peak_bytes"],
-        step_s=found["step_s"],
+        plan={name: size_bytes for name, size_bytes in asdict(local).items() if name != "packings"},
+        measured_bytes=training["peak_bytes"],
+        step_s=training["step_s"],
     )
 
 
 def _run_python(program: str, argument: str) -> str:
     # NumPy's threads would add stacks and buffers that no device's trainer has.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, argument], capture_output=True, text=True, env=environment, check=False
     )
-    if done.returncode:
-        raise SystemExit(f"a case failed: {done.stderr.strip().splitlines()[-1:]}")
-    return done.stdout.splitlines()[-1] if done.stdout else ""
+    if process.returncode:
+        raise SystemExit(f"a case failed: {process.stderr.strip().splitlines()[-1:]}")
+    return process.stdout.splitlines()[-1] if process.stdout else ""
 
 
 def list_cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    """The zoo on every target, and on its own the ways to need less memory."""
+    """List the zoo on every target, and on request its variants that need less memory."""
     from step_benchmark.zoo import ZOO
 
     for name in arguments.model or list(ZOO):
@@ -197,7 +197,7 @@ def list_cases(arguments: argparse.Namespace) -> Iterator[Case]:
 
 
 def build_table(rows: Sequence[Row]) -> list[str]:
-    """The rows in Markdown, sizes in MB."""
+    """The rows as a Markdown table, sizes in MB."""
     parts = ("weights", "optimiser", "fed", "activation", "workspace", "runtime")
     lines = [
         "| model | target | batch | " + " | ".join(parts) + " | planned | measured | planned / measured |",
@@ -211,7 +211,7 @@ def build_table(rows: Sequence[Row]) -> list[str]:
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """What `--json` ends with."""
+    """The object that `--json` prints."""
     by_target: dict[str, Any] = {}
     for target in sorted({row.case.target for row in rows}):
         ratios = [row.ratio for row in rows if row.case.target == target]
@@ -243,15 +243,15 @@ of 10^6 bytes. The data set and the runtime's libraries are loaded before.
 
 
 def write_results(rows: Sequence[Row]) -> None:
-    """Write the table with what its columns are."""
+    """Write the page of results."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "executorch", "torch"))
-    found = summarise(rows)["planned_over_measured"]
+    ratios = summarise(rows)["planned_over_measured"]
     lines = [
         "# Planned against measured peak memory",
         "",
         f"`python benchmarks/plan_memory.py --write`, {versions}, {platform.machine()}.",
         "",
-        f"Planned over measured: {found['min']:.3f} to {found['max']:.3f}.",
+        f"Planned over measured: {ratios['min']:.3f} to {ratios['max']:.3f}.",
         ABOUT,
         *build_table(rows),
     ]
@@ -259,7 +259,7 @@ def write_results(rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write if asked."""
+    """Measure, print, and write on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/plan-memory.md")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")

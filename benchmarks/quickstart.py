@@ -58,14 +58,14 @@ def describe_machine() -> str:
 
 
 def measure(seed: int, *changes: str) -> dict[str, Any]:
-    """One run: what it took, what it printed beside its tables, and its summary."""
+    """Run the quickstart once, and return its duration, its output and its summary."""
     with tempfile.TemporaryDirectory(prefix="subfleet-quickstart-") as scratch:
         folder = Path(scratch)
         command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--runs", str(folder / "runs")]
         environment = {**os.environ, "SUBFLEET_CACHE": str(folder / "cache")}
         load, before, started_s = os.getloadavg()[0], _read_cpu_s(), time.monotonic()
-        done = subprocess.run(
-            [*command, "--set", f"seed={seed}", *(f"--set={one}" for one in changes)],
+        process = subprocess.run(
+            [*command, "--set", f"seed={seed}", *(f"--set={change}" for change in changes)],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -79,14 +79,14 @@ def measure(seed: int, *changes: str) -> dict[str, Any]:
         "seconds": round(seconds),
         "cpu_seconds": round(_read_cpu_s() - before),
         "load": round(load, 1),
-        "printed": done.stdout.splitlines(),
+        "printed": process.stdout.splitlines(),
         "summary": summary,
     }
 
 
 def _read_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def format_row(run: dict[str, Any]) -> str:
@@ -110,7 +110,7 @@ def format_row(run: dict[str, Any]) -> str:
 
 def build_page(runs: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
-    # Those of later runs hold what is left of the run before.
+    # The load before a later run includes the rest of the run before.
     first = runs[0]["load"]
     load = f"The machine's load when the first began was {first:g}" + (
         "." if first < 1 else ", with other work on the same cores."
@@ -122,22 +122,22 @@ def build_page(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Run, print, and write where that is asked for."""
+    """Run, print, and write on request."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument(
         "--write", action="store_true", help="write benchmarks/results/quickstart.md and quickstart.json"
     )
-    chosen = parse_arguments(parser, seeds=SEEDS[:1])
+    options = parse_arguments(parser, seeds=SEEDS[:1])
     runs = []
-    for seed in chosen.seeds:
-        runs.append(measure(seed, *(_SMALL if chosen.smoke else ())))
+    for seed in options.seeds:
+        runs.append(measure(seed, *(_SMALL if options.smoke else ())))
         print(format_row(runs[-1]), flush=True)
-    if chosen.write:
+    if options.write:
         write_page(RESULTS / "quickstart.md", build_page(runs))
         (RESULTS / "quickstart.json").write_text(json.dumps(runs[0], indent=1) + "\n", encoding="utf-8")
-    if chosen.json:
+    if options.json:
         print(json.dumps(runs))
     return 0
 

@@ -55,7 +55,7 @@ _EXACT_HEAD = (
 
 
 def main() -> None:
-    """Measure, print, and write if asked."""
+    """Measure, print, and write on request."""
     arguments = _parse_arguments()
     size = 150 if arguments.quick else 1500
     large_names, small_names = ((TINY,), (TINY,)) if arguments.smoke else (LARGE, SMALL)
@@ -71,9 +71,9 @@ def main() -> None:
     ]
     lines = [
         f"Budgets: {origin}.",
-        *_format_table("Large spaces", _LARGE_HEAD, [one.row for one in large]),
-        *_format_table("Against the exhaustive optimum", _SMALL_HEAD, [one.row for one in small]),
-        *_format_table("Under exact plans", _EXACT_HEAD, [one.row for one in exact]),
+        *_format_table("Large spaces", _LARGE_HEAD, [figures.row for figures in large]),
+        *_format_table("Against the exhaustive optimum", _SMALL_HEAD, [figures.row for figures in small]),
+        *_format_table("Under exact plans", _EXACT_HEAD, [figures.row for figures in exact]),
         "",
         *build_hit_rate_table(create_case(large_names[0]), shares, count=size // 3),
         "",
@@ -104,7 +104,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _measure_in_processes(names: Sequence[str], shares: Sequence[Share], count: int) -> list[Figures]:
-    """The large spaces, each in a fresh process of one thread: others that wait would count as busy."""
+    """Measure each large space in a fresh process with one thread: waiting threads would count as busy."""
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         return pool.map(partial(measure_large, shares=shares, count=count), names, chunksize=1)
@@ -115,23 +115,23 @@ def _format_table(title: str, head: str, rows: Sequence[str]) -> list[str]:
 
 
 def _summarise(large: Sequence[Figures], small: Sequence[Figures], exact: Sequence[ExactFigures]) -> dict[str, object]:
-    """What the issue asks for: the least of speeds and fractions, the mean of shares, and all violations."""
+    """The worst speeds and fractions, the mean utilisations, and all violations."""
     return {
         "assignments_per_s": {
-            "cold": min(one.cold_per_s for one in large),
-            "warm": min(one.warm_per_s for one in large),
+            "cold": min(figures.cold_per_s for figures in large),
+            "warm": min(figures.warm_per_s for figures in large),
         },
-        "first_round_s": max(one.first_round_s for one in large),
-        "utilisation": statistics.fmean(one.used for one in large),
-        "parameters_of_best": statistics.fmean(one.mean for one in large),
-        "paper_utilisation": statistics.fmean(one.paper_used for one in large),
-        "exhaustive_fraction": min(one.mean for one in small),
-        "exhaustive_fraction_exact": min(statistics.fmean(one.fractions) for one in exact if one.fractions),
+        "first_round_s": max(figures.first_round_s for figures in large),
+        "utilisation": statistics.fmean(figures.used for figures in large),
+        "parameters_of_best": statistics.fmean(figures.mean for figures in large),
+        "paper_utilisation": statistics.fmean(figures.paper_used for figures in large),
+        "exhaustive_fraction": min(figures.mean for figures in small),
+        "exhaustive_fraction_exact": min(statistics.fmean(figures.fractions) for figures in exact if figures.fractions),
         "too_large": {
-            "first_round": statistics.fmean(over for one in exact for over in one.first),
-            "later": statistics.fmean(over for one in exact for over in one.later),
+            "first_round": statistics.fmean(over for figures in exact for over in figures.first),
+            "later": statistics.fmean(over for figures in exact for over in figures.later),
         },
-        "violations": sum(one.violations for one in exact),
+        "violations": sum(figures.violations for figures in exact),
     }
 
 

@@ -24,36 +24,36 @@ DIGITS = (
 def parse_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, /, **smallest: object
 ) -> argparse.Namespace:
-    """What the command line asks for; with `--smoke`, the smallest in place of what decides how much is measured.
+    """Parse the command line; `--smoke` replaces the options that decide how much is measured.
 
     Args:
-        parser: of all other options.
-        arguments: in place of the command line's.
-        smallest: by the name of an option.
+        parser: has all other options.
+        arguments: instead of the command line's.
+        smallest: values for `--smoke`, by the name of the option.
     """
     parser.add_argument("--smoke", action="store_true", help="see in seconds that it runs; figures mean nothing")
-    chosen = parser.parse_args(arguments)
-    if chosen.smoke and getattr(chosen, "write", False):
+    options = parser.parse_args(arguments)
+    if options.smoke and getattr(options, "write", False):
         parser.error("--write takes a whole run; leave out --smoke")
-    if chosen.smoke:
-        vars(chosen).update(smallest)
-    return chosen
+    if options.smoke:
+        vars(options).update(smallest)
+    return options
 
 
 @contextmanager
 def open_run_folders(
-    chosen: argparse.Namespace, game: str, *changes: str, include: "Callable[[Run], bool]"
+    options: argparse.Namespace, game: str, *changes: str, include: "Callable[[Run], bool]"
 ) -> Iterator[list[Path]]:
-    """The folders that the command line names; with `--smoke`, of a game that is played with one seed and forgotten.
+    """Open the folders of the command line, or with `--smoke` play a game with one seed in a temporary folder.
 
     Args:
-        chosen: of the command line; its `folders`, and whether it has `smoke`.
+        options: of the command line, with `folders` and `smoke`.
         game: a run file with a sweep, or its name.
-        changes: of its keys.
+        changes: overrides of its keys.
         include: says which of its runs are played.
     """
-    if not chosen.smoke:
-        yield chosen.folders
+    if not options.smoke:
+        yield options.folders
         return
     # Benchmarks that measure the memory of fresh processes import this module, too.
     from subfleet.emulation.hosting import open_host
@@ -63,10 +63,10 @@ def open_run_folders(
     from subfleet.settings.run_folder import choose_folder, create_folder, write_description
 
     with tempfile.TemporaryDirectory(prefix="subfleet-") as scratch:
-        games, folders = [one for one in load_all(game, *changes, seeds=(1,)) if include(one)], list[Path]()
+        runs, folders = [run for run in load_all(game, *changes, seeds=(1,)) if include(run)], list[Path]()
         with open_host("batch", CacheFolder(path=Path(scratch) / "cache")) as host:
-            for one in games:
-                folders.append(create_folder(choose_folder(Path(scratch) / "runs", one.name, None)))
-                write_description(folders[-1], one)
-                host(one, folders[-1], Unobserved(), threading.Event())
+            for run in runs:
+                folders.append(create_folder(choose_folder(Path(scratch) / "runs", run.name, None)))
+                write_description(folders[-1], run)
+                host(run, folders[-1], Unobserved(), threading.Event())
         yield folders

@@ -57,7 +57,7 @@ QUICK_ROUNDS = 3
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print."""
     arguments = _parse_arguments()
     if os.getloadavg()[0] > BUSY_LOAD:
         _print_progress(
@@ -106,7 +106,7 @@ def _print_progress(words: str) -> None:
 
 
 def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
-    """Everything about one model."""
+    """Measure one model on all targets."""
     torch.set_num_threads(1)
     results, programs = [], {}
     for target in arguments.targets:
@@ -115,17 +115,17 @@ def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
         if program is not None:
             programs[target] = program
         results.append(result)
-    done = [result for result in results if result.target in programs]
-    if not done:
+    exported = [result for result in results if result.target in programs]
+    if not exported:
         return results
     samples = load_samples(model, parity.STARTS * model.batch_size)
     if not arguments.no_parity:
-        _compare(model, samples, programs, done)
+        _compare(model, samples, programs, exported)
     rounds = arguments.repeats or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     for threads in arguments.threads:
-        _time(model, samples, programs, done, threads=threads, rounds=rounds)
+        _time(model, samples, programs, exported, threads=threads, rounds=rounds)
     if not (arguments.quick or arguments.no_memory):
-        for result in done:
+        for result in exported:
             result.measured_bytes = measure_peak_bytes(programs[result.target], _create_start(model, 0.001), samples)
             _print_progress(f"{model.name} {result.target}: grew by {result.measured_bytes / 1e6:.1f} MB")
     return results
@@ -164,9 +164,9 @@ def _compare(model: ZooModel, samples: Samples, programs: Mapping[str, Program],
     torch.set_num_threads(1)
     start = _create_start(model, LEARNING_RATES.get(model.name, 0.005))
     steppers = {target: ProgramStep(program, start, threads=1) for target, program in programs.items()}
-    found = parity.compare(start, samples, steppers, layouts=list_layouts(model.build()))
+    parities = parity.compare(start, samples, steppers, layouts=list_layouts(model.build()))
     for result in results:
-        result.parity = found[result.target]
+        result.parity = parities[result.target]
         _print_progress(
             f"{model.name} {result.target}: after one step {result.parity.one_step_over_eager:.2f} times as far as "
             f"eager, after {parity.STEPS} {result.parity.distance_over_eager:.2f} times"

@@ -45,7 +45,7 @@ gradients that are only rounding in float32: all other wrong gradients are refus
 
 
 def build_rows(model: ZooModel) -> Iterator[str]:
-    """One for each target."""
+    """Yield a row for each target."""
     step = training_step(
         build_seeded(model, 0).train(),
         SampleSpec(shape=model.sample_shape, dtype=model.sample_dtype, limit=model.sample_limit),
@@ -62,7 +62,7 @@ def build_rows(model: ZooModel) -> Iterator[str]:
 
 
 def measure(step: Step, target: str, name: str) -> str:
-    """What was found and how long it took, as cells."""
+    """Verify a program, and return findings and CPU times as cells."""
     writer, started_s = find_target(target), time.process_time()
     body = writer.write_training(trace(step, writer.lowerings), step).body
     written_s = time.process_time()
@@ -70,15 +70,19 @@ def measure(step: Step, target: str, name: str) -> str:
     def run(example: Sequence[Tensor]) -> Sequence[Tensor]:
         return writer.run(body, {value.name: tensor for value, tensor in zip(step.inputs, example, strict=True)})
 
-    found = verify_training(run, step, seeded_generator(name))
+    verification = verify_training(run, step, seeded_generator(name))
     verified_s = time.process_time()
-    unseen = sorted(name.removeprefix("new.momentum.") for name in found.unseen if name.startswith("new.momentum."))
-    listed = ", ".join(f"`{name}`" for name in unseen) or "none"
-    return f"{listed} | {found.max_abs_diff:.0e} | {written_s - started_s:.1f} | {verified_s - written_s:.1f}"
+    unseen = sorted(
+        name.removeprefix("new.momentum.") for name in verification.unseen if name.startswith("new.momentum.")
+    )
+    unseen_names = ", ".join(f"`{name}`" for name in unseen) or "none"
+    return (
+        f"{unseen_names} | {verification.max_abs_diff:.0e} | {written_s - started_s:.1f} | {verified_s - written_s:.1f}"
+    )
 
 
 def main() -> None:
-    """Print the table, and write it where that is asked for."""
+    """Measure, print, and write on request."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=sorted(ZOO), default=list(ZOO))
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def draw_picture() -> str:
-    """The picture as SVG, in colours for light and dark pages."""
+    """Draw the picture as SVG, in colours for light and dark pages."""
     parts = [
         '<rect class="page" x="1" y="1" width="918" height="432" rx="10"/>',
         '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">',
@@ -56,16 +56,16 @@ def draw_picture() -> str:
     ]
     for x, title, subtitle in STEPS:
         parts += [_text(x, 34, title, "step"), _text(x, 54, subtitle, "small")]
-    for y, (name, runtime, kept, limit) in zip(ROWS, DEVICES, strict=True):
-        parts += [_text(20, y + 26, name), _bar(20, y + 36, kept), _text(20, y + 66, limit, "small")]
-        parts += [_arrow(160, y + 39, 224), _grid(250, y, (kept,))]
+    for y, (name, runtime, size, limit) in zip(ROWS, DEVICES, strict=True):
+        parts += [_text(20, y + 26, name), _bar(20, y + 36, size), _text(20, y + 66, limit, "small")]
+        parts += [_arrow(160, y + 39, 224), _grid(250, y, (size,))]
         parts += [
             _arrow(350, y + 39, 440),
             _text(452, y + 36, runtime),
             _text(452, y + 54, "a cached program", "small"),
         ]
         parts += [f'<path class="line" marker-end="url(#tip)" d="M572 {y + 39}H620Q640 {y + 39} 690 {ROWS[1] + 39}"/>']
-    parts += [_grid(720, ROWS[1] - 20, tuple(kept for _, _, kept, _ in DEVICES), 20)]
+    parts += [_grid(720, ROWS[1] - 20, tuple(size for _, _, size, _ in DEVICES), 20)]
     notes = ("Stronger colour: more clients.", "What no client trained", "keeps its exact bits.")
     parts += [_text(700, ROWS[1] + 128 + 17 * number, note, "small") for number, note in enumerate(notes)]
     parts += [
@@ -87,12 +87,12 @@ def _arrow(x: int, y: int, end: int) -> str:
     return f'<path class="line" marker-end="url(#tip)" d="M{x} {y}H{end}"/>'
 
 
-def _bar(x: int, y: int, kept: int) -> str:
+def _bar(x: int, y: int, size: int) -> str:
     """A device's budget as part of the whole model's cost."""
     width = 120
     return (
         f'<rect class="empty" x="{x}" y="{y}" width="{width}" height="12" rx="3"/>'
-        f'<rect class="two" x="{x}" y="{y}" width="{width * kept // GRID}" height="12" rx="3"/>'
+        f'<rect class="two" x="{x}" y="{y}" width="{width * size // GRID}" height="12" rx="3"/>'
     )
 
 

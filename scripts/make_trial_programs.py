@@ -32,7 +32,7 @@ SEED = 1
 
 
 def create_request(target: str) -> TrainRequest:
-    """The training program of a target."""
+    """Create the request for the training program of a target."""
     return TrainRequest(
         model=MODEL,
         architecture=Architecture(),

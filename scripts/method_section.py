@@ -17,7 +17,7 @@ EXACT = "With the default parameters it is **exact**: it does what the paper say
 
 
 def format_toml(value: Any) -> str:
-    """A value as a configuration has it."""
+    """Format a value as in a run file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -25,32 +25,31 @@ def format_toml(value: Any) -> str:
     if dataclasses.is_dataclass(value):
         kind = [f'type = "{value.TYPE}"'] if hasattr(value, "TYPE") else []
         changed = [field for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
-        return (
-            f"{{ {', '.join([*kind, *(f'{one.name} = {format_toml(getattr(value, one.name))}' for one in changed)])} }}"
-        )
+        assignments = [f"{field.name} = {format_toml(getattr(value, field.name))}" for field in changed]
+        return f"{{ {', '.join([*kind, *assignments])} }}"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def format_cell(value: object) -> str:
-    """A default in a table: TOML in backticks, or none."""
+    """Format a default for a table: TOML in backticks, or none."""
     return "none" if value is None else f"`{format_toml(value)}`"
 
 
 def build_overview_row(kind: type[Method]) -> str:
-    """The row of the overview, without the line that says what the method does."""
+    """The row of the overview, without the description of the method."""
     return f"| [`{kind.TYPE}`](#{kind.TYPE}) | ... | {', '.join(kind.INFO.varies)} |"
 
 
 def build_section(kind: type[Method]) -> str:
-    """The section, without what the method does and when to use it; meanings are those of the class's docstring."""
+    """The section, without description and usage; meanings are those of the class's docstring."""
     info, method = kind.INFO, kind()
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n {8,}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE))
     rows = [
         f"| `{path}` | {format_cell(attrgetter(path)(method))} | {' '.join(meanings.get(path, '...').split())} |"
         for path in list_parameters(kind)
     ]
-    listed = "\n".join(f"- {one}" for one in list_departures(method, Setting()))
-    fidelity = f"**By default it differs from the paper:**\n\n{listed}" if listed else EXACT
+    departures = "\n".join(f"- {departure}" for departure in list_departures(method, Setting()))
+    fidelity = f"**By default it differs from the paper:**\n\n{departures}" if departures else EXACT
     table = ["\n".join(["| parameter | default | meaning |", "|---|---|---|", *rows])] if rows else []
     parts = [f"### {kind.TYPE}", f"**{info.title}** ({info.paper}).", "...", "**Use it** ...", *table, fidelity]
     return "\n\n".join(parts)

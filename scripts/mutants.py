@@ -39,14 +39,14 @@ SERVER = frozenset({"search", "methods", "rounds", "aggregation", "programs", "j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """A line of a file as it should not be.
+    """A defective line to plant in a file.
 
     Attributes:
-        package: whose tests must find it.
+        package: its tests must find the defect.
         file: path below the root.
         old: text that stands exactly once in the file.
         new: what it is replaced with.
-        why: what goes wrong then.
+        why: the consequence of the defect.
         tests: files or folders of tests that are tried first.
     """
 
@@ -58,14 +58,14 @@ class Defect:
     tests: tuple[str, ...]
 
     def list_folders(self) -> tuple[str, ...]:
-        """All tests of the package."""
-        own = ("tests/server",) if self.package in SERVER else (f"tests/{self.package}",)
-        return OTHER_FOLDERS.get(self.package, own)
+        """The folders of all tests of the package."""
+        folders = ("tests/server",) if self.package in SERVER else (f"tests/{self.package}",)
+        return OTHER_FOLDERS.get(self.package, folders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the tests said: the one that failed, or "" where none did."""
+    """The test that failed, or "" if none did."""
 
     defect: Defect
     test: str
@@ -100,30 +100,30 @@ class Tree:
 
     def _first_failure(self, tests: Sequence[str]) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        there = [name for name in tests if (self._folder / name).exists()]
-        if not there:
+        existing = [name for name in tests if (self._folder / name).exists()]
+        if not existing:
             return ""
-        done = subprocess.run(
-            [*command, *there], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
+        process = subprocess.run(
+            [*command, *existing], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
         )
-        if done.returncode == 0:
+        if process.returncode == 0:
             return ""
-        found = FAILED.search(done.stdout)
-        if found is None:
+        failure = FAILED.search(process.stdout)
+        if failure is None:
             raise SystemExit(
-                f"pytest ended with {done.returncode} and named no test: {done.stdout[-2000:]}{done.stderr}"
+                f"pytest ended with {process.returncode} and named no test: {process.stdout[-2000:]}{process.stderr}"
             )
-        return found[1].partition("[")[0]
+        return failure[1].partition("[")[0]
 
 
 def read_defects(path: Path) -> tuple[Defect, ...]:
-    """All of them, in the order of the file."""
+    """Read all defects, in the order of the file."""
     plain = tomllib.loads(path.read_text(encoding="utf-8"))["defect"]
     return tuple(Defect(**{**entry, "tests": tuple(entry["tests"])}) for entry in plain)
 
 
 def find_misplaced(defects: Iterable[Defect], tree: Path) -> Iterator[str]:
-    """A sentence for each defect that cannot be planted."""
+    """Yield a sentence for each defect that cannot be planted."""
     for defect in defects:
         path = tree / defect.file
         count = path.read_text(encoding="utf-8").count(defect.old) if path.exists() else 0
@@ -132,7 +132,7 @@ def find_misplaced(defects: Iterable[Defect], tree: Path) -> Iterator[str]:
 
 
 def try_defects(defects: Sequence[Defect], source: Path, *, jobs: int, named_only: bool) -> Iterator[Outcome]:
-    """The outcome of each defect, in order, of so many copies of the tree at a time."""
+    """Yield the outcome of each defect in order, trying as many at a time as there are jobs."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for number in range(jobs):
@@ -149,7 +149,7 @@ def try_defects(defects: Sequence[Defect], source: Path, *, jobs: int, named_onl
 
 
 def main() -> int:
-    """Try the defects and print a line for each; 1 where one was not found."""
+    """Try the defects and print a line for each; return 1 if a defect was not found."""
     parser = argparse.ArgumentParser(description="Plants known defects and sees that the tests find each of them.")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout that is copied (this one)")
     parser.add_argument("--table", type=Path, default=DEFECTS, help="the defects (tests/mutants/defects.toml)")
@@ -160,19 +160,23 @@ def main() -> int:
     )
     parser.add_argument("--smoke", action="store_true", help="two defects alone")
     options = parser.parse_args()
-    defects = [one for one in read_defects(options.table) if options.only in one.package or options.only in one.file]
+    defects = [
+        defect
+        for defect in read_defects(options.table)
+        if options.only in defect.package or options.only in defect.file
+    ]
     defects = defects[:2] if options.smoke else defects
     problems = list(find_misplaced(defects, options.tree))
     if problems or not defects:
         print("\n".join(problems) or f"no defect has {options.only!r} in its package or file", file=sys.stderr)
         return 1
-    unfound = 0
+    missed = 0
     for outcome in try_defects(defects, options.tree.resolve(), jobs=options.jobs, named_only=options.named):
-        unfound += not outcome.test
-        said = f"found by {outcome.test}" if outcome.test else "NOT FOUND"
-        print(f"{outcome.seconds:6.0f} s  {outcome.defect.file}: {outcome.defect.why}: {said}", flush=True)
-    print(f"{len(defects) - unfound} of {len(defects)} planted defects were found")
-    return 1 if unfound else 0
+        missed += not outcome.test
+        result = f"found by {outcome.test}" if outcome.test else "NOT FOUND"
+        print(f"{outcome.seconds:6.0f} s  {outcome.defect.file}: {outcome.defect.why}: {result}", flush=True)
+    print(f"{len(defects) - missed} of {len(defects)} planted defects were found")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ WIDTH = 104  # of the tables; with the indentation they fit where the README is 
 
 
 def build_block(recorded: dict[str, Any]) -> str:
-    """The main lines of a recorded run, as Markdown, and what the run took.
+    """The main lines of a recorded run as Markdown, and its duration.
 
     The first and the last round are shown with their tables, the others by their first line, and each device's model
     in the format of its runtime.
@@ -72,20 +72,20 @@ def _table(record: RoundRecord) -> list[str]:
 def main(arguments: list[str] | None = None, *, readme: Path = ROOT / "README.md", recorded: Path = RECORDED) -> int:
     """Check or write the block; return 1 with a message if the README differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true")
-    what.add_argument("--write", action="store_true")
-    chosen = parser.parse_args(arguments)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--check", action="store_true")
+    mode.add_argument("--write", action="store_true")
+    options = parser.parse_args(arguments)
     text = readme.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    _, end, behind = rest.partition(END)
+    _, end, after = rest.partition(END)
     if not end:
         print(f"{readme.name} has no block between {BEGIN.strip()!r} and {END.strip()!r}", file=sys.stderr)
         return 1
-    made = before + BEGIN + "\n" + build_block(json.loads(recorded.read_text(encoding="utf-8"))) + "\n" + END + behind
-    if chosen.write:
-        readme.write_text(made, encoding="utf-8")
-    elif made != text:
+    updated = before + BEGIN + "\n" + build_block(json.loads(recorded.read_text(encoding="utf-8"))) + "\n" + END + after
+    if options.write:
+        readme.write_text(updated, encoding="utf-8")
+    elif updated != text:
         print(
             f"{readme.name} and {recorded.name} do not agree; run: python scripts/readme_demo.py --write",
             file=sys.stderr,

@@ -1,1 +1,1 @@
-"""What the loop's steps cost, in a simulated fleet."""
+"""The cost of the loop's steps in a simulated fleet."""

@@ -1,4 +1,4 @@
-"""Simulated devices and an exporter that has everything at once: what drives the pure coordinator."""
+"""Simulated devices and an exporter that answers at once; they drive the pure coordinator."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -45,19 +45,19 @@ _OVER = 1.03
 _HELD_OUT = 20
 """Samples of each device that it evaluates on."""
 EstimatesOf = Callable[[Network, TrainingSettings], MemoryEstimates]
-"""What the exporter tells of a network that is trained with some settings."""
+"""The exporter's memory estimates for a network and its training settings."""
 _Supplied = TaskRequest | ScoringRequest | EvaluationRequest | ModelsRequest | ProgramRequest | CostRequest
 _REFUSE = 20
-"""One device of so many refuses its first task of a round, for memory."""
+"""One in this many devices refuses its first task of a round for lack of memory."""
 
 
 def make_presence(name: str) -> Presence:
-    """A heartbeat."""
+    """Make a heartbeat."""
     return Presence(client_id=name, session_id=f"{name}-1", online=True)
 
 
 def make_profile(context: RunContext, name: str) -> Profile:
-    """What a device is."""
+    """Make the profile of a simulated device."""
     classes = context.config.model.class_count
     return Profile(
         client_id=name,
@@ -76,12 +76,12 @@ def make_profile(context: RunContext, name: str) -> Profile:
 
 @dataclass(slots=True, kw_only=True)
 class Fleet:
-    """Answers what the coordinator asks of devices and of the exporter.
+    """Answers the coordinator's tasks and its requests to the exporter.
 
     Attributes:
-        estimates: what memory costs on the target of all devices.
+        estimates: memory estimates for the target of all devices.
         names: of the devices.
-        waiting: what happens next.
+        waiting: the events to come.
     """
 
     context: RunContext
@@ -92,30 +92,30 @@ class Fleet:
     _planned: dict[str, int] = field(default_factory=dict)
 
     def join(self) -> Iterator[Event]:
-        """Everybody comes."""
+        """The events with which all devices join."""
         for name in self.names:
             yield make_presence(name)
             yield make_profile(self.context, name)
 
     def report_telemetry(self, state: RunState) -> None:
-        """Everybody tells what it can give, once in each try of a round; some say besides that they are there."""
+        """Queue every device's telemetry once per attempt of a round, and heartbeats of every tenth."""
         if state.phase != "measure" or self._reported == (state.round, state.attempt):
             return
         self._reported = (state.round, state.attempt)
-        for place, name in enumerate(self.names):
+        for index, name in enumerate(self.names):
             self.waiting.append(self._create_telemetry(state, name))
-            if place % 10 == 0:
+            if index % 10 == 0:
                 self.waiting.append(make_presence(name))
 
     def _create_telemetry(self, state: RunState, name: str) -> Telemetry:
-        """Memory and links of all orders of size, from below the smallest submodel to above the largest."""
-        chance = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
+        """Memory and links of all magnitudes, from below the smallest submodel to above the largest."""
+        rng = Random(f"{name}/{state.round}")  # noqa: S311 - no secret
         low, high = (
-            one.training_memory_bytes["onnx"]
-            for one in (self.context.first.candidates[0], self.context.first.candidates[-1])
+            candidate.training_memory_bytes["onnx"]
+            for candidate in (self.context.first.candidates[0], self.context.first.candidates[-1])
         )
-        memory_bytes = int(low * (1.5 * high / low) ** chance.random())
-        rate_bps = 16 * self.context.first.candidates[-1].weight_bytes * (0.05 + chance.random())
+        memory_bytes = int(low * (1.5 * high / low) ** rng.random())
+        rate_bps = 16 * self.context.first.candidates[-1].weight_bytes * (0.05 + rng.random())
         link_bps = rate_bps / self.context.config.communication_s
         reading = Reading(memory_free_bytes=memory_bytes, downlink_bps=link_bps, uplink_bps=link_bps)
         return Telemetry(
@@ -130,17 +130,17 @@ class Fleet:
         )
 
     def handle(self, state: RunState, action: Action) -> None:
-        """What follows from an action; searches are the caller's, as they take seconds."""
+        """Queue the answer to an action; the caller runs searches, which take seconds."""
         if isinstance(action, SendTask):
             self.waiting.append(self._answer(action.task))
         elif isinstance(action, CheckRequest):
             self.waiting.append(RequestDone(request=action, result=ChangeSize(weights=1.0)))
         elif isinstance(action, AggregationRequest):
-            done = RequestDone(
+            answer = RequestDone(
                 request=action,
                 result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, lineages=action.lineages),
             )
-            self.waiting.append(done)
+            self.waiting.append(answer)
         elif isinstance(action, GoOn):
             self.waiting.appendleft(Tick())
         elif isinstance(action, _Supplied):
@@ -191,36 +191,36 @@ class Fleet:
         )
 
     def _count_operator_examples(self, task: Task) -> OperatorExamples:
-        """The first operator that it has, for every sample; nothing where it trains one network."""
+        """All samples for the first operator of each choice; empty if the task trains one network."""
         if not isinstance(task.work, Train) or task.work.paths is None:
             return ()
-        given = dict(task.architecture.choices)
+        operators = dict(task.architecture.choices)
         choices = self.context.network.choices
-        return tuple((name, ((given.get(name, one.operators)[0], 100),)) for name, one in choices.items())
+        return tuple((name, ((operators.get(name, choice.operators)[0], 100),)) for name, choice in choices.items())
 
-    def _answer_request(self, state: RunState, wanted: _Supplied) -> RequestDone:
-        match wanted:
+    def _answer_request(self, state: RunState, request: _Supplied) -> RequestDone:
+        match request:
             case TaskRequest():
-                facts = self._plan_program(state, wanted.participant.size, wanted.target)
-                made: Any = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
+                facts = self._plan_program(state, request.participant.size, request.target)
+                result: Any = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
             case ScoringRequest():
-                made = ()
+                result = ()
             case EvaluationRequest():
                 facts = ProgramFacts(planned_peak_bytes=1)
-                made = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
+                result = PreparedTask(program=_PROGRAM, weights=_BLOB, facts=facts)
             case ModelsRequest():
-                made = ExportedModels(programs=(_PROGRAM,), models=())
+                result = ExportedModels(programs=(_PROGRAM,), models=())
             case ProgramRequest():
-                made = self._plan_program(state, wanted.program.size, wanted.program.target)
+                result = self._plan_program(state, request.program.size, request.program.target)
             case CostRequest():
-                network = self.context.declared(wanted.lineage).network
-                made = self.estimates(network, self.context.training(1))
+                network = self.context.declared(request.lineage).network
+                result = self.estimates(network, self.context.training(1))
             case _:
-                never(wanted)
-        return RequestDone(request=wanted, result=made)
+                never(request)
+        return RequestDone(request=request, result=result)
 
     def _plan_program(self, state: RunState, size: Architecture, target: str) -> ProgramFacts:
-        """Programs plan a little more than cost estimates say."""
+        """Plan a little more memory than the cost estimate."""
         if size.architecture_id not in self._planned:
             estimate = get_estimates(self.context, state, target)(size)
             self._planned[size.architecture_id] = int(_OVER * estimate.training_memory_bytes[target])

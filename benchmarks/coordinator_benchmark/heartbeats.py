@@ -1,4 +1,4 @@
-"""What a heartbeat costs in fleets of different sizes: in the coordinator, in the whole server, and in memory."""
+"""The cost of a heartbeat in fleets of different sizes: in the coordinator, in the whole server, and in memory."""
 
 import time
 import tracemalloc
@@ -39,7 +39,7 @@ def _create_fleet(context: RunContext, count: int) -> RunState:
 
 
 def measure_heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> float:
-    """CPU microseconds of the coordinator for one heartbeat among so many members: the median of some tries.
+    """The coordinator's CPU time for one heartbeat in microseconds, the median of several tries.
 
     Args:
         context: of a run that waits for more members than there are.
@@ -48,29 +48,29 @@ def measure_heartbeat_us(context: RunContext, count: int, *, spoil: bool) -> flo
     """
     state, _ = step(context, _create_fleet(context, count), Tick(), 1.0)
     beats = [make_presence(f"client{7 * number % count}") for number in range(_BEATS if not spoil else 50)]
-    took = []
+    costs_us = []
     for _ in range(_TRIES):
-        begun_s = time.thread_time()
+        started_s = time.thread_time()
         for beat in beats:
             state, _ = step(context, state, beat, 2.0)
             if spoil:
                 live = replace(state.live, members=PersistentMap({**state.live.members}))
                 state = replace(state, live=live)
-        took.append(1e6 * (time.thread_time() - begun_s) / len(beats))
-    return median(took)
+        costs_us.append(1e6 * (time.thread_time() - started_s) / len(beats))
+    return median(costs_us)
 
 
 def measure_bytes_per_member(context: RunContext, count: int) -> float:
-    """Memory of a state for each of so many members, their profiles included."""
+    """Memory of the state per member, profiles included."""
     tracemalloc.start()
     fleet = _create_fleet(context, count)
-    held, _ = tracemalloc.get_traced_memory()
+    fleet_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return held / len(fleet.profiles)
+    return fleet_bytes / len(fleet.profiles)
 
 
 class _Nothing:
-    """Neither an exporter that is asked for anything nor an observer that listens."""
+    """An exporter that never answers and an observer that ignores all reports."""
 
     def submit(
         self, request: AnyRequest, *, weights_path: Path | None = None, samples_from: str = ""
@@ -98,7 +98,7 @@ def _open_server(config: Run, folder: Path, broker: MemoryBroker) -> Iterator[Se
 
 
 def measure_server_heartbeat_us(config: Run, context: RunContext, count: int, folder: Path) -> float:
-    """CPU microseconds of the whole server for one heartbeat: read, decided, written down, told.
+    """The whole server's CPU time for one heartbeat in microseconds, including decoding and the journal.
 
     Args:
         config: of a run that waits for more members than there are.
@@ -112,29 +112,29 @@ def measure_server_heartbeat_us(config: Run, context: RunContext, count: int, fo
     device.open(())
     with _open_server(config, folder, broker) as server:
 
-        def say(kind: str, name: str, payload: bytes) -> None:
+        def send(kind: str, name: str, payload: bytes) -> None:
             device.publish(topics.up(name, kind), payload)
 
         for name in names:
-            say("presence", name, encode(make_presence(name)))
-            say("profile", name, encode(make_profile(context, name)))
+            send("presence", name, encode(make_presence(name)))
+            send("profile", name, encode(make_profile(context, name)))
             if len(server.state.live.members) % 100 == 0:
                 server.step(0.0)
         while len(server.state.profiles) < count:
             server.step(0.0)
-        took = []
+        costs_us = []
         for _ in range(_TRIES):
             for number in range(_BEATS):
                 name = names[7 * number % count]
-                say("presence", name, encode(make_presence(name)))
+                send("presence", name, encode(make_presence(name)))
             # A step takes up to 257 deliveries and one tick, which looks at the whole fleet and is no heartbeat's.
             steps = -(-_BEATS // 257)
-            begun_s = time.thread_time()
+            started_s = time.thread_time()
             for _ in range(steps):
                 server.step(0.0)
-            busy_s = time.thread_time() - begun_s
-            begun_s = time.thread_time()
+            busy_s = time.thread_time() - started_s
+            started_s = time.thread_time()
             for _ in range(steps):
                 server.step(0.0)
-            took.append(1e6 * (busy_s - (time.thread_time() - begun_s)) / _BEATS)
-    return median(took)
+            costs_us.append(1e6 * (busy_s - (time.thread_time() - started_s)) / _BEATS)
+    return median(costs_us)

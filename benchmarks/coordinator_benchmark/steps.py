@@ -23,13 +23,13 @@ _MOST_STEPS = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What a method's run took.
+    """Costs of the steps of a method's run.
 
     Attributes:
-        worst_ms: CPU of the dearest step before any program was written, and after a round has written some.
-        worst_step: its event and its phase.
+        worst_ms: CPU time of the slowest step in the first round, without programs, and in later rounds.
+        worst_step: event and phase of the slowest step.
         mean_ms: of all steps.
-        beside_s: CPU of what was looked for beside the loop.
+        beside_s: CPU time of searches beside the loop.
         steps: how many there were.
         aggregated: rounds.
     """
@@ -43,41 +43,41 @@ class StepFigures:
 
 
 def measure_steps(context: RunContext, estimates: EstimatesOf, *, members: int, spoil: bool) -> StepFigures:
-    """Play a run to its end.
+    """Play a run to its end, and time each step.
 
     Args:
         context: of the run.
-        estimates: that the exporter tells.
+        estimates: the exporter's memory estimates.
         members: how many devices there are.
         spoil: search within the step that asks for it.
     """
     fleet = Fleet(context=context, estimates=estimates, names=tuple(f"client{number}" for number in range(members)))
     fleet.waiting.extend(fleet.join())
     freeze_loaded_objects()  # as a server does before it serves
-    state, now_s, worst, worst_step = RunState(), 1.0, [0.0, 0.0], ""
+    state, now_s, worst_ms, worst_step = RunState(), 1.0, [0.0, 0.0], ""
     total_s = beside_s = 0.0
     steps = 0
     while state.phase not in ("finished", "failed") and steps < _MOST_STEPS:
         if not fleet.waiting:
             now_s += 1.0
         event: Event = fleet.waiting.popleft() if fleet.waiting else Tick()
-        before, begun_s = state, time.thread_time()
+        before, started_s = state, time.thread_time()
         state, actions = step(context, state, event, now_s)
-        found = _answer_searches(context, state, actions) if spoil else ()
-        took_s = time.thread_time() - begun_s
-        steps, total_s = steps + 1, total_s + took_s
-        part = min(before.aggregated_round, 1)
-        if 1000 * took_s > max(worst):
+        answers = _answer_searches(context, state, actions) if spoil else ()
+        step_s = time.thread_time() - started_s
+        steps, total_s = steps + 1, total_s + step_s
+        stage = min(before.aggregated_round, 1)
+        if 1000 * step_s > max(worst_ms):
             worst_step = f"{type(event).__name__} in {before.phase}"
-        worst[part] = max(worst[part], 1000 * took_s)
-        begun_s = time.thread_time()
-        fleet.waiting.extend(found if spoil else _answer_searches(context, state, actions))
-        beside_s += time.thread_time() - begun_s
+        worst_ms[stage] = max(worst_ms[stage], 1000 * step_s)
+        started_s = time.thread_time()
+        fleet.waiting.extend(answers if spoil else _answer_searches(context, state, actions))
+        beside_s += time.thread_time() - started_s
         for action in actions:
             fleet.handle(state, action)
         fleet.report_telemetry(state)
     return StepFigures(
-        worst_ms=(worst[0], worst[1]),
+        worst_ms=(worst_ms[0], worst_ms[1]),
         worst_step=worst_step,
         mean_ms=1000 * total_s / steps,
         beside_s=beside_s,
@@ -87,8 +87,8 @@ def measure_steps(context: RunContext, estimates: EstimatesOf, *, members: int, 
 
 
 def _answer_searches(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> tuple[Event, ...]:
-    """What the server would look for in threads of its own."""
-    searches = [one for one in actions if isinstance(one, SearchRequest | NetworksRequest | GenerationRequest)]
+    """Do the searches that the server runs in other threads."""
+    searches = [action for action in actions if isinstance(action, SearchRequest | NetworksRequest | GenerationRequest)]
     return tuple(RequestDone(request=request, result=_search(context, state, request)) for request in searches)
 
 
@@ -102,9 +102,9 @@ def _search(context: RunContext, state: RunState, request: SearchRequest | Netwo
     )
 
 
-def _propose_generation(context: RunContext, state: RunState, wanted: GenerationRequest) -> ProposedGeneration:
-    """The next paths of a search, whose scores are drawn by chance."""
+def _propose_generation(context: RunContext, state: RunState, request: GenerationRequest) -> ProposedGeneration:
+    """Propose the next paths of a search, with random scores."""
     generation = propose_generation(context, state)
-    chance = Random(wanted.number)  # noqa: S311 - no secret
-    scores = tuple(chance.random() for _ in ([] if generation is None else generation.paths))
+    rng = Random(request.number)  # noqa: S311 - no secret
+    scores = tuple(rng.random() for _ in ([] if generation is None else generation.paths))
     return ProposedGeneration(generation=generation, scores=scores)

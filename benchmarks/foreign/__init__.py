@@ -1,1 +1,1 @@
-"""Networks that others wrote, or that a user would, for `foreign_networks.py`."""
+"""Third-party networks, and hand-written ones as a user would write, for `foreign_networks.py`."""

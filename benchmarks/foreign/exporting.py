@@ -31,7 +31,7 @@ _STEPS = 3.5
 
 
 def export_network(job: Mapping[str, str]) -> dict[str, Any]:
-    """Export a network, write its program, weights and data, and say how it went."""
+    """Export a network, write its program, weights and data, and return the outcome."""
     torch.set_num_threads(1)
     network, folder = NETWORKS[job["network"]], Path(job["folder"])
     module = build_seeded(network, 0)
@@ -40,8 +40,8 @@ def export_network(job: Mapping[str, str]) -> dict[str, Any]:
         with invert_gradient(planted=job["plant"] == "gradient"):
             program = write_program(create_step(network, module), target=job["target"], program_id=network.name)
     except ExportError as error:
-        told = explain_failure(error, module, network.sample, target=job["target"], batch_size=network.batch_size)
-        return {"refused": str(told)}
+        refusal = explain_failure(error, module, network.sample, target=job["target"], batch_size=network.batch_size)
+        return {"refused": str(refusal)}
     export_s = time.perf_counter() - started_s
     if job["plant"] == "plan":
         program = drop_activations(program)
@@ -57,20 +57,20 @@ def export_network(job: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _write_weights(module: nn.Module, program: Program, folder: Path) -> None:
-    kept = {value.tensor for value in program.manifest.inputs if value.role in {"parameter", "frozen", "buffer"}}
+    names = {value.tensor for value in program.manifest.inputs if value.role in {"parameter", "frozen", "buffer"}}
     state = module.state_dict()
-    save_file({name: state[name].detach().contiguous().numpy() for name in kept}, folder / "weights")
+    save_file({name: state[name].detach().contiguous().numpy() for name in names}, folder / "weights")
 
 
 def _write_data(network: ForeignNetwork, program: Program, folder: Path) -> None:
     random = np.random.default_rng(0)
     count = int(_STEPS * network.batch_size)
     label = next(value for value in program.manifest.inputs if value.role == "label")
-    made = []
+    arrays = []
     for shape, limit in ((network.sample.shape, network.sample.limit), (label.shape[1:], label.limit)):
         sizes = (count, *shape)
-        made.append(random.integers(0, limit, sizes) if limit else random.standard_normal(sizes, dtype=np.float32))
-    write_npz(folder / "data.npz", make_dataset(*made, "random numbers", exact=True))
+        arrays.append(random.integers(0, limit, sizes) if limit else random.standard_normal(sizes, dtype=np.float32))
+    write_npz(folder / "data.npz", make_dataset(*arrays, "random numbers", exact=True))
 
 
 if __name__ == "__main__":

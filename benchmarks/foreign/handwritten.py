@@ -71,7 +71,7 @@ class CausalBlock(nn.Module):
 
 
 class TemporalNetwork(nn.Module):
-    """A series to one class, by its last place."""
+    """Classifies a series by its last step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class TemporalNetwork(nn.Module):
 
 
 class Tagger(nn.Module):
-    """A tag for each token, by a GRU of both directions."""
+    """Tags each token with a bidirectional GRU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Tagger(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """An image to few numbers and back."""
+    """Encodes an image as few numbers and decodes it again."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a network that others wrote is: how it is made, what it takes, and what it learns."""
+"""A third-party network: its construction, its input and its objective."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ __all__ = ["ForeignNetwork", "build_seeded", "create_step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignNetwork:
-    """One network.
+    """A third-party or hand-written network with its input and its training.
 
     Attributes:
         name: its key in `NETWORKS`.
@@ -37,14 +37,14 @@ class ForeignNetwork:
 
 
 def build_seeded(network: ForeignNetwork, seed: int) -> nn.Module:
-    """The module in training mode, with weights drawn from a seed; the global random state stays as it was."""
+    """Build the module in training mode with seeded weights; the global random state is unchanged."""
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
         return network.build().train()
 
 
 def create_step(network: ForeignNetwork, module: nn.Module) -> Step:
-    """Its training step, with momentum."""
+    """Its training step, with default SGD settings."""
     return training_step(
         module,
         network.sample,

@@ -1,4 +1,4 @@
-"""Errors that are put in on purpose, to see that what looks for errors finds them."""
+"""Errors that are planted on purpose, to see that the checks find them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,28 +20,28 @@ PLANTS = ("gradient", "plan")
 
 @contextmanager
 def invert_gradient(*, planted: bool) -> Iterator[None]:
-    """While it is entered, programs go up the gradient instead of down."""
+    """Make exported programs climb the gradient while the context is open."""
     trace = programs.trace
 
-    def traced(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
+    def trace_inverted(step: Step, table: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
         graph = trace(step, table)
-        places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        (rate,) = (node for node, value in zip(places, step.inputs, strict=True) if value.role == "learning_rate")
-        with graph.graph.inserting_after(places[-1]):
-            wrong = graph.graph.call_function(torch.ops.aten.neg.default, (rate,))
-        wrong.meta["val"] = rate.meta["val"]
-        rate.replace_all_uses_with(wrong, delete_user_cb=lambda user: user is not wrong)
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        (rate,) = (node for node, value in zip(placeholders, step.inputs, strict=True) if value.role == "learning_rate")
+        with graph.graph.inserting_after(placeholders[-1]):
+            negated = graph.graph.call_function(torch.ops.aten.neg.default, (rate,))
+        negated.meta["val"] = rate.meta["val"]
+        rate.replace_all_uses_with(negated, delete_user_cb=lambda user: user is not negated)
         graph.recompile()
         return graph
 
     if not planted:
         yield
         return
-    with patch.object(programs, "trace", traced):
+    with patch.object(programs, "trace", trace_inverted):
         yield
 
 
 def drop_activations(program: Program) -> Program:
-    """A program whose plan leaves out its own tensors."""
+    """A program with a plan that leaves out activations and workspace."""
     memory = replace(program.manifest.memory, activation_bytes=0, workspace_bytes=0)
     return replace(program, manifest=replace(program.manifest, memory=memory))

@@ -1,4 +1,4 @@
-"""Every network that the exporter is tried on, by name."""
+"""All networks that the exporter is tested with, by name."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -19,7 +19,7 @@ _HIDDEN = 64
 
 
 class Logits(nn.Module):
-    """A network of transformers, which gives a data class, as a network that gives its logits."""
+    """Wraps a network of transformers so that it returns logits instead of a data class."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def _build(network: str, config: str, **options: Any) -> nn.Module:
 
 
 class ConformerTagger(nn.Module):
-    """Spectra through transformers' Conformer blocks to one class."""
+    """Classifies spectra with transformers' Conformer blocks."""
 
     def __init__(self) -> None:
         import_models()

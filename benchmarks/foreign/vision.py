@@ -22,7 +22,7 @@ def _build_torchvision(constructor: str) -> nn.Module:
 
 
 def _build_frozen(constructor: str) -> nn.Module:
-    """All but the last layer stays as it is."""
+    """Freeze all layers but the last one."""
     network = _build_torchvision(constructor).eval().requires_grad_(requires_grad=False)
     head: nn.Module = network.get_submodule("fc")
     head.train().requires_grad_()

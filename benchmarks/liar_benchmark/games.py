@@ -91,16 +91,16 @@ METHODS_AND_VARIANTS: Mapping[str, AnyMethod] = MappingProxyType(
         "fedadp by networks": FedADP(choice="declared"),
     }
 )
-"""Every method as it is by default, but for what follows from the few rounds; and variants whose members say more."""
+"""Every method with its defaults, adapted to few rounds, and variants with members that report more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameResult:
-    """What a run came to.
+    """The result of one game.
 
     Attributes:
         accuracy: mean accuracy of the honest members' models on the server's samples; 0 without a result.
-        rounds: that closed.
+        rounds: number of closed rounds.
         planned_rounds: rounds that the run was to have.
         failed_attempts: attempts of rounds that aggregated nothing.
         failure: why it did not end; empty where it did.
@@ -115,7 +115,7 @@ class GameResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """What is played.
+    """The settings of one game.
 
     Attributes:
         method: of `METHODS_AND_VARIANTS`.
@@ -123,7 +123,7 @@ class Game:
         rounds: of the run.
         liars: whether they take part.
         guarded: False turns off what keeps liars from deciding.
-        declared_width: of the networks that liars declare, where a method goes by them.
+        declared_width: of the networks that liars declare, if the method uses declared networks.
     """
 
     method: str
@@ -134,14 +134,14 @@ class Game:
     declared_width: int = 512
 
 
-def declare_honest_network(place: int) -> str:
-    """The network that an honest member brings, as profiles have it."""
-    return _encode_network(BROUGHT[place % len(BROUGHT)])
+def declare_honest_network(index: int) -> str:
+    """The network that an honest member declares in its profile."""
+    return _encode_network(BROUGHT[index % len(BROUGHT)])
 
 
 def declare_largest_networks(width: int) -> tuple[str, ...]:
-    """What liars declare: as large as is looked at, and more than a member may declare."""
-    return tuple(_encode_network(replace(MODEL, widths=(width - 64 * less,), depths=(4,))) for less in range(6))
+    """The networks that liars declare: as large as the server accepts, and more than a member may declare."""
+    return tuple(_encode_network(replace(MODEL, widths=(width - 64 * number,), depths=(4,))) for number in range(6))
 
 
 def _encode_network(network: Mlp) -> str:
@@ -149,7 +149,7 @@ def _encode_network(network: Mlp) -> str:
 
 
 def load_data(seed: int, *, signed: bool = True) -> Dataset:
-    """Digits less their mean; signed, each times a sign that is drawn, so that no linear model tells them apart."""
+    """Centred digits; signed ones have random signs, so that no linear model separates them."""
     whole = load_digits()
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (len(whole), 1, 1, 1)) if signed else 1.0
     inputs = (2.0 * (whole.inputs - whole.inputs.mean(axis=0)) * signs).astype(np.float32)
@@ -157,7 +157,7 @@ def load_data(seed: int, *, signed: bool = True) -> Dataset:
 
 
 def remove_guards(run: Run) -> Run:
-    """The same run without what keeps liars from deciding it."""
+    """A copy of a run without its protection against liars."""
     method: Any = run.method
     if hasattr(method, "most_often"):
         method = replace(method, most_often=0.0)
@@ -167,7 +167,7 @@ def remove_guards(run: Run) -> Run:
 
 
 def create_run(name: str, seed: int, rounds: int) -> Run:
-    """The settings of a method's game, with and without liars.
+    """Create the run of a method's game, the same with and without liars.
 
     Raises:
         ConfigError: there is no such method.
@@ -179,7 +179,9 @@ def create_run(name: str, seed: int, rounds: int) -> Run:
     if isinstance(method, FedorAS):
         first = max(1, rounds * 2 // 3)
         method = replace(method, supernet_rounds=first, tuning_rounds=max(1, rounds - first))
-    chooses = roles.selector.select is not select_at_random and not roles.training.draws_paths  # whose tiers take turns
+    chooses = (
+        roles.selector.select is not select_at_random and not roles.training.draws_paths
+    )  # with paths, tiers take turns
     return Run(
         name="liars",
         model=SUPERNET if roles.training.draws_paths else MODEL,
@@ -196,45 +198,45 @@ def create_run(name: str, seed: int, rounds: int) -> Run:
         targets=("torch",),
         deploy_targets=(),
         memory_overhead_bytes={},
-        # What a real fleet does by default: liars are no attackers that an emulation knows of.
+        # The default of a real fleet: the emulation does not know the liars as attackers.
         outliers=OutlierSettings(outliers="scale"),
         seed=seed,
     )
 
 
 def gather_game(run: Run, *, liars: bool, guarded: bool, runtime: str = "torch") -> GatheredRun:
-    """Honest members, with liars beside them or without; honest ones have the same samples in both."""
+    """Gather honest members with or without liars; the honest members' samples are the same in both."""
     # Each path of a supernet trains on few batches, too few to learn the signs.
     data = load_data(run.seed, signed=not run.roles.training.draws_paths)
     parts = np.array_split(np.random.default_rng(run.seed).permutation(LEARNED), HONEST + len(LIARS))
-    names = [f"honest-{place:02}" for place in range(HONEST)] + (list(LIARS) if liars else [])
+    names = [f"honest-{index:02}" for index in range(HONEST)] + (list(LIARS) if liars else [])
     devices = [
         EmulatedDevice(
             client_id=name,
-            profile=_create_profile(run, place, runtime),
+            profile=_create_profile(run, index, runtime),
             data=data.take(part[: len(part) * 4 // 5]),
             test=data.take(part[len(part) * 4 // 5 :]),
-            log=_create_log(run, place),
+            log=_create_log(run, index),
             runtime=runtime,
-            tier="honest" if place < HONEST else "liar",
+            tier="honest" if index < HONEST else "liar",
         )
-        for place, (name, part) in enumerate(zip(names, parts, strict=False))
+        for index, (name, part) in enumerate(zip(names, parts, strict=False))
     ]
     evaluation = data.take(np.arange(LEARNED, len(data)))
     return GatheredRun(run=run if guarded else remove_guards(run), devices=tuple(devices), evaluation=evaluation)
 
 
-def _create_profile(run: Run, place: int, runtime: str) -> DeviceProfile:
-    network = declare_honest_network(place) if run.roles.assigner.declarations else ""
+def _create_profile(run: Run, index: int, runtime: str) -> DeviceProfile:
+    network = declare_honest_network(index) if run.roles.assigner.declarations else ""
     return DeviceProfile(
         name="virtual", title="A member of a benchmark", memory_fraction=0.5, runtimes=(runtime,), network=network
     )
 
 
-def _create_log(run: Run, place: int) -> ResourceLog:
-    """Enough memory for all; where a method cuts a network, one link of four carries a part of it only."""
+def _create_log(run: Run, index: int) -> ResourceLog:
+    """Ample memory; if a method cuts a network, every fourth link carries only a part of it."""
     cuts = {"width", "depth"} & set(run.method.INFO.varies) and not run.roles.assigner.declarations
-    share = _LINKS[place % len(_LINKS)] if cuts else 1.0
+    share = _LINKS[index % len(_LINKS)] if cuts else 1.0
     rate_bps = 1e7 if share == 1.0 else share * 8 * 4 * 13_322
     reading = Reading(memory_free_bytes=4 * 10**8, downlink_bps=rate_bps, uplink_bps=rate_bps)
     rows = (LogRow(t_s=0.0, reading=reading),)
@@ -256,11 +258,11 @@ def play(game: Game, exports: ExportPool) -> GameResult:
     links = {kind: create_link_wrapper(kind, topics, networks) for kind in LIARS} if game.liars else {}
     try:
         result = run_batch(gathered, exports, trainers=trainers, links=links)
-        told = compute_batch_figures(gathered, result)
+        figures = compute_batch_figures(gathered, result)
     except SubfleetError as error:
         return GameResult(accuracy=0.0, rounds=0, planned_rounds=game.rounds, failure=str(error))
     return GameResult(
-        accuracy=told["tiers"]["honest"] or 0.0,
+        accuracy=figures["tiers"]["honest"] or 0.0,
         rounds=len(result.rounds),
         planned_rounds=run.total_rounds,
         failed_attempts=sum(record.failed_attempts for record in result.rounds),

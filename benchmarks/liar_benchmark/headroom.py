@@ -1,4 +1,4 @@
-"""What the game's task leaves to gain, by `headroom.py`'s measure."""
+"""The headroom of the game's task, as `headroom.py` measures it."""
 
 import argparse
 from dataclasses import replace
@@ -16,8 +16,11 @@ def describe_headroom() -> list[str]:
     run = create_run("fedavg", 1, 1)
     data = load_data(1)
     task = Task(run=run, train=data.take(np.arange(LEARNED)), test=data.take(np.arange(LEARNED, len(data))))
-    asked = argparse.Namespace(rates=[0.02, 0.05, 0.1], linear_rates=[0.005, 0.02], epochs=20, batch_size=32)
+    options = argparse.Namespace(rates=[0.02, 0.05, 0.1], linear_rates=[0.005, 0.02], epochs=20, batch_size=32)
     small = replace(MODEL, widths=(round(SMALLEST * MODEL.widths[0]),))
     models = {"largest": run, "smallest": replace(run, model=small, rates=(1.0,)), "linear": None}
-    told = [f"{name} {100 * train_best(task, name, one, asked).accuracy:.1f} %" for name, one in models.items()]
-    return [f"Headroom, each trained on all samples in one place: {', '.join(told)}."]
+    accuracies = [
+        f"{name} {100 * train_best(task, name, model_run, options).accuracy:.1f} %"
+        for name, model_run in models.items()
+    ]
+    return [f"Headroom, each trained on all samples in one place: {', '.join(accuracies)}."]

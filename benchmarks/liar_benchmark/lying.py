@@ -1,4 +1,4 @@
-"""What the four liars say: each changes what its member would have sent or heard, and each message stays valid."""
+"""The four liars: each changes the messages that its member sends or receives, and all messages stay valid."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,10 +43,10 @@ FACTOR = -30.0
 
 
 class Liar(Protocol):
-    """What becomes of what a member says and hears."""
+    """Changes the messages that a member sends, and filters those that it receives."""
 
     def rewrite(self, message: Message) -> Iterable[Message]:
-        """What is sent in place of a message."""
+        """The messages that are sent in place of a message."""
         ...
 
     def accepts(self, kind: str) -> bool:
@@ -73,17 +73,17 @@ class LyingLink:
         self._inner.open(subscriptions, will)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """See `Transport.publish`; what is sent is what the liar makes of it."""
+        """See `Transport.publish`; the liar rewrites the message first."""
         address = self._topics.parse(topic)
         if address.direction != "up" or address.kind == CHUNK or not payload:
             self._inner.publish(topic, payload, retain=retain)
             return
         for message in self._liar.rewrite(decode(payload)):
-            kept = retain and address.kind == message.KIND
-            self._inner.publish(self._topics.up(address.client_id, message.KIND), encode(message), retain=kept)
+            retained = retain and address.kind == message.KIND
+            self._inner.publish(self._topics.up(address.client_id, message.KIND), encode(message), retain=retained)
 
     def poll(self, timeout_s: float) -> Event | None:
-        """See `Transport.poll`; what the liar does not hear is dropped."""
+        """See `Transport.poll`; messages that the liar does not accept are dropped."""
         event = self._inner.poll(timeout_s)
         while isinstance(event, Delivery) and not self._liar.accepts(self._topics.parse(event.topic).kind):
             event = self._inner.poll(0.0)
@@ -95,7 +95,7 @@ class LyingLink:
 
 
 class Claimer:
-    """Claims as much as messages may hold: samples, losses, memory, speed, scores.
+    """Claims the largest values that messages can hold: samples, losses, memory, speed, scores.
 
     Args:
         networks: that it declares, as profiles have them; the first one counts, and empty declares none.
@@ -106,11 +106,11 @@ class Claimer:
         self._profiles = 0
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.hears`."""
+        """See `Liar.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.said`."""
+        """See `Liar.rewrite`."""
         if isinstance(message, Profile):
             message = self._falsify_profile(message)
         elif isinstance(message, Telemetry):
@@ -166,31 +166,31 @@ class Claimer:
 
 
 class Silent:
-    """Is there, says what it has, and never answers a task: it hears of none."""
+    """Joins and reports its data, but never answers a task, since no task reaches it."""
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.hears`."""
+        """See `Liar.accepts`."""
         return kind != Task.KIND
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.said`."""
+        """See `Liar.rewrite`."""
         yield message
 
 
 class Truthful:
-    """Says what its member says; the lie is in what it has trained."""
+    """Passes all messages on; the lie is in the trained weights."""
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.hears`."""
+        """See `Liar.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.said`."""
+        """See `Liar.rewrite`."""
         yield message
 
 
 class Churner:
-    """Returns under a new session with another profile at every beat, and answers out of phase.
+    """Returns with a new session and profile at every heartbeat, and answers out of phase.
 
     In every other round it claims a byte of memory. It refuses what it has trained and sends it at the next beat,
     repeats what it sent before, and scores extremes.
@@ -208,11 +208,11 @@ class Churner:
         self._telemetry: Telemetry | None = None
 
     def accepts(self, kind: str) -> bool:
-        """See `Liar.hears`."""
+        """See `Liar.accepts`."""
         return True
 
     def rewrite(self, message: Message) -> Iterator[Message]:
-        """See `Liar.said`."""
+        """See `Liar.rewrite`."""
         if isinstance(message, Presence):
             yield from self._rewrite_presence(message)
         elif isinstance(message, Profile):
@@ -231,7 +231,7 @@ class Churner:
                 )
             )
         elif isinstance(message, Scores):
-            extremes = (CandidateScore(score=(-1e300, 1e300)[place % 2]) for place, _ in enumerate(message.scores))
+            extremes = (CandidateScore(score=(-1e300, 1e300)[index % 2]) for index, _ in enumerate(message.scores))
             yield from self._send(replace(message, scores=tuple(extremes)))
         else:
             yield message
@@ -257,13 +257,13 @@ class Churner:
         yield message
 
     def _falsify_telemetry(self, telemetry: Telemetry) -> Iterator[Message]:
-        told = replace(telemetry, session_id=self._name_session(telemetry.client_id))
+        claim = replace(telemetry, session_id=self._name_session(telemetry.client_id))
         if (telemetry.round or 0) % 2:
-            told = replace(told, memory_budget_bytes=1, disk_budget_bytes=1)
+            claim = replace(claim, memory_budget_bytes=1, disk_budget_bytes=1)
         if self._telemetry is not None:
             yield replace(self._telemetry, message_id=make_message_id())
-        self._telemetry = told
-        yield told
+        self._telemetry = claim
+        yield claim
 
     def _falsify_profile(self, profile: Profile) -> Profile:
         networks = self._networks
@@ -301,14 +301,14 @@ def _falsify_evaluation(message: Evaluated, *, loss: float, accuracy: float, sam
         class_counts=tuple(samples // len(message.class_counts) for _ in message.class_counts),
         class_correct=tuple(0 for _ in message.class_correct),
         scores=tuple(
-            PathScore(loss=(0.0, LARGE_LOSS)[place % 2], accuracy=float(place % 2 == 0))
-            for place, _ in enumerate(message.scores)
+            PathScore(loss=(0.0, LARGE_LOSS)[index % 2], accuracy=float(index % 2 == 0))
+            for index, _ in enumerate(message.scores)
         ),
     )
 
 
 class GarblingTrainer:
-    """A trainer that sends -30 times what it learned, and in every third and fourth training no or tiny numbers."""
+    """A trainer that multiplies its changes by -30; every third and fourth change is NaN or tiny."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -327,7 +327,7 @@ class GarblingTrainer:
         except SubfleetError:  # written by a codec: damaged instead
             job.output_path.write_bytes(job.output_path.read_bytes()[::-1])
             return result
-        job.output_path.write_bytes(encode_arrays({name: _garble(one, kind) for name, one in arrays.items()}))
+        job.output_path.write_bytes(encode_arrays({name: _garble(array, kind) for name, array in arrays.items()}))
         return result
 
 
@@ -354,7 +354,7 @@ LIARS: Mapping[str, Callable[[Sequence[str]], Liar]] = MappingProxyType(
 
 
 def create_link_wrapper(kind: str, topics: Topics, networks: Sequence[str] = ()) -> Callable[[Transport], Transport]:
-    """What wraps the transport of a liar.
+    """Create a function that wraps the transport of a liar.
 
     Args:
         kind: of `LIARS`.

@@ -30,14 +30,14 @@ def main(arguments: Sequence[str]) -> int:
     kind, address, data, held_out, profile_file, log_file, state = arguments
     topics, profile = Topics(), load_profile(profile_file)
     trainer, summary = choose_trainer(profile.runtimes, data, profile.provider)
-    used: Trainer = GarblingTrainer(trainer) if kind == "garbler" else trainer
+    lying_trainer: Trainer = GarblingTrainer(trainer) if kind == "garbler" else trainer
     meter = ReplayMeter(ReplayedLog(load_log(log_file)), lambda _down, _up: None)
-    told = describe_device(kind, profile, trainer.target, summary, meter, held_out=trainer.describe(held_out))
-    settings = AgentSettings(profile=told, data_bytes=summary.data_bytes, leave_when_finished=True)
+    description = describe_device(kind, profile, trainer.target, summary, meter, held_out=trainer.describe(held_out))
+    settings = AgentSettings(profile=description, data_bytes=summary.data_bytes, leave_when_finished=True)
     broker = WaitingTransport(MqttTransport(parse_url(address), mqtt_client_id("main", "device", kind)), lambda: False)
     with AgentStore.held(Path(state), profile.disk_limit_bytes) as store:
         worker = TrainingWorker(
-            {trainer.target: used},
+            {trainer.target: lying_trainer},
             blobs=store.blobs,
             work_folder=store.work_folder,
             data=data,

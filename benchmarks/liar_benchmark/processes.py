@@ -34,7 +34,7 @@ _LIAR = Path(__file__).resolve().parent / "member.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRun:
-    """How the processes of one run ended.
+    """The outcome of the processes of one run.
 
     Attributes:
         summary: of the results; empty where there are none.
@@ -48,18 +48,18 @@ class ProcessRun:
 
     @property
     def accuracy(self) -> float:
-        """On the server's samples; 0 where there are no results."""
+        """On the server's samples; 0 without results."""
         return float(self.summary.get("accuracy") or 0.0)
 
     @property
     def failed_attempts(self) -> int:
-        """Of all rounds."""
-        return sum(int(one.get("failed_attempts", 0)) for one in self.summary.get("rounds", ()))
+        """The failed attempts of all rounds."""
+        return sum(int(record.get("failed_attempts", 0)) for record in self.summary.get("rounds", ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessResult:
-    """A method's runs with four liars, and the same without, seed by seed. What fails is never started anew.
+    """A method's runs with four liars and without, seed by seed. Failed processes are not restarted.
 
     Attributes:
         rounds: of each run.
@@ -74,36 +74,38 @@ class ProcessResult:
 
     @property
     def differences(self) -> tuple[float, ...]:
-        """Of accuracies, by seed: what liars added."""
-        return tuple(two.accuracy - one.accuracy for one, two in zip(self.without, self.beside, strict=True))
+        """By seed, the accuracy with liars minus the accuracy without."""
+        return tuple(
+            lied_to.accuracy - honest.accuracy for honest, lied_to in zip(self.without, self.beside, strict=True)
+        )
 
     @property
     def description(self) -> str:
-        """In words."""
+        """The accuracies and the duration in one line."""
         without, beside = _format_mean_accuracy(self.without), _format_mean_accuracy(self.beside)
         return f"{without} % without, {beside} % with liars, {self.minutes:.1f} minutes a run"
 
     @property
     def minutes(self) -> float:
-        """Of a run with liars, the mean."""
-        return statistics.fmean(one.seconds for one in self.beside) / 60
+        """The mean duration of a run with liars."""
+        return statistics.fmean(run.seconds for run in self.beside) / 60
 
     @property
     def problems(self) -> Iterator[str]:
-        """What is wrong with it, in sentences."""
+        """The problems of the runs as sentences."""
         for where, runs in (("without liars", self.without), ("with liars", self.beside)):
-            for seed, ended in enumerate(runs, start=1):
-                if ended.failed:
-                    yield f"{self.method}, {where}, seed {seed}: did not end by themselves: {', '.join(ended.failed)}"
-                if len(ended.summary.get("rounds", ())) != self.rounds:
+            for seed, run in enumerate(runs, start=1):
+                if run.failed:
+                    yield f"{self.method}, {where}, seed {seed}: did not end by themselves: {', '.join(run.failed)}"
+                if len(run.summary.get("rounds", ())) != self.rounds:
                     yield f"{self.method}, {where}, seed {seed}: not all rounds closed"
         if (difference := statistics.fmean(self.differences)) < -MOST_LOST:
             yield f"{self.method}: {-100 * difference:.1f} points were lost, but 2 at most may be"
 
     @property
     def cells(self) -> Sequence[str]:
-        """Those of its row."""
-        failed = sum(bool(one.failed) for one in (*self.without, *self.beside))
+        """The cells of its table row."""
+        failed = sum(bool(run.failed) for run in (*self.without, *self.beside))
         return (
             self.method,
             _format_mean_accuracy(self.without),
@@ -113,14 +115,14 @@ class ProcessResult:
             str(self.rounds),
             str(len(self.beside)),
             f"**no**: {failed} runs" if failed else "yes",
-            str(sum(one.failed_attempts for one in self.beside)),
+            str(sum(run.failed_attempts for run in self.beside)),
             "0",
             f"{self.minutes:.1f}",
         )
 
 
 def _format_mean_accuracy(runs: Sequence[ProcessRun]) -> str:
-    return f"{100 * statistics.fmean(one.accuracy for one in runs):.1f}"
+    return f"{100 * statistics.fmean(run.accuracy for run in runs):.1f}"
 
 
 def play_in_processes(method: str, folder: Path, rounds: int, seeds: Sequence[int]) -> ProcessResult:
@@ -135,11 +137,11 @@ def play_in_processes(method: str, folder: Path, rounds: int, seeds: Sequence[in
     Raises:
         SubfleetError: the broker does not start, or a file cannot be written.
     """
-    found = [
+    runs = [
         tuple(_run_processes(method, folder / f"{name}{seed}", rounds, seed, liars=name == "liars") for seed in seeds)
         for name in ("honest", "liars")
     ]
-    return ProcessResult(method=method, rounds=rounds, without=found[0], beside=found[1])
+    return ProcessResult(method=method, rounds=rounds, without=runs[0], beside=runs[1])
 
 
 def _run_processes(method: str, folder: Path, rounds: int, seed: int, *, liars: bool) -> ProcessRun:
@@ -166,13 +168,13 @@ def _run_processes(method: str, folder: Path, rounds: int, seed: int, *, liars: 
 
 
 def _format_run_file(method: str, rounds: int, seed: int, test: Path) -> str:
-    """The run file; what is different from the run in one process are deadlines, as time passes, and the runtime."""
-    drawn = DRAWN if method == "oort" else 0
+    """The run file; it differs from the run in one process by its deadlines and its runtime."""
+    clients_per_round = DRAWN if method == "oort" else 0
     return f"""
 name = "liars"
 rounds = {rounds}
 min_clients = {HONEST}
-clients_per_round = {drawn}
+clients_per_round = {clients_per_round}
 rates = [0.125, 0.25, 0.5, 1.0]
 communication_s = 1.0
 targets = ["onnx"]
@@ -232,14 +234,14 @@ def _build_member_command(name: str, broker: BrokerAddress, files: Files, folder
 
 def _build_liar_arguments(command: ClientCommand) -> list[str]:
     address = f"mqtt://{command.broker.host}:{command.broker.port}"
-    paths = [str(one) for one in (command.data, command.held_out, command.profile, command.log, command.state)]
+    paths = [str(path) for path in (command.data, command.held_out, command.profile, command.log, command.state)]
     return [command.client_id, address, *paths]
 
 
 def _start(stack: ExitStack, arguments: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
-    told = stack.enter_context(output.open("wb"))
+    log = stack.enter_context(output.open("wb"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=told, stderr=told, env=environment)
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
     stack.callback(_stop, process)
     return process
 

@@ -1,4 +1,4 @@
-"""What games come to, as rows of tables, and what is wrong with them."""
+"""Results of games as rows of tables, and their problems."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,11 @@ _HEADS = (
 
 
 class ProcessRow(Protocol):
-    """A run of processes, as a row tells it."""
+    """A method's runs in processes, as a table row."""
 
     @property
     def cells(self) -> Sequence[str]:
-        """Those of its row, below `PROCESS_HEADS`."""
+        """The cells of its row, below `PROCESS_HEADS`."""
         ...
 
 
@@ -57,12 +57,12 @@ class Row:
 
     @property
     def difference(self) -> float:
-        """Of accuracies, the mean over seeds."""
+        """The mean difference of accuracies over seeds."""
         return self.beside - self.without
 
     @property
     def problems(self) -> Iterator[str]:
-        """What is wrong with it, in sentences."""
+        """The problems of the games as sentences."""
         for failure in self.failures:
             yield f"{self.method}: a run did not end: {failure}"
         if not self.closed and not self.failures:
@@ -72,34 +72,34 @@ class Row:
 
 
 def build_row(method: str, without: Sequence[GameResult], beside: Sequence[GameResult]) -> Row:
-    """A method's games, seed by seed, without liars and with them."""
+    """Combine a method's games, seed by seed, without liars and with them."""
     runs = (*without, *beside)
     return Row(
         method=method,
-        without=statistics.fmean(one.accuracy for one in without),
-        beside=statistics.fmean(one.accuracy for one in beside),
-        differences=tuple(two.accuracy - one.accuracy for one, two in zip(without, beside, strict=True)),
+        without=statistics.fmean(result.accuracy for result in without),
+        beside=statistics.fmean(result.accuracy for result in beside),
+        differences=tuple(lied_to.accuracy - honest.accuracy for honest, lied_to in zip(without, beside, strict=True)),
         rounds=beside[0].planned_rounds,
-        closed=all(one.rounds == one.planned_rounds for one in runs),
-        failed_attempts=sum(one.failed_attempts for one in beside),
-        failures=tuple(one.failure for one in runs if one.failure),
+        closed=all(result.rounds == result.planned_rounds for result in runs),
+        failed_attempts=sum(result.failed_attempts for result in beside),
+        failures=tuple(result.failure for result in runs if result.failure),
     )
 
 
 def find_problems(rows: Sequence[Row]) -> list[str]:
-    """What is wrong with games, in sentences; nothing where all is as it has to be."""
+    """List the problems of all games as sentences."""
     return [problem for row in rows for problem in row.problems]
 
 
 def build_table(rows: Sequence[Row]) -> list[str]:
-    """A row for each method, and behind them the worst one and the median of differences."""
+    """A row for each method, then the worst method and the median difference."""
     ordered = sorted(rows, key=lambda row: row.difference)
     median = statistics.median(row.difference for row in rows)
-    told = (
+    summary = (
         f"Worst: {ordered[0].method}, {_format_points(ordered[0].difference)} points; "
         f"median of all {_format_points(median)} points."
     )
-    return [*_format_table(_HEADS, [_format_cells(row) for row in rows]), "", told]
+    return [*_format_table(_HEADS, [_format_cells(row) for row in rows]), "", summary]
 
 
 def build_process_table(rows: Sequence[ProcessRow]) -> list[str]:

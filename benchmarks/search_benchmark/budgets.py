@@ -23,14 +23,14 @@ _SEED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One device at one moment: where its readings lie between the least and the most of their logs, 0 to 1."""
+    """A device at one moment: the position of its readings in the range of their logs, 0 to 1."""
 
     memory: float
     link: float
 
 
 def read_shares() -> tuple[list[Share], str]:
-    """Devices at moments in a fixed random order, and where they come from."""
+    """Read devices at moments in a fixed random order, and describe their source."""
     folder = os.environ.get("SUBFLEET_DATA")
     rng = Random(_SEED)  # noqa: S311 - budgets are no secrets
     if not folder:
@@ -43,7 +43,7 @@ def read_shares() -> tuple[list[Share], str]:
 
 
 def create_queries(case: Case, shares: Sequence[Share]) -> list[Query]:
-    """The shares as budgets of a network.
+    """Convert shares to budgets of a network.
 
     The least of a log is 0.9 of what the smallest submodel takes, the most 1.1 of what the whole network takes; between
     them equal steps of a log are equal factors of a budget.

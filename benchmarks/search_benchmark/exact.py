@@ -1,4 +1,4 @@
-"""What becomes of a search's answers once programs are written: exact plans decide, and the next answers learn."""
+"""A search's answers once programs are written: exact plans decide, and later answers learn from them."""
 
 import json
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from subfleet.search.queue import ProgramFacts
 __all__ = ["ExactFigures", "Plans", "measure_exact"]
 
 _SEEKING = 100
-"""Devices that look before any is given something."""
+"""Devices that explore before any is given a submodel."""
 _TRIED = 6
-"""Submodels whose programs are written for a budget, to find the largest of all that fits."""
+"""Programs that are written per budget to find the largest submodel that fits."""
 _SPOILT = 1.2
 """Times a device's memory, where an error is planted."""
 
 
 class Plans:
-    """Exact plans of written programs. Each takes seconds of the processor, so they are kept in a file.
+    """Exact plans of written programs, kept in a file since each takes seconds of CPU time.
 
     The file holds for one version of the exporter alone; delete it where plans have changed.
 
@@ -43,11 +43,11 @@ class Plans:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path and path.exists() else []
-        found = map(json.loads, lines)
-        self._known = {(one["space"], one["architecture"]): int(one["exact_bytes"]) for one in found}
+        plans = map(json.loads, lines)
+        self._known = {(plan["space"], plan["architecture"]): int(plan["exact_bytes"]) for plan in plans}
 
     def find(self, case: Case, architecture: Architecture) -> int:
-        """What the written program of a submodel is planned to take."""
+        """The planned peak memory of a submodel's program."""
         text = canonical_json(architecture).decode()
         if (case.name, text) not in self._known:
             step = training_step_of(build_train_request(case.network, architecture, TARGET, case.training))
@@ -63,14 +63,14 @@ class Plans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactFigures:
-    """Of one space.
+    """The figures of one space.
 
     Attributes:
         row: of its table.
-        fractions: parameters of what each device is sent, of the most that fits by exact plans; none where the space
+        fractions: parameters that each device is sent over the most that fit by exact plans; empty if the space
             is too large to be listed.
         first: whether each answer was above its budget when no plan was known.
-        later: the same of other devices, with the correction that these plans told.
+        later: the same for other devices, with the correction from these plans.
         violations: tasks that were sent above their budget.
     """
 
@@ -83,10 +83,10 @@ class ExactFigures:
 
 @dataclass(slots=True, kw_only=True)
 class _Server:
-    """As much of a server as decides what is sent: a pool, and the plans of the programs that it has written.
+    """The part of a server that decides what to send: a pool, and the plans of the written programs.
 
     Attributes:
-        checks: whether a task is sent only where its program's plan fits; else cost estimates decide, and those with
+        checks: whether a task is sent only if its program's plan fits; otherwise cost estimates decide, with
             too high a budget.
     """
 
@@ -101,20 +101,20 @@ class _Server:
         self.roles = self.case.method.roles()
         self.search = self.case.method.start(self.case.network, self.case.estimate, TARGET)
 
-    def seek(self, asked: Sequence[Query], first: int) -> None:
-        """Let devices look, one after the other, and remember what they come by."""
-        for place, query in enumerate(asked, start=first):
-            self.search = self.search.learn(self.roles.assigner.search.explore(self._create_context(query, place)))
+    def seek(self, device_queries: Sequence[Query], first: int) -> None:
+        """Let devices explore one after the other, and learn their findings."""
+        for number, query in enumerate(device_queries, start=first):
+            self.search = self.search.learn(self.roles.assigner.search.explore(self._create_context(query, number)))
 
     def choose(self, query: Query) -> Architecture | None:
-        """The answer of the search: a program to write, or one that is written and about as good."""
+        """The assigner's answer: a program to write, or a written one that is about as good."""
         assigned = self.roles.assigner.assign(self._create_context(query))
         if assigned.candidate is None:
             return None
         return assigned.candidate.architecture if assigned.requested is None else assigned.requested.program.size
 
     def write(self, architecture: Architecture) -> int:
-        """Write a program, and tell its plan."""
+        """Write a program, and return its planned peak memory."""
         peak_bytes = self.plans.find(self.case, architecture)
         if self.checks:
             self.written[architecture.architecture_id] = WrittenSize(
@@ -123,20 +123,20 @@ class _Server:
         return peak_bytes
 
     def choose_written(self, query: Query) -> Architecture | None:
-        """What a device is sent in the end: where a program's plan is too large, the search answers once more."""
+        """The submodel that a device is sent: the search answers again until the program is written."""
         architecture = self.choose(query)
         while self.checks and architecture is not None and architecture.architecture_id not in self.written:
             self.write(architecture)
             architecture = self.choose(query)
         return architecture
 
-    def _create_context(self, query: Query, place: int = 0) -> AssignmentContext:
+    def _create_context(self, query: Query, number: int = 0) -> AssignmentContext:
         memory_bytes = int(query.limits.memory_bytes * (1 if self.checks else _SPOILT))
         return AssignmentContext(
             networks=MappingProxyType({self.case.network.id: self.case.network}),
             candidates=(),
             estimate=self.case.estimate,
-            draw=Draw(seed=0, round=1, client_id=str(place)),
+            draw=Draw(seed=0, round=1, client_id=str(number)),
             target=TARGET,
             budget=replace(query.limits, memory_bytes=memory_bytes),
             search=self.search,
@@ -147,24 +147,24 @@ class _Server:
 def measure_exact(
     case: Case, shares: Sequence[Share], plans: Plans, *, count: int, listed: bool, checks: bool
 ) -> ExactFigures:
-    """A first round out of an empty pool, other devices after it, and then what the first are sent in the end.
+    """Serve a first round from an empty pool, then other devices, then the first devices again.
 
     Args:
         case: the space.
         shares: of the devices.
         plans: the exact plans that are known; others are added.
-        count: devices of each kind whose answers are held against exact plans.
+        count: devices of each kind to compare with exact plans.
         listed: whether the most that fits is looked for in all of the space.
         checks: False plants an error: tasks are sent without a look at plans.
     """
-    asked = create_queries(case, shares[: 2 * _SEEKING])
+    device_queries = create_queries(case, shares[: 2 * _SEEKING])
     server = _Server(case=case, plans=plans, checks=checks)
-    server.seek(asked[:_SEEKING], 0)
-    answers = [(query, server.choose(query)) for query in asked[:_SEEKING]]
+    server.seek(device_queries[:_SEEKING], 0)
+    answers = [(query, server.choose(query)) for query in device_queries[:_SEEKING]]
     first = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
     first_over = tuple([server.write(architecture) > query.limits.memory_bytes for query, architecture in first])
-    server.seek(asked[_SEEKING:], _SEEKING)
-    answers = [(query, server.choose(query)) for query in asked[_SEEKING:]]
+    server.seek(device_queries[_SEEKING:], _SEEKING)
+    answers = [(query, server.choose(query)) for query in device_queries[_SEEKING:]]
     others = [(query, architecture) for query, architecture in answers if architecture is not None][:count]
     later_over = tuple([plans.find(case, architecture) > query.limits.memory_bytes for query, architecture in others])
     sent = [
@@ -173,7 +173,7 @@ def measure_exact(
         if architecture is not None
     ]
     exact = [(query, _apply_plan(case, plans, architecture)) for query, architecture in sent]
-    violations = sum(not fits(one, TARGET, query.limits) for query, one in exact)
+    violations = sum(not fits(candidate, TARGET, query.limits) for query, candidate in exact)
     fractions = tuple(_compute_fractions(server, exact)) if listed else ()
     mean = f"{sum(fractions) / len(fractions):.4f} | {min(fractions):.4f}" if fractions else "| "
     return ExactFigures(
@@ -194,46 +194,48 @@ def _apply_plan(case: Case, plans: Plans, architecture: Architecture) -> Candida
 
 
 def _compute_fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
-    """Of each device, the parameters that it is sent by the most that fits."""
+    """For each device, the parameters of its submodel over the most that fit."""
     case, plans = server.case, server.plans
     listed = exhaustive_search(case.space, case.estimate, TARGET).known
-    every = sorted(listed, key=lambda one: one.parameters, reverse=True)
-    known = {one.size.architecture_id: _apply_plan(case, plans, one.size) for one in server.written.values()}
-    known |= {one.architecture.architecture_id: one for _, one in sent}
-    found = []
-    for query, given in sent:
-        fitting = _find_largest(every, query, case, plans, known)
-        found.append(given.parameters / max(fitting, given.parameters))
-    return found
+    candidates = sorted(listed, key=lambda candidate: candidate.parameters, reverse=True)
+    known = {
+        program.size.architecture_id: _apply_plan(case, plans, program.size) for program in server.written.values()
+    }
+    known |= {candidate.architecture.architecture_id: candidate for _, candidate in sent}
+    fractions = []
+    for query, assigned in sent:
+        fitting = _find_largest(candidates, query, case, plans, known)
+        fractions.append(assigned.parameters / max(fitting, assigned.parameters))
+    return fractions
 
 
 def _find_largest(
-    every: Sequence[Candidate], query: Query, case: Case, plans: Plans, known: dict[str, Candidate]
+    candidates: Sequence[Candidate], query: Query, case: Case, plans: Plans, known: dict[str, Candidate]
 ) -> int:
-    """Parameters of the largest submodel that fits by its exact plan, as far as few plans tell.
+    """Parameters of the largest submodel that fits by its exact plan, judged by few plans.
 
     Args:
-        every: the space, from the largest to the smallest.
+        candidates: the space, from the largest to the smallest.
         query: of the device.
         case: the space.
         plans: the exact plans.
-        known: submodels with their exact plans, to which those of this device are added.
+        known: submodels with their exact plans; this device's are added.
     """
-    most = max((one.parameters for one in known.values() if fits(one, TARGET, query.limits)), default=0)
-    lowest, tried = min(_compare_with_estimate(case, one) for one in known.values()), 0
-    for candidate in every:
-        if candidate.parameters <= most or tried == _TRIED:
+    most = max((planned.parameters for planned in known.values() if fits(planned, TARGET, query.limits)), default=0)
+    lowest, tries = min(_compare_with_estimate(case, planned) for planned in known.values()), 0
+    for candidate in candidates:
+        if candidate.parameters <= most or tries == _TRIED:
             break
         # The ratio of a plan to its cost estimate is expected to be at least the lowest known one.
         expected_bytes = int(lowest * candidate.training_memory_bytes[TARGET])
         likely = replace(candidate, training_memory_bytes=MappingProxyType({TARGET: expected_bytes}))
         if not fits(likely, TARGET, query.limits) or candidate.architecture.architecture_id in known:
             continue
-        tried += 1
-        one = known[candidate.architecture.architecture_id] = _apply_plan(case, plans, candidate.architecture)
-        if fits(one, TARGET, query.limits):
-            return one.parameters
-        lowest = min(lowest, _compare_with_estimate(case, one))
+        tries += 1
+        planned = known[candidate.architecture.architecture_id] = _apply_plan(case, plans, candidate.architecture)
+        if fits(planned, TARGET, query.limits):
+            return planned.parameters
+        lowest = min(lowest, _compare_with_estimate(case, planned))
     return most
 
 

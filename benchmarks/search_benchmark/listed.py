@@ -25,15 +25,15 @@ class ListedSearch:
         self.known = EstimateIndex(target, map(estimate, architectures))
 
     def explore(self, query: Query, rng: Random) -> Explored:
-        """Find nothing, as everything is known."""
+        """Find nothing: the list is complete."""
         return Explored()
 
     def with_estimates(self, estimate: CostEstimates) -> "ListedSearch":
-        """The same search, which has its cost estimates."""
+        """Return the same search, which has its cost estimates already."""
         return self
 
     def learn(self, found: Sequence[FoundSize]) -> "ListedSearch":
-        """The same search, as the list is fixed."""
+        """Return the same search: the list is fixed."""
         return self
 
     def best(self, query: Query) -> Fit | None:

@@ -14,42 +14,42 @@ _CROSSED = 0.3
 
 
 def find_most_parameters(
-    case: Case, query: Query, starts: Sequence[Genes], *, trials: int, kept: int, rng: Random
+    case: Case, query: Query, starts: Sequence[Genes], *, trials: int, survivors: int, rng: Random
 ) -> int:
-    """The most parameters that an evolution over random changes comes by within the budget; 0 where nothing fits.
+    """The most parameters within the budget that an evolution finds by random changes; 0 if nothing fits.
 
     Args:
         case: the space.
         query: of one device.
         starts: of the first generation.
         trials: submodels that are looked at.
-        kept: of them those with the most parameters are changed further.
+        survivors: number of submodels, those with the most parameters, that are changed further.
         rng: decides everything.
     """
     space = case.space
-    everyone: dict[Genes, int] = {}
+    population: dict[Genes, int] = {}
 
-    def look(genes: Genes) -> None:
+    def consider(genes: Genes) -> None:
         fit = measure_fit(case.estimate(space.architecture(genes)), query)
         if fit is not None:
-            everyone[genes] = fit.candidate.parameters
-            if len(everyone) > 2 * kept:
-                for worst in sorted(everyone, key=everyone.__getitem__)[: len(everyone) - kept]:
-                    del everyone[worst]
+            population[genes] = fit.candidate.parameters
+            if len(population) > 2 * survivors:
+                for worst in sorted(population, key=population.__getitem__)[: len(population) - survivors]:
+                    del population[worst]
 
     for genes in (space.smallest, *starts):
-        look(genes)
+        consider(genes)
     for _ in range(trials):
-        if not everyone:
+        if not population:
             return 0
-        known = list(everyone)
+        known = list(population)
         genes = rng.choice(known)
         if rng.random() < _CROSSED:
             genes = tuple(rng.choice(pair) for pair in zip(genes, rng.choice(known), strict=True))
         for _ in range(rng.randint(1, _MOST_MUTATIONS)):
             genes = _mutate(space, genes, rng)
-        look(space.canonical(genes))
-    return max(everyone.values())
+        consider(space.canonical(genes))
+    return max(population.values())
 
 
 def _mutate(space: SearchSpace, genes: Genes, rng: Random) -> Genes:
@@ -57,6 +57,6 @@ def _mutate(space: SearchSpace, genes: Genes, rng: Random) -> Genes:
     open_genes = [index for index, gene in enumerate(space.genes) if len(gene.options) > 1]
     if not open_genes:
         return genes
-    chosen = rng.choice(open_genes)
-    steps = [step for step in (-1, 1) if 0 <= genes[chosen] + step < len(space.genes[chosen].options)]
-    return (*genes[:chosen], genes[chosen] + rng.choice(steps), *genes[chosen + 1 :])
+    position = rng.choice(open_genes)
+    steps = [step for step in (-1, 1) if 0 <= genes[position] + step < len(space.genes[position].options)]
+    return (*genes[:position], genes[position] + rng.choice(steps), *genes[position + 1 :])

@@ -1,4 +1,4 @@
-"""What is measured of a search."""
+"""Measurements of a search."""
 
 import hashlib
 import statistics
@@ -23,24 +23,24 @@ __all__ = ["Figures", "build_export_table", "build_hit_rate_table", "measure_exh
 _EPSILONS = (0.2, 0.4, 0.6, 0.8, 0.9)
 _T_MAX = (1, 2, 5, 10, 20)
 _ROUND = 30
-"""Devices of a round: all look for submodels before any of them is given one."""
+"""Devices of a round: all explore before any of them is given a submodel."""
 _FIRST, _WARMING = 100, 1500
 """Devices at once out of an empty pool, and all that are served before the warm figures, these among them."""
 _JUDGED, _TRIALS, _KEPT = 40, 2000, 24
-"""Budgets that the long search looks at, what it cost estimates for each, and how many of these it goes on from."""
+"""Budgets of the long search, its cost estimates for each, and the submodels that it continues from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of one space.
+    """The figures of one space.
 
     Attributes:
         row: of its table.
-        mean: parameters of the answers as a fraction of the most that fit, over devices that anything fits.
+        mean: parameters of the answers over the most that fit, averaged over devices that some submodel fits.
         used: mean utilisation of the answers.
         paper_used: the same of the paper's search.
-        warm_per_s: devices that are looked for and answered in a second; 0 where it was not measured.
-        cold_per_s: the same of the first round, with all that has to be made before it.
+        warm_per_s: devices served per second after warm-up; 0 if it was not measured.
+        cold_per_s: the same for the first round, setup included.
         first_round_s: of that round.
     """
 
@@ -55,14 +55,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a search gave one device, and what it came by on its way."""
+    """A search's answer to one device, and what it explored."""
 
     fit: Fit | None
     explored: Explored
 
     @property
     def parameters(self) -> int:
-        """Of the submodel; 0 without one."""
+        """Parameters of the submodel; 0 without one."""
         return 0 if self.fit is None else self.fit.candidate.parameters
 
 
@@ -72,41 +72,43 @@ def _create_stream(*names: object) -> Random:
 
 @dataclass(kw_only=True)
 class _Server:
-    """As much of a server as holds a search: what it has learned takes its place."""
+    """A holder of the current search."""
 
     search: Search
 
 
 def _create_our_search(case: Case) -> _Server:
-    """The search of the default configuration, which knows nothing yet."""
+    """The default configuration's search with nothing learned yet."""
     return _Server(search=case.method.start(case.network, case.estimate, TARGET))
 
 
 def _create_paper_search(case: Case, settings: PaperSettings | None = None) -> _Server:
-    """The paper's search, which knows nothing yet."""
-    return _Server(search=PaperSearch.over(case.space, case.estimate, TARGET, settings))
+    """The paper's search with nothing learned yet."""
+    return _Server(search=PaperSearch.over(case.space, case.estimate, TARGET, settings or PaperSettings()))
 
 
-def _serve(server: _Server, asked: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
-    """So many devices at once; the paper's algorithm serves one after the other."""
+def _serve(server: _Server, device_queries: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:
+    """Serve devices in groups; the paper's algorithm serves one at a time."""
     answers: list[Answer] = []
-    for begin in range(0, len(asked), at_once):
-        together = asked[begin : begin + at_once]
+    for begin in range(0, len(device_queries), at_once):
+        group = device_queries[begin : begin + at_once]
         explored = []
-        for place, query in enumerate(together, start=first + begin):
-            explored.append(server.search.explore(query, _create_stream(place)))
+        for number, query in enumerate(group, start=first + begin):
+            explored.append(server.search.explore(query, _create_stream(number)))
             server.search = server.search.learn(explored[-1].sizes)
         best = server.search.best
-        answers += [Answer(fit=best(query), explored=one) for query, one in zip(together, explored, strict=True)]
+        answers += [
+            Answer(fit=best(query), explored=exploration) for query, exploration in zip(group, explored, strict=True)
+        ]
     return answers
 
 
 def _exceeds(candidate: Candidate, query: Query) -> bool:
     limits = query.limits
-    moved = candidate.weight_bytes
+    weight_bytes = candidate.weight_bytes
     links = (limits.downlink_bytes, limits.uplink_bytes)
     return candidate.training_memory_bytes[TARGET] > limits.memory_bytes or any(
-        link is not None and moved > link for link in links
+        link is not None and weight_bytes > link for link in links
     )
 
 
@@ -114,23 +116,23 @@ def _fits(query: Query, candidate: Candidate) -> bool:
     return not _exceeds(candidate, query)
 
 
-def _count_violations(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
-    pairs = zip(answers, asked, strict=True)
+def _count_violations(answers: Sequence[Answer], device_queries: Sequence[Query]) -> int:
+    pairs = zip(answers, device_queries, strict=True)
     return sum(answer.fit is not None and _exceeds(answer.fit.candidate, query) for answer, query in pairs)
 
 
-def _count_fewer(answers: Sequence[Answer], asked: Sequence[Query]) -> int:
-    """Pairs of devices of a round of which the one with no less of any budget has fewer parameters."""
-    every = [
+def _count_fewer(answers: Sequence[Answer], device_queries: Sequence[Query]) -> int:
+    """Count pairs in a round where a device with no smaller budget gets fewer parameters."""
+    devices = [
         (query.limits.memory_bytes, query.limits.downlink_bytes or 0, query.limits.uplink_bytes or 0, answer.parameters)
-        for query, answer in zip(asked, answers, strict=True)
+        for query, answer in zip(device_queries, answers, strict=True)
     ]
-    rounds = (every[begin : begin + _ROUND] for begin in range(0, len(every), _ROUND))
+    rounds = (devices[begin : begin + _ROUND] for begin in range(0, len(devices), _ROUND))
     return sum(
-        all(less <= more for less, more in zip(one[:3], other[:3], strict=True)) and one[3] > other[3]
-        for together in rounds
-        for one in together
-        for other in together
+        all(small <= large for small, large in zip(device[:3], other[:3], strict=True)) and device[3] > other[3]
+        for group in rounds
+        for device in group
+        for other in group
     )
 
 
@@ -147,78 +149,83 @@ def _compute_fractions(answers: Sequence[Answer], most: Sequence[int]) -> list[f
 
 
 def measure_large(name: str, shares: Sequence[Share], *, count: int) -> Figures:
-    """Begin with a first round, warm both searches, then serve others, ours against the clock.
+    """Serve a first round, warm up both searches, then time ours and compare the answers.
 
-    Seconds are those of the processor, so that a busy machine counts no waiting.
+    Seconds are CPU time, so that waiting on a busy machine does not count.
     """
     create_case(TINY).ends[0].training_memory_bytes[TARGET]
     freeze_loaded_objects()  # as a server does before it serves
-    begun_s = time.process_time()
+    started_s = time.process_time()
     case = create_case(name)
-    asked = create_queries(case, shares[: _WARMING + count])
-    ours = _create_our_search(case)
-    _serve(ours, asked[:_FIRST], at_once=_FIRST)
-    first_s = time.process_time() - begun_s
-    _serve(ours, asked[_FIRST:_WARMING], _FIRST, at_once=_ROUND)
+    device_queries = create_queries(case, shares[: _WARMING + count])
+    our_search = _create_our_search(case)
+    _serve(our_search, device_queries[:_FIRST], at_once=_FIRST)
+    first_s = time.process_time() - started_s
+    _serve(our_search, device_queries[_FIRST:_WARMING], _FIRST, at_once=_ROUND)
     paper = _create_paper_search(case)
-    _serve(paper, asked[:_WARMING])
-    rest = asked[_WARMING:]
-    begun_s = time.process_time()
-    given = _serve(ours, rest, _WARMING, at_once=_ROUND)
-    warm_per_s = len(rest) / (time.process_time() - begun_s)
-    theirs = _serve(paper, rest, _WARMING)
-    widths = _serve(_Server(search=ListedSearch(case.uniform, case.estimate, TARGET)), rest)
+    _serve(paper, device_queries[:_WARMING])
+    rest = device_queries[_WARMING:]
+    started_s = time.process_time()
+    answers = _serve(our_search, rest, _WARMING, at_once=_ROUND)
+    warm_per_s = len(rest) / (time.process_time() - started_s)
+    paper_answers = _serve(paper, rest, _WARMING)
+    uniform_answers = _serve(_Server(search=ListedSearch(case.uniform, case.estimate, TARGET)), rest)
     below = sum(
-        mine.parameters < max(one.parameters for one in others)
-        for mine, *others in zip(given, theirs, widths, strict=True)
+        ours.parameters < max(other.parameters for other in others)
+        for ours, *others in zip(answers, paper_answers, uniform_answers, strict=True)
     )
     judged = min(_JUDGED, len(rest) // 15)
     most = [
-        max(_search_long(case, query, answer, place), answer.parameters)
-        for place, (query, answer) in enumerate(zip(rest[:judged], given[:judged], strict=True))
+        max(_search_long(case, query, answer, number), answer.parameters)
+        for number, (query, answer) in enumerate(zip(rest[:judged], answers[:judged], strict=True))
     ]
-    own, other, width = (_compute_fractions(answers[:judged], most) for answers in (given, theirs, widths))
+    fractions, paper_fractions, uniform_fractions = (
+        _compute_fractions(served[:judged], most) for served in (answers, paper_answers, uniform_answers)
+    )
     return Figures(
         row=f"| {case.name} | {case.space.count():.1e} | {warm_per_s:.0f} | {_FIRST / first_s:.1f} | {first_s:.2f} "
-        f"| {_average(own):.4f} | {min(own):.4f} | {_average(other):.4f} | {_average(width):.4f} "
-        f"| {_average_utilisation(given):.4f} | {below} | {_count_fewer(given, rest)} "
-        f"| {_count_violations(given, rest)} |",
-        mean=_average(own),
-        used=_average_utilisation(given),
-        paper_used=_average_utilisation(theirs),
+        f"| {_average(fractions):.4f} | {min(fractions):.4f} | {_average(paper_fractions):.4f} "
+        f"| {_average(uniform_fractions):.4f} | {_average_utilisation(answers):.4f} | {below} "
+        f"| {_count_fewer(answers, rest)} | {_count_violations(answers, rest)} |",
+        mean=_average(fractions),
+        used=_average_utilisation(answers),
+        paper_used=_average_utilisation(paper_answers),
         warm_per_s=warm_per_s,
         cold_per_s=_FIRST / first_s,
         first_round_s=first_s,
     )
 
 
-def _search_long(case: Case, query: Query, answer: Answer, place: int) -> int:
-    """What the long search finds that begins where ours ended, so that it is no worse."""
+def _search_long(case: Case, query: Query, answer: Answer, number: int) -> int:
+    """The result of the long search, started from our answer."""
     if answer.fit is None:
         return 0
     architecture = answer.fit.candidate.architecture
     starts = [case.space.genes_of(architecture)] if case.space.holds(architecture) else []
-    return find_most_parameters(case, query, starts, trials=_TRIALS, kept=_KEPT, rng=_create_stream("long", place))
+    return find_most_parameters(
+        case, query, starts, trials=_TRIALS, survivors=_KEPT, rng=_create_stream("long", number)
+    )
 
 
 def measure_exhaustive(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
-    """Ours and the paper's against the largest submodel that fits of all of the space, from an empty pool and warm."""
-    most = exhaustive_search(case.space, case.estimate, TARGET)
-    asked = create_queries(case, shares[: 2 * count])
-    optima = [0 if (fit := most.best(query)) is None else fit.candidate.parameters for query in asked]
-    given = _serve(_create_our_search(case), asked, at_once=_ROUND)
-    theirs = _serve(_create_paper_search(case), asked)
+    """Compare our search and the paper's, cold and warm, with the largest submodel that fits."""
+    listed_search = exhaustive_search(case.space, case.estimate, TARGET)
+    device_queries = create_queries(case, shares[: 2 * count])
+    optima = [0 if (fit := listed_search.best(query)) is None else fit.candidate.parameters for query in device_queries]
+    answers = _serve(_create_our_search(case), device_queries, at_once=_ROUND)
+    paper_answers = _serve(_create_paper_search(case), device_queries)
     first, cold, warm = (
-        _compute_fractions(given[part], optima[part]) for part in (slice(_ROUND), slice(count), slice(count, None))
+        _compute_fractions(answers[part], optima[part]) for part in (slice(_ROUND), slice(count), slice(count, None))
     )
     return Figures(
-        row=f"| {case.name} | {len(most.known)} | {_average(first):.4f} | {min(first):.4f} | {_average(cold):.4f} "
-        f"| {min(cold):.4f} | {_average(warm):.4f} | {min(warm):.4f} | {sum(one < 0.95 for one in (*cold, *warm))} of "
-        f"{len(cold) + len(warm)} | {_average(_compute_fractions(theirs[count:], optima[count:])):.4f} "
-        f"| {_count_fewer(given, asked)} | {_count_violations(given, asked)} |",
+        row=f"| {case.name} | {len(listed_search.known)} | {_average(first):.4f} | {min(first):.4f} "
+        f"| {_average(cold):.4f} | {min(cold):.4f} | {_average(warm):.4f} | {min(warm):.4f} "
+        f"| {sum(fraction < 0.95 for fraction in (*cold, *warm))} of {len(cold) + len(warm)} "
+        f"| {_average(_compute_fractions(paper_answers[count:], optima[count:])):.4f} "
+        f"| {_count_fewer(answers, device_queries)} | {_count_violations(answers, device_queries)} |",
         mean=_average(warm),
-        used=_average_utilisation(given),
-        paper_used=_average_utilisation(theirs),
+        used=_average_utilisation(answers),
+        paper_used=_average_utilisation(paper_answers),
     )
 
 
@@ -228,12 +235,12 @@ def build_hit_rate_table(case: Case, shares: Sequence[Share], *, count: int) -> 
     yield ""
     yield "| epsilon | " + " | ".join(f"T_max {t_max}" for t_max in _T_MAX) + " |"
     yield "|---|" + "---:|" * len(_T_MAX)
-    asked = create_queries(case, shares[:count])
+    device_queries = create_queries(case, shares[:count])
     for epsilon in _EPSILONS:
         cells = []
         for t_max in _T_MAX:
             search = _create_paper_search(case, PaperSettings(epsilon=epsilon, t_max=t_max))
-            answers = _serve(search, asked)
+            answers = _serve(search, device_queries)
             cells.append(
                 f"{_average([answer.explored.hit for answer in answers]):.4f}, {_average_utilisation(answers):.3f}"
             )
@@ -241,7 +248,7 @@ def build_hit_rate_table(case: Case, shares: Sequence[Share], *, count: int) -> 
 
 
 def build_export_table(case: Case, shares: Sequence[Share], *, rounds: int, clients: int) -> Iterator[str]:
-    """What devices lose while programs are missing. A cost estimate stands in for a program's exact plan."""
+    """The parameters lost while programs are missing. Cost estimates stand in for exact plans."""
     yield f"## Programs ({case.name}, {clients} devices a round)"
     yield ""
     yield "| exports a round | lost, first 5 rounds | lost, last 5 | programs | of them ahead | a round ahead, last 5 |"
@@ -252,16 +259,20 @@ def build_export_table(case: Case, shares: Sequence[Share], *, rounds: int, clie
         written: dict[str, Candidate] = {}
         lost, ahead = [], []
         for number in range(rounds):
-            asked = create_queries(case, shares[number * clients : (number + 1) * clients])
-            given = _assign(_serve(search, asked, number * clients, at_once=clients), asked, written, space)
-            requested_programs = [requested_program for _, requested_program in given if requested_program is not None]
-            begun = rank_requested(requested_programs, written, limit)
-            lost.append(sum(requested_program.lost for requested_program in requested_programs) / max(len(given), 1))
-            ahead.append(len(begun))
+            device_queries = create_queries(case, shares[number * clients : (number + 1) * clients])
+            assigned = _assign(
+                _serve(search, device_queries, number * clients, at_once=clients), device_queries, written, space
+            )
+            requested_programs = [
+                requested_program for _, requested_program in assigned if requested_program is not None
+            ]
+            started = rank_requested(requested_programs, written, limit)
+            lost.append(sum(requested_program.lost for requested_program in requested_programs) / max(len(assigned), 1))
+            ahead.append(len(started))
             # What was given without a program was written at once; both count from the next round on.
             for candidate in (
-                *(one for one, _ in given),
-                *(case.estimate(requested_program.program.size) for requested_program in begun),
+                *(candidate for candidate, _ in assigned),
+                *(case.estimate(requested_program.program.size) for requested_program in started),
             ):
                 written[SizedProgram(size=candidate.architecture, target=TARGET).key] = candidate
         yield (
@@ -271,14 +282,17 @@ def build_export_table(case: Case, shares: Sequence[Share], *, rounds: int, clie
 
 
 def _assign(
-    answers: Sequence[Answer], asked: Sequence[Query], written: Mapping[str, Candidate], space: Sequence[Candidate]
+    answers: Sequence[Answer],
+    device_queries: Sequence[Query],
+    written: Mapping[str, Candidate],
+    space: Sequence[Candidate],
 ) -> list[tuple[Candidate, RequestedProgram | None]]:
-    """What each device gets that anything fits, and what it requested programs for."""
-    given = []
-    for answer, query in zip(answers, asked, strict=True):
+    """The written submodel that each device gets, and the program requested for it."""
+    assigned = []
+    for answer, query in zip(answers, device_queries, strict=True):
         if answer.fit is None:
             continue
-        chosen = answer.fit.candidate
-        now = give_written(written.values(), space, partial(_fits, query)) or chosen
-        given.append((now, request_program(chosen, now, TARGET)))
-    return given
+        best = answer.fit.candidate
+        now = give_written(written.values(), space, partial(_fits, query)) or best
+        assigned.append((now, request_program(best, now, TARGET)))
+    return assigned

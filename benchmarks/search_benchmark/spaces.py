@@ -1,4 +1,4 @@
-"""The spaces that are searched, with their cost estimates."""
+"""The search spaces with their cost estimates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _PAPER_RATES = (0.0625, 0.125, 0.25, 0.5, 1)
 """The paper's ratio set of settings 1 and 2; its 0 drops a block."""
 _QUARTERS = (0.25, 0.5, 0.75, 1)
 _SIXTEENTHS = tuple(step / 16 for step in range(1, 17))
-"""Beside which the answers for every width are held; its own search knows depths alone from the start."""
+"""Rates to compare with if a space has every width; its own search starts with depths alone."""
 
 
 def _create_resnet(widths: Sequence[int], depths: Sequence[int], side: int, channels: int) -> Family:
@@ -64,7 +64,7 @@ LARGE = tuple(_CONFIGS)[:4]
 SMALL = tuple(_CONFIGS)[4:6]
 """Spaces of some 10^4, which can be listed."""
 TINY = tuple(_CONFIGS)[6]
-"""Is measured by nobody: cost estimation it once imports what cost estimation needs."""
+"""Not measured: one cost estimate of it imports everything that cost estimation needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,10 @@ class Case:
     """A space to search, with the default configuration of a run.
 
     Attributes:
-        method: whose search is measured.
-        training: of which programs are written.
+        method: the method with the measured search.
+        training: settings for the written programs.
         rates: widths to compare with.
-        estimate: planned cost estimates; the first that is asked for makes the model that tells them.
+        estimate: planned cost estimates; the first call builds their model.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Case:
 
 
 def create_case(name: str) -> Case:
-    """The space of this name, without any cost estimate yet."""
+    """Create the space of this name; nothing is estimated yet."""
     model, rates = _CONFIGS[name]
     network, method = network_of(model), DynamicSelection(rates=rates)
     config = Run(name="search", model=model, data=DataSettings(test="none"), method=method)

@@ -28,7 +28,7 @@ MEL_BANDS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Inputs and labels of a model's own shapes, and where they come from."""
+    """Inputs and labels in a model's shapes, and their source."""
 
     inputs: FloatArray | IndexArray
     labels: IndexArray
@@ -36,12 +36,12 @@ class Samples:
 
 
 def load_samples(model: ZooModel, count: int, seed: int = 0) -> Samples:
-    """The first `count` samples of a seeded order.
+    """Load the first `count` samples of a seeded order.
 
     Args:
-        model: whose inputs they are.
+        model: the model that reads them.
         count: samples.
-        seed: of the order, and of data that are made.
+        seed: of the order, and of generated data.
     """
     random = np.random.default_rng(seed)
     folder = os.environ.get("SUBFLEET_DATA", "")
@@ -54,7 +54,7 @@ def load_samples(model: ZooModel, count: int, seed: int = 0) -> Samples:
 
 
 def _make_classes(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
-    """One smooth pattern for each class, under noise of the same strength."""
+    """Make one smooth pattern per class, with noise of the same strength."""
     labels = random.integers(0, model.class_count, count)
     coarse = random.standard_normal((model.class_count, *(math.ceil(size / 4) for size in model.sample_shape)))
     patterns = coarse
@@ -65,12 +65,12 @@ def _make_classes(model: ZooModel, count: int, random: np.random.Generator) -> S
 
 
 def _make_text(model: ZooModel, count: int, random: np.random.Generator) -> Samples:
-    """Walks on a random graph where each symbol has four followers, and some symbols are far more usual than others."""
+    """Make walks on a random graph: each symbol has four followers, and some symbols are far more frequent."""
     followers = (model.sample_limit * random.random((model.sample_limit, 4)) ** 4).astype(np.int64)
     tokens = np.empty((count, model.sample_shape[0] + 1), np.int64)
     tokens[:, 0] = random.integers(0, model.sample_limit, count)
-    for place in range(1, tokens.shape[1]):
-        tokens[:, place] = followers[tokens[:, place - 1], random.integers(0, 4, count)]
+    for position in range(1, tokens.shape[1]):
+        tokens[:, position] = followers[tokens[:, position - 1], random.integers(0, 4, count)]
     return Samples(inputs=tokens[:, :-1].copy(), labels=tokens[:, 1:].copy(), source="made")
 
 
@@ -87,17 +87,21 @@ def _read_text(folder: Path, model: ZooModel, count: int, random: np.random.Gene
 
 def _read_cifar(folder: Path, model: ZooModel, count: int, random: np.random.Generator) -> Samples:
     with np.load(folder / "cifar10" / "cifar10_lossless_12k.npz", allow_pickle=False) as file:
-        chosen = random.permutation(len(file["y_train"]))[:count]
-        images, labels = file["x_train"][chosen], file["y_train"][chosen]
+        indices = random.permutation(len(file["y_train"]))[:count]
+        images, labels = file["x_train"][indices], file["y_train"][indices]
     return _of_images(images.transpose(0, 3, 1, 2), labels, "cifar10")
 
 
 def _read_fashion(folder: Path, model: ZooModel, count: int, random: np.random.Generator) -> Samples:
-    place = folder / "fashion_mnist"
-    images = np.frombuffer(gzip.decompress((place / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16)
-    labels = np.frombuffer(gzip.decompress((place / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
-    chosen = random.permutation(len(labels))[:count]
-    return _of_images(images.reshape(-1, 1, 28, 28)[chosen], labels[chosen], "fashion_mnist")
+    data_folder = folder / "fashion_mnist"
+    images = np.frombuffer(
+        gzip.decompress((data_folder / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16
+    )
+    labels = np.frombuffer(
+        gzip.decompress((data_folder / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8
+    )
+    indices = random.permutation(len(labels))[:count]
+    return _of_images(images.reshape(-1, 1, 28, 28)[indices], labels[indices], "fashion_mnist")
 
 
 def _of_images(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], source: str) -> Samples:
@@ -110,15 +114,15 @@ def _of_images(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], sou
 def _read_speech(folder: Path, model: ZooModel, count: int, random: np.random.Generator) -> Samples:
     with np.load(folder / "speech_commands" / "sc_v002_test_subset.npz", allow_pickle=False) as file:
         audio, offsets, names = file["audio"], file["offsets"], file["label"]
-    chosen = random.permutation(len(names))[:count]
+    indices = random.permutation(len(names))[:count]
     clips = np.zeros((count, SAMPLE_RATE_HZ), np.float32)
-    for row, clip in enumerate(chosen):
+    for row, clip in enumerate(indices):
         wave = audio[offsets[clip] : offsets[clip + 1]][:SAMPLE_RATE_HZ]
         clips[row, : len(wave)] = wave / 2**15
     classes = {name: number for number, name in enumerate(np.unique(names))}
     features = compute_mfcc(clips, coefficients=model.sample_shape[2])
     inputs = (features - features.mean((0, 1))) / (features.std((0, 1)) + 1e-6)
-    labels = np.array([classes[names[clip]] for clip in chosen], np.int64)
+    labels = np.array([classes[names[clip]] for clip in indices], np.int64)
     return Samples(inputs=inputs[:, None].astype(np.float32), labels=labels, source="speech_commands")
 
 

@@ -32,7 +32,7 @@ class EagerStep:
         self.begin()
 
     def begin(self) -> None:
-        """Start from the first weights."""
+        """Restart from the first weights."""
         self._module.load_state_dict(self._start.state)
         self._optimiser = torch.optim.SGD(
             self._module.parameters(),
@@ -52,7 +52,7 @@ class EagerStep:
         return inputs, torch.from_numpy(np.ascontiguousarray(samples.labels))
 
     def step(self, batch: tuple[Tensor, Tensor]) -> float:
-        """Take one step; the loss before it."""
+        """Take one step, and return the loss before it."""
         inputs, labels = batch
         self._optimiser.zero_grad(set_to_none=True)
         logits = self._module(inputs)
@@ -62,7 +62,7 @@ class EagerStep:
         return loss.item()
 
     def finish(self) -> Weights:
-        """Parameters and floating buffers as they stand."""
+        """Return parameters and floating-point buffers."""
         state = self._module.state_dict()
         return {
             name: tensor.detach().double().contiguous().clone().numpy()
@@ -72,5 +72,5 @@ class EagerStep:
 
 
 def list_layouts(module: nn.Module) -> tuple[str, ...]:
-    """The layouts that make a difference to a module."""
+    """The memory layouts that make a difference to a module."""
     return tuple(LAYOUTS) if any(isinstance(layer, nn.Conv2d) for layer in module.modules()) else ("contiguous",)

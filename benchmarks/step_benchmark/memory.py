@@ -17,13 +17,13 @@ from subfleet.protocol.programs import Program, encode_program
 
 
 def measure_peak_bytes(program: Program, start: Start, samples: Samples, *, threads: int = 1) -> int:
-    """By how much a fresh process grew while it trained with a program; 0 where that failed."""
+    """The growth of a fresh process that trains with a program; 0 if it failed."""
     manifest = program.manifest
-    kept = {value.tensor for value in manifest.inputs if value.role in ("parameter", "buffer")}
+    names = {value.tensor for value in manifest.inputs if value.role in ("parameter", "buffer")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "program").write_bytes(encode_program(program))
-        save_file({key: tensor.numpy() for key, tensor in start.state.items() if key in kept}, folder / "weights")
+        save_file({key: tensor.numpy() for key, tensor in start.state.items() if key in names}, folder / "weights")
         np.savez(folder / "data.npz", x=samples.inputs, y=samples.labels)
         job = {
             "folder": name,
@@ -35,10 +35,10 @@ def measure_peak_bytes(program: Program, start: Start, samples: Samples, *, thre
         }
         # NumPy's threads would add stacks and buffers that no device's trainer has.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", TRAIN, json.dumps(job)], capture_output=True, text=True, env=environment, check=False
         )
-    if done.returncode:
-        print("\n".join(done.stderr.strip().splitlines()[-1:]), file=sys.stderr)
+    if process.returncode:
+        print("\n".join(process.stderr.strip().splitlines()[-1:]), file=sys.stderr)
         return 0
-    return int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"])
+    return int(json.loads(process.stdout.splitlines()[-1])["peak_bytes"])

@@ -30,7 +30,7 @@ distance is taken by the size that an update of its length usually has."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """What a program's steps show.
+    """The distances of a program's steps from PyTorch's.
 
     Attributes:
         one_step_over_eager: worst tensor's distance of the update after one step, less `FREE_DISTANCE`, by eager's
@@ -43,7 +43,7 @@ class Parity:
         eager_distance: eager's own after `STEPS`.
         max_abs_diff: largest difference of a weight or buffer after one step.
         eager_max_abs_diff: eager's own.
-        loss_fall: share by which the loss fell from the first two steps to the last two.
+        loss_fall: relative decrease of the loss from the first two steps to the last two.
     """
 
     one_step_over_eager: float
@@ -60,13 +60,13 @@ class Parity:
 
 @dataclass(kw_only=True)
 class Differences:
-    """Of several runs: by tensor, the squared length of each one's difference from the exact weights."""
+    """By tensor, the squared length of each run's difference from the exact weights."""
 
     squares: dict[str, list[float]] = field(default_factory=dict)
     largest: float = 0.0
 
     def add(self, exact: Weights, other: Weights) -> None:
-        """Count one run in."""
+        """Add one run."""
         for name, right in exact.items():
             difference = other[name] - right
             self.squares.setdefault(name, []).append(float(np.sum(difference**2)))
@@ -83,14 +83,14 @@ class Differences:
 
 @dataclass(kw_only=True)
 class _Distances:
-    """After one step, or after all: the exact update, and how far everyone is from it."""
+    """The exact update after one step or all steps, and each runner's distance from it."""
 
     update: Differences = field(default_factory=Differences)
     eager: Differences = field(default_factory=Differences)
     own: dict[str, Differences] = field(default_factory=dict)
 
     def lengths(self, sizes: Mapping[str, int], parameters: Sequence[str]) -> dict[str, float]:
-        """Of each tensor's exact update; the usual one where it vanishes."""
+        """The length of each tensor's exact update, or the usual length if it vanishes."""
         usual = self.update.rms(parameters) / math.sqrt(sum(sizes[name] for name in parameters))
         lengths = {}
         for name, size in sizes.items():
@@ -113,18 +113,20 @@ def compare(
     first = {name: tensor.double().numpy() for name, tensor in start.state.items() if tensor.is_floating_point()}
     exact = EagerStep(start, dtype=torch.float64)
     eager: list[Stepper] = [EagerStep(start, layout=layout) for layout in layouts]
-    one, every = (_Distances(own={target: Differences() for target in programs}) for _ in range(2))
+    one_step, all_steps = (_Distances(own={target: Differences() for target in programs}) for _ in range(2))
     size = start.model.batch_size
     for number in range(STARTS):
-        _run([take_samples(samples, number * size, size)], first, exact, eager, programs, one)
-    losses = _run(make_batches(samples, size), first, exact, eager, programs, every)
+        _run([take_samples(samples, number * size, size)], first, exact, eager, programs, one_step)
+    losses = _run(make_batches(samples, size), first, exact, eager, programs, all_steps)
     sizes = {name: tensor.size for name, tensor in first.items()}
     parameters = [name for name, _ in start.model.build().named_parameters()]
-    return {target: _compute_parity(target, one, every, sizes, parameters, losses[target]) for target in programs}
+    return {
+        target: _compute_parity(target, one_step, all_steps, sizes, parameters, losses[target]) for target in programs
+    }
 
 
 def take_samples(samples: Samples, first: int, count: int) -> Samples:
-    """Some samples in a row."""
+    """Take consecutive samples."""
     rows = slice(first, first + count)
     return Samples(inputs=samples.inputs[rows], labels=samples.labels[rows], source=samples.source)
 
@@ -142,17 +144,17 @@ def _run(
     exact: Stepper,
     eager: Sequence[Stepper],
     programs: Mapping[str, Stepper],
-    found: _Distances,
+    distances: _Distances,
 ) -> dict[str, list[float]]:
-    """Take some steps with everyone; each program's losses."""
+    """Take steps with every runner, and return each program's losses."""
     right, _ = _take_steps(exact, batches)
-    found.update.add(right, first)
+    distances.update.add(right, first)
     for stepper in eager:
-        found.eager.add(right, _take_steps(stepper, batches)[0])
+        distances.eager.add(right, _take_steps(stepper, batches)[0])
     losses = {}
     for target, stepper in programs.items():
         weights, losses[target] = _take_steps(stepper, batches)
-        found.own[target].add(right, weights)
+        distances.own[target].add(right, weights)
     return losses
 
 
@@ -164,30 +166,30 @@ def _take_steps(stepper: Stepper, batches: Sequence[Samples]) -> tuple[Weights, 
 
 def _compute_parity(
     target: str,
-    one: _Distances,
-    every: _Distances,
+    one_step: _Distances,
+    all_steps: _Distances,
     sizes: Mapping[str, int],
     parameters: Sequence[str],
     losses: Sequence[float],
 ) -> Parity:
-    lengths, own = one.lengths(sizes, parameters), one.own[target]
+    lengths, own_differences = one_step.lengths(sizes, parameters), one_step.own[target]
 
     def over_eager(name: str, distance: Callable[[Differences, Sequence[str]], float]) -> float:
-        beyond = max(0.0, distance(own, [name]) - FREE_DISTANCE * lengths[name])
-        return _divide(beyond, distance(one.eager, [name]))
+        beyond = max(0.0, distance(own_differences, [name]) - FREE_DISTANCE * lengths[name])
+        return _divide(beyond, distance(one_step.eager, [name]))
 
     worst = max(sizes, key=lambda name: over_eager(name, Differences.median))
-    last = every.own[target]
+    last = all_steps.own[target]
     return Parity(
         one_step_over_eager=over_eager(worst, Differences.median),
         one_step_worst_tensor=worst,
-        one_step_distance=own.median([worst]) / lengths[worst],
+        one_step_distance=own_differences.median([worst]) / lengths[worst],
         one_step_rms_over_eager=max(over_eager(name, Differences.rms) for name in sizes),
-        distance_over_eager=_divide(last.rms(parameters), every.eager.rms(parameters)),
-        worst_tensor_over_eager=max(_divide(last.rms([name]), every.eager.rms([name])) for name in sizes),
-        eager_distance=every.eager.rms(parameters) / every.update.rms(parameters),
-        max_abs_diff=own.largest,
-        eager_max_abs_diff=one.eager.largest,
+        distance_over_eager=_divide(last.rms(parameters), all_steps.eager.rms(parameters)),
+        worst_tensor_over_eager=max(_divide(last.rms([name]), all_steps.eager.rms([name])) for name in sizes),
+        eager_distance=all_steps.eager.rms(parameters) / all_steps.update.rms(parameters),
+        max_abs_diff=own_differences.largest,
+        eager_max_abs_diff=one_step.eager.largest,
         loss_fall=1 - float(np.mean(losses[-2:])) / float(np.mean(losses[:2])),
     )
 

@@ -68,7 +68,7 @@ def _build_table(title: str, kind: str, times_ms: Sequence[tuple[str, float]], t
 
 
 def _profile_onnx(program: Program, start: Start, samples: Samples, threads: int) -> list[Event]:
-    """Through ONNX Runtime's own profiler, with the trainer's settings."""
+    """Profile with ONNX Runtime's own profiler and the trainer's settings."""
     with tempfile.TemporaryDirectory() as folder:
         profiled: Any = _ProfilingOnnx(f"{folder}/step")
         step = ProgramStep(program, start, threads=threads, programs=OnnxRuntime(profiled, "cpu").programs(threads))
@@ -81,7 +81,7 @@ def _profile_onnx(program: Program, start: Start, samples: Samples, threads: int
 
 
 class _ProfilingOnnx:
-    """The package `onnxruntime`, whose sessions profile what they run."""
+    """The package `onnxruntime` with sessions that profile their runs."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -102,7 +102,7 @@ class _ProfilingOnnx:
 
 
 def _read_onnx_events(records: Sequence[Mapping[str, object]]) -> list[Event]:
-    """The kernels' times of every step but the warm ones."""
+    """The kernels' times in every step after the warm-up."""
     begins_us = sorted(float(str(record["ts"])) for record in records if record.get("name") == "model_run")
     first_us = begins_us[WARM_STEPS] if len(begins_us) > WARM_STEPS else 0.0
     events = []
@@ -128,7 +128,7 @@ def _format_shapes(values: object) -> str:
 
 
 def _profile_executorch(program: Program, start: Start, samples: Samples, threads: int) -> list[Event]:
-    """Through ExecuTorch's event tracer, which its Python bindings carry."""
+    """Profile with ExecuTorch's event tracer, which its Python bindings include."""
     from executorch.devtools import Inspector
     from executorch.extension.pybindings import portable_lib
 
@@ -142,8 +142,8 @@ def _profile_executorch(program: Program, start: Start, samples: Samples, thread
         results = [value.name for value in loaded.manifest.outputs]
 
         def run(values: Mapping[str, Array]) -> Mapping[str, Array]:
-            found = module.run_method("forward", [torch.from_numpy(np.array(values[name])) for name in names])
-            return {name: tensor.numpy() for name, tensor in zip(results, found, strict=True)}
+            outputs = module.run_method("forward", [torch.from_numpy(np.array(values[name])) for name in names])
+            return {name: tensor.numpy() for name, tensor in zip(results, outputs, strict=True)}
 
         return run
 
@@ -169,7 +169,7 @@ def _profile_executorch(program: Program, start: Start, samples: Samples, thread
 
 
 def _is_kernel(event: Any) -> bool:
-    """A kernel or a call of a delegate; what a delegate does inside is part of its call."""
+    """Whether an event is a kernel or a delegate call; the work inside a delegate is part of its call."""
     return event.perf_data is not None and not event.is_delegated_op and event.name.startswith(_KERNELS)
 
 
@@ -178,7 +178,7 @@ def _name_operator(event: Any) -> str:
 
 
 def _read_executorch_shapes(body: bytes) -> dict[int, str]:
-    """Number and shape of each instruction's tensors."""
+    """The number and the tensor shapes of each instruction."""
     from executorch.exir._serialize import _deserialize_pte_binary
     from executorch.exir.schema import DelegateCall, KernelCall, Tensor
 
@@ -187,7 +187,7 @@ def _read_executorch_shapes(body: bytes) -> dict[int, str]:
     for number, instruction in enumerate(plan.chains[0].instructions):
         call = instruction.instr_args
         if isinstance(call, KernelCall | DelegateCall):
-            values = [plan.values[place].val for place in call.args]
+            values = [plan.values[index].val for index in call.args]
             sizes = ["x".join(map(str, value.sizes)) or "-" for value in values if isinstance(value, Tensor)]
             shapes[number] = f"#{number} {' '.join(sizes)}"
     return shapes

@@ -35,14 +35,14 @@ LOOKUPS = 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedProgram:
-    """A written program and the seconds that it took."""
+    """A written program and its export time."""
 
     program: Program
     export_s: float
 
 
 def export(model: ZooModel, target: str, optimiser: OptimiserSettings) -> ExportedProgram:
-    """Write a model's training program; raises ExportError where it cannot be written."""
+    """Write a model's training program; raises ExportError if it cannot be written."""
     module = build_seeded(model, 0).train()
     sample = SampleSpec(shape=model.sample_shape, dtype=model.sample_dtype, limit=model.sample_limit)
     objective = ObjectiveSettings(name=model.objective)
@@ -53,7 +53,7 @@ def export(model: ZooModel, target: str, optimiser: OptimiserSettings) -> Export
 
 
 def measure_lookup_ms(program: Program) -> tuple[float, float]:
-    """Milliseconds to find a program of this size in a cache that has just been opened, and from then on.
+    """Milliseconds to find a program in a newly opened cache, and in an open one.
 
     Both hold the request's content id; a cache that has just been opened also reads the file once, to see that it is
     whole.
@@ -80,7 +80,7 @@ def measure_lookup_ms(program: Program) -> tuple[float, float]:
 
 
 def load_runtime(target: str) -> Runtime:
-    """The runtime that a device's trainer trains with, with the trainer's own settings."""
+    """Load the runtime of a device's trainer, with the trainer's settings."""
     return load_onnx("cpu") if target == "onnx" else load_executorch()
 
 
@@ -107,11 +107,11 @@ class ProgramStep:
         self.begin()
 
     def begin(self) -> None:
-        """Start from the first weights."""
+        """Restart from the first weights."""
         self._session = ProgramSession(self._loaded, self._loaded.layout.chain.links, self._weights, self._constants)
 
     def prepare(self, samples: Samples) -> dict[str, Array]:
-        """A batch as the program takes it: a smaller one is padded with its first sample, and masked."""
+        """A batch as the program takes it: smaller ones are padded with their first sample, and masked."""
         layout, real = self._layout, len(samples.labels)
         padded = np.r_[np.arange(real), np.zeros(layout.batch_size - real, np.int64)]
         mask = (np.arange(layout.batch_size) < real).astype(np.float32)
@@ -122,14 +122,14 @@ class ProgramStep:
         }
 
     def step(self, batch: Mapping[str, Array]) -> float:
-        """Take one step; the loss before it."""
+        """Take one step, and return the loss before it."""
         return float(self._session.step(self._path, batch)[self._layout.loss])
 
     def finish(self) -> Weights:
-        """Parameters and floating buffers as they stand."""
-        found = self._session.finish()
+        """Return parameters and floating-point buffers."""
+        tensors = self._session.finish()
         return {
-            value.tensor: np.array(found[value.tensor], np.float64)
+            value.tensor: np.array(tensors[value.tensor], np.float64)
             for value in self._layout.stored
             if value.dtype == "F32"
         }

@@ -1,4 +1,4 @@
-"""What the benchmark found: one table for people, one object for programs."""
+"""The results: tables to print, and one JSON object."""
 
 import math
 import statistics
@@ -20,7 +20,7 @@ LOSS_FALL_BOUND = 0.1
 
 @dataclass(kw_only=True)
 class Result:
-    """One model on one target; figures that were not taken are missing.
+    """The figures of one model on one target; those that were not measured are missing.
 
     Attributes:
         model: name in the zoo.
@@ -36,7 +36,7 @@ class Result:
         eager_layout: in which it was best.
         parity: distances from PyTorch.
         planned_bytes: peak memory that the program states.
-        measured_bytes: by which a fresh process grew; 0 where it was not measured.
+        measured_bytes: growth of a fresh process; 0 if it was not measured.
     """
 
     model: str
@@ -56,17 +56,17 @@ class Result:
 
     @property
     def ratios(self) -> dict[int, float]:
-        """Step time by eager's, by number of threads."""
+        """Step time over eager's, by number of threads."""
         return {threads: self.step_ms[threads] / self.eager_ms[threads] for threads in self.step_ms}
 
     @property
     def planned_over_measured(self) -> float | None:
-        """Planned by measured peak memory; None where it was not measured."""
+        """Planned over measured peak memory; None if it was not measured."""
         return self.planned_bytes / self.measured_bytes if self.measured_bytes else None
 
 
 def summarise(results: Sequence[Result]) -> dict[str, Any]:
-    """The object that `--json` ends with; a figure that nothing was measured for is null."""
+    """The object that `--json` prints; figures that were not measured are null."""
     planned = [share for result in results if (share := result.planned_over_measured) is not None]
     return {
         **{target: _summarise_target([result for result in results if result.target == target]) for target in BOUNDS},
@@ -95,28 +95,28 @@ def _encode(result: Result) -> dict[str, Any]:
 
 
 def _replace_infinities(value: Any) -> Any:
-    """JSON has no infinity."""
+    """Replace infinities by strings, since JSON has none."""
     if isinstance(value, Mapping):
         return {str(key): _replace_infinities(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """Times and memory, parity, and what could not be exported."""
-    done = [result for result in results if not result.error]
-    if done:
-        console.print(_build_time_table(done))
-        console.print(_build_parity_table(done))
+    """Print times and memory, parity, and models that could not be exported."""
+    measured = [result for result in results if not result.error]
+    if measured:
+        console.print(_build_time_table(measured))
+        console.print(_build_parity_table(measured))
     for result in results:
         if result.error:
             console.print(f"{result.model} on {result.target}: {result.error}", markup=False, highlight=False)
-    found = summarise(results)
+    summary = summarise(results)
     for target, (median, worst) in BOUNDS.items():
-        own = found[target]
-        if own["median_ratio"] is not None:
+        figures = summary[target]
+        if figures["median_ratio"] is not None:
             console.print(
-                f"{target}: median ratio {own['median_ratio']:.2f} (at most {median}), worst {own['worst_ratio']:.2f} "
-                f"(at most {worst})",
+                f"{target}: median ratio {figures['median_ratio']:.2f} (at most {median}), "
+                f"worst {figures['worst_ratio']:.2f} (at most {worst})",
                 highlight=False,
             )
 
@@ -160,18 +160,18 @@ def _build_parity_table(results: Sequence[Result]) -> Table:
     for name in ("model", "target", *names):
         table.add_column(name)
     for result in results:
-        found = result.parity
-        if found is None:
+        parity = result.parity
+        if parity is None:
             continue
         table.add_row(
             result.model,
             result.target,
-            _mark(found.one_step_over_eager, found.one_step_over_eager <= PARITY_BOUND, "{:.2f}"),
-            found.one_step_worst_tensor,
-            _mark(found.distance_over_eager, found.distance_over_eager <= PARITY_BOUND, "{:.2f}"),
-            f"{found.worst_tensor_over_eager:.2f}",
-            _mark(found.max_abs_diff, not result.smooth or found.max_abs_diff <= ABS_DIFF_BOUND, "{:.1e}"),
-            _mark(found.loss_fall, found.loss_fall >= LOSS_FALL_BOUND, "{:.0%}"),
+            _mark(parity.one_step_over_eager, parity.one_step_over_eager <= PARITY_BOUND, "{:.2f}"),
+            parity.one_step_worst_tensor,
+            _mark(parity.distance_over_eager, parity.distance_over_eager <= PARITY_BOUND, "{:.2f}"),
+            f"{parity.worst_tensor_over_eager:.2f}",
+            _mark(parity.max_abs_diff, not result.smooth or parity.max_abs_diff <= ABS_DIFF_BOUND, "{:.1e}"),
+            _mark(parity.loss_fall, parity.loss_fall >= LOSS_FALL_BOUND, "{:.0%}"),
         )
     return table
 

@@ -18,7 +18,7 @@ Weights = Mapping[str, npt.NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a training starts from: a model, its first weights and buffers, and its settings."""
+    """The start of a training: a model, its first weights and buffers, and its settings."""
 
     model: ZooModel
     state: Mapping[str, Tensor]
@@ -30,7 +30,7 @@ class Stepper(Protocol):
     """Takes training steps, from the first weights on."""
 
     def begin(self) -> None:
-        """Start from the first weights; already done once when it is made."""
+        """Restart from the first weights; the constructor has already done so."""
         ...
 
     def prepare(self, samples: Samples) -> Any:
@@ -38,9 +38,9 @@ class Stepper(Protocol):
         ...
 
     def step(self, batch: Any) -> float:
-        """Take one step; the loss before it."""
+        """Take one step, and return the loss before it."""
         ...
 
     def finish(self) -> Weights:
-        """The weights as they stand; `begin` must follow."""
+        """Return the weights; `begin` must follow."""
         ...

@@ -25,11 +25,11 @@ def measure_medians_s(runners: Mapping[str, Callable[[], object]], *, rounds: in
         for name in _rotate(names, number):
             time.sleep(PAUSE_S)
             times_s[name] += [_measure_seconds(runners[name], 1) for _ in range(calls[name])]
-    return {name: statistics.median(found) for name, found in times_s.items()}
+    return {name: statistics.median(samples_s) for name, samples_s in times_s.items()}
 
 
 def _measure_seconds(run: Callable[[], object], calls: int) -> float:
-    """Of the last of several calls."""
+    """Seconds of the last of several calls."""
     for _ in range(calls - 1):
         run()
     started_s = time.perf_counter()

@@ -21,7 +21,7 @@ __all__ = ["ZOO", "ZooModel", "build_seeded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooModel:
-    """A network with what it is trained on.
+    """A network with the settings of its training.
 
     Attributes:
         name: its key in `ZOO`.
@@ -48,7 +48,7 @@ class ZooModel:
 
 
 def build_seeded(model: ZooModel, seed: int) -> nn.Module:
-    """The module with weights drawn from a seed; the global random state stays as it was."""
+    """Build the module with seeded weights; the global random state is unchanged."""
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
         return model.build()

@@ -24,7 +24,7 @@ def test_each_speed_reaches_the_bound_of_its_tier(name: str) -> None:
         pace = load_profile(str(FOLDER / f"{speed}.toml")).macs_per_s
         budget = limit_forward_macs(pace, run.batch_s, run.training.batch_size)
         assert budget is not None
-        found = find_tier(tiers, budget)
-        assert (found.number, budget >= found.high_macs) == (number, True)
+        tier = find_tier(tiers, budget)
+        assert (tier.number, budget >= tier.high_macs) == (number, True)
         assert run.training_s == 0, "by which a device with many samples would have less"
     assert run.rounds == run.method.supernet_rounds + run.method.tiers * run.method.tuning_rounds

@@ -122,9 +122,9 @@ def test_a_silent_one_says_that_it_is_there_and_hears_of_no_task() -> None:
 
 def test_a_churner_refuses_and_then_sends_and_is_another_one_at_each_beat() -> None:
     beat = Presence(client_id="eve", session_id="eve-1", online=True)
-    said = _rewrite("churner", PROFILE, TELEMETRY, UPDATE, beat, beat)
+    messages = _rewrite("churner", PROFILE, TELEMETRY, UPDATE, beat, beat)
 
-    kinds = [one.KIND for one in said]
+    kinds = [message.KIND for message in messages]
     assert kinds == [
         "profile",
         "telemetry",
@@ -137,16 +137,16 @@ def test_a_churner_refuses_and_then_sends_and_is_another_one_at_each_beat() -> N
         "profile",
         "update",
     ]
-    sessions = [one.session_id for one in said if isinstance(one, Presence | Profile)]
+    sessions = [message.session_id for message in messages if isinstance(message, Presence | Profile)]
     assert sessions == ["eve-again-0", *["eve-again-1"] * 2, *["eve-again-2"] * 2]
-    telemetry, refusal = said[1:3]
+    telemetry, refusal = messages[1:3]
     assert isinstance(telemetry, Telemetry)
     assert telemetry.memory_budget_bytes == 1
     assert isinstance(refusal, Refusal)
     assert refusal.task_id == UPDATE.task_id
-    updates = [one for one in said if isinstance(one, Update)]
+    updates = [message for message in messages if isinstance(message, Update)]
     assert updates[0] == UPDATE
-    assert len({one.message_id for one in updates}) == 3, "it repeats itself under other ids"
+    assert len({message.message_id for message in updates}) == 3, "it repeats itself under other ids"
 
 
 def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_and_tiny_numbers(tmp_path: Path) -> None:
@@ -159,13 +159,13 @@ def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_an
         return "told"
 
     garbling = garbling_trainer(SimpleNamespace(train=train, target="torch"))
-    found = list(_trainings(garbling, job, 4))
+    changes = list(_trainings(garbling, job, 4))
 
     assert garbling.target == "torch"
-    assert [one.tolist() for one in found[:2]] == [[-30.0, 60.0]] * 2
-    assert np.isnan(found[2]).all()
-    assert (found[3] > 0).all()
-    assert (found[3] < np.finfo(np.float32).tiny).all()
+    assert [array.tolist() for array in changes[:2]] == [[-30.0, 60.0]] * 2
+    assert np.isnan(changes[2]).all()
+    assert (changes[3] > 0).all()
+    assert (changes[3] < np.finfo(np.float32).tiny).all()
 
 
 def _trainings(garbling: Any, job: Any, count: int) -> Iterator[Any]:
@@ -178,9 +178,10 @@ def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> A
     game_result = _of("games", "GameResult")
     build_row = _of("tables", "build_row")
     first, second = (
-        [game_result(accuracy=one, rounds=18, planned_rounds=18) for one in found] for found in (without, beside)
+        [game_result(accuracy=accuracy, rounds=18, planned_rounds=18) for accuracy in accuracies]
+        for accuracies in (without, beside)
     )
-    return build_row("fedavg", first, [replace(one, **changes) for one in second])
+    return build_row("fedavg", first, [replace(result, **changes) for result in second])
 
 
 @pytest.mark.parametrize(

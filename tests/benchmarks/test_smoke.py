@@ -40,9 +40,9 @@ def test_a_benchmark_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: py
     status: object = None
     try:
         runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
-    except SystemExit as ended:
-        status = ended.code
+    except SystemExit as exit_:
+        status = exit_.code
 
-    told = capsys.readouterr()
-    assert not status, told.err
-    assert told.out + told.err, "it tells what it measured"
+    output = capsys.readouterr()
+    assert not status, output.err
+    assert output.out + output.err, "it tells what it measured"

@@ -1,4 +1,4 @@
-"""What Subfleet asks of everything of its kind, asked of ours."""
+"""Subfleet's contract tests for the plugin's method, family and data set."""
 
 from subfleet.testing import DatasetContract, FamilyContract, MethodContract
 from subfleet.testing.rounds import make_assignee, make_context
@@ -11,7 +11,7 @@ class TestSteady(MethodContract):
 
     def test_a_size_grows_by_one_step_a_round(self) -> None:
         context = make_context(self.method, self.model)
-        sizes = [one.architecture for one in context.first.candidates]
+        sizes = [candidate.architecture for candidate in context.first.candidates]
         first = context.roles.assigner.assign(make_assignee(context, "a")).candidate
         assert first is not None
         assert first.architecture == sizes[1]

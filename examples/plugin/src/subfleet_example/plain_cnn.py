@@ -16,7 +16,7 @@ Count = Annotated[int, Range(least=1)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 @checked()
 class PlainCnn:
-    """A few convolutions of one width, of which submodels keep a part; each but the first can be left out.
+    """A few convolutions of one width. Submodels keep a part of it, and can leave out each convolution but the first.
 
     Attributes:
         input_shape: of images, (channels, height, width).
@@ -37,7 +37,7 @@ class PlainCnn:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """One section, whose first block is always kept."""
+        """One section; its first block is always kept."""
         return (self.blocks,)
 
     def blueprint(self) -> "Blueprint":

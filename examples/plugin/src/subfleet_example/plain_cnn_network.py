@@ -30,11 +30,11 @@ def plain_cnn(settings: PlainCnn) -> Blueprint:
 
 def _build(settings: PlainCnn, sizes: Sizes) -> nn.Module:
     width = sizes["width"]
-    kept = [f"block{number}" for number in range(settings.blocks) if f"blocks.block{number}" in sizes.parts]
+    names = [f"block{number}" for number in range(settings.blocks) if f"blocks.block{number}" in sizes.parts]
     return nn.Sequential(
         OrderedDict(
             stem=nn.Conv2d(settings.input_shape[0], width, 3, padding=1),
-            blocks=nn.Sequential(OrderedDict((name, Added(width)) for name in kept)),
+            blocks=nn.Sequential(OrderedDict((name, Added(width)) for name in names)),
             mean=Mean(),
             head=nn.Linear(width, sizes["class"]),
         )
@@ -42,7 +42,7 @@ def _build(settings: PlainCnn, sizes: Sizes) -> nn.Module:
 
 
 class Added(nn.Module):
-    """Adds what a convolution makes of what it reads."""
+    """Adds the output of a convolution to its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Added(nn.Module):
 
 
 class Mean(nn.Module):
-    """The mean over an image of what is above 0: a plain mean, which every target of programs has."""
+    """The mean of a ReLU over an image; every program target supports a plain mean."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) to (batch, channels)."""

@@ -1,4 +1,4 @@
-"""Ridges: bright lines in four directions. Drawn with numpy, made up from beginning to end."""
+"""Ridges: synthetic pictures of bright lines in four directions, drawn with numpy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ SIDE = 8
 DIRECTIONS = ("level", "rising", "upright", "falling")
 
 
-def _drawn(count: int, seed: int) -> Dataset:
-    """So many pictures, all directions equally often: a line at a drawn distance from the middle, and noise."""
+def _draw(count: int, seed: int) -> Dataset:
+    """Draw pictures of all directions equally often: a line at a random distance from the centre, and noise."""
     generator = np.random.default_rng(seed)
     labels = np.arange(count, dtype=np.int64) % len(DIRECTIONS)
     angles = (labels * np.pi / len(DIRECTIONS))[:, None, None]
@@ -27,7 +27,7 @@ def _drawn(count: int, seed: int) -> Dataset:
 
 
 def _read(paths: Sequence[Path]) -> TrainTest:
-    return TrainTest(train=_drawn(400, seed=1), test=_drawn(100, seed=2))
+    return TrainTest(train=_draw(400, seed=1), test=_draw(100, seed=2))
 
 
 RIDGES = NamedDataset(
