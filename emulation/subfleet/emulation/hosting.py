@@ -47,7 +47,7 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
         from subfleet.aggregation.devices import compute_device
 
         def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> "Outcome":
-            compute_device(described.device)  # raises before anything is begun if the device is missing
+            compute_device(described.device)  # raises if it is missing
             with observe_run(described, folder, observer) as everyone:
                 return host(described, folder, everyone, stop)
 
