@@ -261,18 +261,6 @@ def test_an_entry_takes_the_model_of_another_with_all_else_alike_and_comes_behin
     ]
 
 
-def test_entries_are_run_in_the_order_of_the_file_apart_from_waiting_for_models(tmp_path: Path) -> None:
-    path = tmp_path / "game.toml"
-    sources = {"taker": "last", "plain": "", "first": "", "last": "", "other_taker": "first"}
-    texts = (
-        f'[[sweep.entries]]\nname = "{name}"\n' + (f'set = {{ model_of = {{ run = "{of}" }} }}' if of else "")
-        for name, of in sources.items()
-    )
-    path.write_text("\n".join(['base = "quickstart"', "[[sweep]]", *texts]), encoding="utf-8")
-    names = [run.name.split("-")[1] for run in read_runs(path)]
-    assert names == ["plain", "first", "last", "taker", "other_taker"]
-
-
 def test_only_entries_name_the_run_of_a_model_and_values_do_not(tmp_path: Path) -> None:
     path = tmp_path / "game.toml"
     path.write_text('base = "quickstart"\n[[sweep]]\n[sweep.values]\n"model_of.run" = ["a", "b"]\n', encoding="utf-8")

@@ -139,7 +139,7 @@ def _model_run(run: Mapping[str, Any]) -> str | None:
 def _sort(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs in order, but runs that take models from others after these."""
     names = {run["name"] for run in runs}
-    sources = {run["name"]: {_model_run(run)} & names for run in runs}
+    sources = {run["name"]: names & {_model_run(run)} for run in runs}
     try:
         order = [*TopologicalSorter(sources).static_order()]
     except CycleError as error:
