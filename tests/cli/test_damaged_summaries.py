@@ -32,6 +32,7 @@ DAMAGED: dict[str, bytes] = {
     "empty": b"",
     "no text": b"\xff\xfe{}",
     "a list": b"[]",
+    "a mapping of nothing": b"{}",
     "deep": b"[" * 100_000,
     "rounds of another type": json.dumps(RECORD | {"rounds": 3}).encode(),
     "accuracy of another type": json.dumps(RECORD | {"metrics": {"accuracy": [1]}}).encode(),

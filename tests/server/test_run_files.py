@@ -282,3 +282,15 @@ def test_what_takes_part_is_every_field_that_does_not_say_otherwise() -> None:
     assert "name" not in parts["fleet"]
     assert {"data", "method", "model", "seed", "outliers"} <= set(parts)
     assert parts["method"]["type"] == "heterofl"
+
+
+def test_entries_are_run_in_the_order_of_the_file_apart_from_waiting_for_models(tmp_path: Path) -> None:
+    path = tmp_path / "game.toml"
+    sources = {"taker": "last", "plain": "", "first": "", "last": "", "other_taker": "first"}
+    texts = (
+        f'[[sweep.entries]]\nname = "{name}"\n' + (f'set = {{ model_of = {{ run = "{of}" }} }}' if of else "")
+        for name, of in sources.items()
+    )
+    path.write_text("\n".join(['base = "quickstart"', "[[sweep]]", *texts]), encoding="utf-8")
+    names = [run.name.split("-")[1] for run in read_runs(path)]
+    assert names == ["plain", "first", "last", "taker", "other_taker"]

@@ -34,8 +34,7 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
     from subfleet.export.pool import ExportPool
 
     batch = kind == "batch"
-    # Its worker loads PyTorch while this process does. Devices that train beside it make exports slow.
-    with ExportPool(cache, workers=1 if batch else 2, timeout_s=300.0) as exports:
+    with ExportPool(cache, workers=1 if batch else 2) as exports:  # its worker loads PyTorch while this process does
         host: Host
         if batch:
             from subfleet.emulation.batch.host import run_in_batch
@@ -48,7 +47,7 @@ def open_host(kind: HostKind, cache: CacheFolder, broker: BrokerAddress | None =
         from subfleet.aggregation.devices import compute_device
 
         def run(described: Run, folder: Path, observer: RunObserver, stop: threading.Event) -> "Outcome":
-            compute_device(described.device)  # raises before anything is begun if the device is missing
+            compute_device(described.device)  # raises if it is missing
             with observe_run(described, folder, observer) as everyone:
                 return host(described, folder, everyone, stop)
 

@@ -198,7 +198,7 @@ class ExportPool:
     simultaneous identical requests share one future. Close the pool, or use it as a context manager.
     """
 
-    def __init__(self, cache: CacheFolder, *, workers: int = 2, timeout_s: float = 120.0) -> None:
+    def __init__(self, cache: CacheFolder, *, workers: int = 2, timeout_s: float = 300.0) -> None:
         """Open the cache; start the first worker if the cache is empty.
 
         Args:
@@ -287,8 +287,8 @@ class ExportPool:
             thread.join()
 
     def _serve(self, worker: _Worker, number: int) -> None:
-        if number == 0 and self._cache.is_empty():
-            with contextlib.suppress(ExportError, OSError):  # the first job will report the same error
+        with contextlib.suppress(ExportError, OSError):  # the first job will report the same error
+            if number == 0 and self._cache.is_empty():
                 worker.start()
         while (item := self._jobs.take(after_s=0.0 if worker.process_id else number * START_S)) is not None:
             job, future = item

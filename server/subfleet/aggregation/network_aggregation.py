@@ -156,6 +156,7 @@ class NetworkAggregation:
 
     def _collect(self) -> list[_Member]:
         roles, members = self.context.roles, []
+        mapped = roles.techniques.robust_aggregation is not None  # it holds the updates of all clients at once
         weights = weigh_round(roles.aggregator.weigh, self.clients, self.context.config.max_client_fraction)
         for client in self.clients:
             participant, update, work = client.participant, client.update, client.task and client.task.work
@@ -167,7 +168,9 @@ class NetworkAggregation:
                 _Member(
                     view=view,
                     weight=weights[client.client_id].counted,
-                    open=partial(open_update, form, self.blobs, update.blob, scale=client.scale, own=view.own),
+                    open=partial(
+                        open_update, form, self.blobs, update.blob, scale=client.scale, own=view.own, mapped=mapped
+                    ),
                     architecture=participant.architecture if view.exchange is None else view.exchange.moved,
                     sent=sent,
                 )

@@ -90,9 +90,15 @@ def _root_mean(parts: Sequence[tuple[float, int]]) -> float:
 
 
 def open_update(
-    form: UpdateForm, blobs: BlobStore, ref: BlobRef, *, scale: float = 1.0, own: Set[str] = frozenset()
+    form: UpdateForm,
+    blobs: BlobStore,
+    ref: BlobRef,
+    *,
+    scale: float = 1.0,
+    own: Set[str] = frozenset(),
+    mapped: bool = False,
 ) -> Mapping[str, Tensor]:
-    """The changes of a stored update by tensor, decoded when used; unused ones take no memory.
+    """The changes of a stored update by tensor, each decoded when it is used.
 
     Args:
         form: of the update.
@@ -100,12 +106,14 @@ def open_update(
         ref: of its container.
         scale: factor of its changes, above 0 and at most 1; with 1, they keep their bits.
         own: names of the client's personalised tensors, which are not scaled.
+        mapped: whether the file is mapped into memory, so that unused changes take none; a disk that fails while they
+            are used then ends the process.
 
     Raises:
         FileError: it cannot be read, or is not what was stored.
         ProtocolError: it is no container; or, when a change is used, it is not what the codec writes.
     """
-    content = read_stored(blobs.path(ref))
+    content = read_stored(blobs.path(ref), mapped=mapped)
     if hashlib.sha256(content).hexdigest() != ref.sha256:
         raise FileError(f"the stored update {ref.sha256[:16]} is damaged on this disk")
     return _Changes(form, decode_arrays(content), scale, own)
@@ -131,15 +139,15 @@ class _Changes(Mapping[str, Tensor]):
         return len(self._arrays)
 
 
-def read_stored(path: Path) -> memoryview:
-    """Map the file of a stored answer into memory. It is writable, as torch requires; nothing is written to the file.
+def read_stored(path: Path, *, mapped: bool = False) -> memoryview:
+    """Read the file of a stored answer, or map it. The memory is writable, as torch requires; the file is not written.
 
     Raises:
         FileError: it cannot be read.
-        ProtocolError: it is empty.
+        ProtocolError: it is empty and is to be mapped.
     """
     try:
-        return np.memmap(path, np.uint8, "c").data
+        return np.memmap(path, np.uint8, "c").data if mapped else np.fromfile(path, np.uint8).data
     except ValueError as error:  # an empty file cannot be mapped
         raise ProtocolError("the answer is empty, but must be a tensor container") from error
     except OSError as error:

@@ -168,7 +168,7 @@ def _describe(folder: Path) -> dict[str, Any]:
     from subfleet.settings.run_folder import interpret_summary, read_description, read_summary
 
     run, summary = read_description(folder), read_summary(folder)
-    results = summary or {"accuracy": None, "model": None, "headline": "accuracy", "metrics": {}}
+    results = {"accuracy": None, "model": None, "headline": "accuracy", "metrics": {}} if summary is None else summary
     with interpret_summary(folder):
         return {
             "folder": str(folder),

@@ -109,15 +109,14 @@ class EmbeddedBroker:
         stderr = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (it lives as long as the process)
         # The pipe closes when this process ends in any way, which ends the broker. Its own session keeps Ctrl-C from
         # it, so that clients can say goodbye over it first.
-        self._process = process = self._resources.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
+        command = [sys.executable, "-m", "subfleet.link.broker", "--port", str(self._port)]
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
             )
-        )
+        except OSError as error:
+            return str(error)
+        self._process = self._resources.enter_context(process)
         self._resources.callback(_end, process)
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while process.poll() is None and time.monotonic() < deadline_s:

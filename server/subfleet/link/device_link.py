@@ -138,10 +138,10 @@ class DeviceLink:
             ]
             for offer in offers:
                 del self._uploads[offer.task_id]
-                if isinstance(result, Fetched):
-                    yield offer
-                else:
+                if not isinstance(result, Fetched):
                     self._complaints.note(offer.client_id, f"its update cannot be fetched: {result.detail}")
+            if isinstance(result, Fetched):
+                yield from offers
 
     def send_task(self, task: Task) -> None:
         """Send a task repeatedly until its client acknowledges it."""

@@ -300,13 +300,11 @@ def _draw_first_weights(network: Network, size: Architecture) -> bytes:
 
 def read_figures(exported: Path) -> dict[str, float | None]:
     """The exporter's figures for a model, read from `<file>.json` beside it; None for missing ones."""
+    names = ("max_abs_diff", "quantised_accuracy", "float_accuracy")
     try:
         figures = json.loads(Path(f"{exported}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        figures = {}
-    quantised = figures.get("quantisation") or {}
-    return {
-        "max_abs_diff": figures.get("max_abs_diff"),
-        "quantised_accuracy": quantised.get("accuracy"),
-        "float_accuracy": quantised.get("float_accuracy"),
-    }
+        quantised = figures.get("quantisation") or {}
+        values = (figures.get("max_abs_diff"), quantised.get("accuracy"), quantised.get("float_accuracy"))
+        return {name: None if value is None else float(value) for name, value in zip(names, values, strict=True)}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return dict.fromkeys(names)

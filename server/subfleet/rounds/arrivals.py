@@ -149,7 +149,11 @@ def _receive_search(
     if request.run_attempt != state.run_attempt:
         return state, ()
     if made is None:  # no smaller size could be chosen for them either
-        waiting = (client for client in state.clients.values() if client.stage in ("answered", "preparing"))
+        waiting = (
+            client
+            for client in state.clients.values()
+            if client.stage in ("answered", "preparing") or (client.stage == "scoring" and client.task is None)
+        )
         return state.with_clients(*(replace(client, stage="skipped", reason=problem) for client in waiting)), ()
     if state.explored_attempt != state.run_attempt:
         pool = tuple(dict.fromkeys((*state.pool, *made.sizes)))

@@ -59,7 +59,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
 
     def items(self) -> ItemsView[str, V]:
         """The entries, read leaf by leaf without look-ups."""
-        return dict(chain.from_iterable(chain.from_iterable(self.root))).items()
+        return _Items(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
@@ -100,6 +100,15 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         after.root = (*self.root[:high], (*branch[:low], leaf, *branch[low + 1 :]), *self.root[high + 1 :])
         after._count = count
         return after
+
+
+class _Items(ItemsView[str, V]):
+    def __init__(self, entries: PersistentMap[V]) -> None:
+        super().__init__(entries)
+        self._root = entries.root
+
+    def __iter__(self) -> Iterator[tuple[str, V]]:
+        return chain.from_iterable(chain.from_iterable(self._root))
 
 
 def _key(entry: tuple[str, object]) -> str:

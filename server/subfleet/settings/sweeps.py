@@ -137,17 +137,20 @@ def _model_run(run: Mapping[str, Any]) -> str | None:
 
 
 def _sort(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs in order, but each after the run from which it takes its model."""
+    """The runs in order, but runs that take models from others after these."""
     names = {run["name"] for run in runs}
-    sources = {run["name"]: {_model_run(run)} & names for run in runs}
+    sources = {run["name"]: names & {_model_run(run)} for run in runs}
     try:
-        positions = {name: position for position, name in enumerate(TopologicalSorter(sources).static_order())}
+        order = [*TopologicalSorter(sources).static_order()]
     except CycleError as error:
         name = error.args[1][0]
         raise ConfigError(
             f"the run {name!r} of a sweep waits for a model of its own; take that of another run"
         ) from error
-    return sorted(runs, key=lambda run: positions[run["name"]])
+    depths = dict[str, int]()
+    for name in order:
+        depths[name] = 1 + max((depths[source] for source in sources[name]), default=0)
+    return sorted(runs, key=lambda run: depths[run["name"]])
 
 
 def _label(value: Any, index: int) -> str:
