@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from run_tables import format_table
 from smoke import DIGITS, open_run_folders, parse_arguments
 
 from subfleet.protocol.errors import ConfigError, SubfleetError
@@ -49,8 +50,7 @@ def print_tables(folders: Sequence[Path]) -> int:
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    for row in (HEADS, ["---"] * len(HEADS), *rows):
-        print(f"| {' | '.join(row)} |")
+    print(format_table(HEADS, rows), end="")
     return 0
 
 

@@ -35,6 +35,7 @@ import numpy as np
 from pages import write_page
 from rich.console import Console
 from rich.table import Table
+from run_tables import format_table
 from smoke import parse_arguments
 
 from subfleet.arrays import encode_arrays
@@ -306,11 +307,6 @@ def build_export_table(rows: Sequence[WrittenChain]) -> list[list[str]]:
     ]
 
 
-def format_table(cells: Sequence[Sequence[str]]) -> str:
-    """Format cells as a Markdown table."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], ["---"] * len(cells[0]), *cells[1:]))
-
-
 def print_table(console: Console, cells: Sequence[Sequence[str]]) -> None:
     """Print cells as a table on the console."""
     table = Table(*cells[0])
@@ -358,8 +354,9 @@ def main() -> int:
     except SubfleetError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
-    print_table(console, build_path_table(rows))
-    print_table(console, build_export_table(written))
+    paths, exports = build_path_table(rows), build_export_table(written)
+    print_table(console, paths)
+    print_table(console, exports)
     times, plans = [row.times for row in rows], [row.plan for row in rows]
     summary = (
         f"a step takes {statistics.median(times):.2f} times the program's, {max(times):.2f} at worst; "
@@ -371,7 +368,7 @@ def main() -> int:
         head = "# Chains of programs\n\n`python benchmarks/chains.py --write`, "
         head += f"Python {platform.python_version()}, {tools},\n"
         head += f"{platform.machine()}, one thread: {summary}.\n\n"
-        body = f"{format_table(build_path_table(rows))}\n{format_table(build_export_table(written))}"
+        body = "\n".join(format_table(cells[0], cells[1:]) for cells in (paths, exports))
         write_page(RESULTS, f"{head}{body}")
     if options.json:
         print(json.dumps({"paths": [asdict(row) for row in rows], "exports": [asdict(row) for row in written]}))

@@ -99,13 +99,13 @@ def create_exporter() -> EstimatesOf:
     """A stand-in for the exporter's workers, which estimates each network and its training once."""
     estimates: dict[str, MemoryEstimates] = {}
 
-    def estimates_of(network: Network, training: TrainingSettings) -> MemoryEstimates:
+    def estimate(network: Network, training: TrainingSettings) -> MemoryEstimates:
         request = build_train_request(network, network.full_architecture(), "onnx", training)
         if request.program_id not in estimates:
             estimates[request.program_id] = EstimateModel(network, request).estimates
         return estimates[request.program_id]
 
-    return estimates_of
+    return estimate
 
 
 def format_row(name: str, figures: StepFigures) -> str:

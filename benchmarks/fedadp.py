@@ -16,10 +16,11 @@ finds it. The exit status is 1 where it is not ten points above the median clien
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from run_tables import format_table, list_shared_seeds
 from smoke import DIGITS, open_run_folders, parse_arguments
 
 from subfleet.protocol.errors import SubfleetError
@@ -49,52 +50,53 @@ def count_published_bytes(run: Mapping[str, Any]) -> int:
     return sum(unions[row["network"]] for row in rows)
 
 
-def average(values: Sequence[float]) -> float:
-    """The mean over seeds."""
-    return statistics.fmean(values)
-
-
-def build_row(entrant: Entrant) -> tuple[str, ...]:
+def build_row(entrant: Entrant) -> Sequence[str]:
     """One row of the table."""
     runs = [entrant.runs[seed] for seed in sorted(entrant.runs)]
     accuracies = [run["evaluation"]["accuracy"] for run in runs]
     shares = (
-        average([run["accuracy"] for run in runs]),
-        average([statistics.median(read_network_accuracies(run).values()) for run in runs]),
-        average([min(read_network_accuracies(run).values()) for run in runs]),
-        average([accuracy["mean"] for accuracy in accuracies]),
+        statistics.fmean(run["accuracy"] for run in runs),
+        statistics.fmean(statistics.median(read_network_accuracies(run).values()) for run in runs),
+        statistics.fmean(min(read_network_accuracies(run).values()) for run in runs),
+        statistics.fmean(accuracy["mean"] for accuracy in accuracies),
     )
     half = " to ".join(
-        f"{100 * average([accuracy[key] for accuracy in accuracies]):.1f}"
+        f"{100 * statistics.fmean(accuracy[key] for accuracy in accuracies):.1f}"
         for key in ("lower_quartile", "upper_quartile")
     )
-    costs = [average([run["costs"][key] for run in runs]) / 1e6 for key in ("bytes_down", "bytes_up")] + [
-        average([count_published_bytes(run) for run in runs]) / 1e6
+    costs = [statistics.fmean(run["costs"][key] for run in runs) / 1e6 for key in ("bytes_down", "bytes_up")] + [
+        statistics.fmean(count_published_bytes(run) for run in runs) / 1e6
     ]
     return (
         *(entrant.name, str(len(runs))),
         *(f"{100 * share:.1f}" for share in shares),
-        *(half, f"{100 * average([accuracy['worst'] for accuracy in accuracies]):.1f}"),
+        *(half, f"{100 * statistics.fmean(accuracy['worst'] for accuracy in accuracies):.1f}"),
         *(f"{cost:.1f}" for cost in costs),
     )
 
 
-def build_network_table(entrants: Sequence[Entrant]) -> Iterator[str]:
+def build_network_table(entrants: Sequence[Entrant]) -> str:
     """Each network's accuracy in each entrant, means over seeds."""
     names = list(read_network_accuracies(next(iter(entrants[0].runs.values()))))
-    yield from format_heads(("entrant", *names))
+    rows = []
     for entrant in entrants:
-        means = [average([read_network_accuracies(run)[name] for run in entrant.runs.values()]) for name in names]
-        yield format_line((entrant.name, *(f"{100 * mean:.1f}" for mean in means)))
+        means = [
+            statistics.fmean(read_network_accuracies(run)[name] for run in entrant.runs.values()) for name in names
+        ]
+        rows.append((entrant.name, *(f"{100 * mean:.1f}" for mean in means)))
+    return format_table(("entrant", *names), rows)
 
 
-def build_client_table(entrants: Sequence[Entrant]) -> Iterator[str]:
+def build_client_table(entrants: Sequence[Entrant]) -> str:
     """Each client's accuracy on its own held-out samples in each entrant, means over seeds."""
-    yield from format_heads(("client", *(entrant.name for entrant in entrants)))
+    rows = []
     names = [row["client_id"] for row in next(iter(entrants[0].runs.values()))["evaluation"]["clients"]]
     for name in names:
-        means = [average([find_own_accuracy(run, name) for run in entrant.runs.values()]) for entrant in entrants]
-        yield format_line((name, *(f"{100 * mean:.1f}" for mean in means)))
+        means = [
+            statistics.fmean(find_own_accuracy(run, name) for run in entrant.runs.values()) for entrant in entrants
+        ]
+        rows.append((name, *(f"{100 * mean:.1f}" for mean in means)))
+    return format_table(("client", *(entrant.name for entrant in entrants)), rows)
 
 
 def find_own_accuracy(run: Mapping[str, Any], client_id: str) -> float:
@@ -102,18 +104,19 @@ def find_own_accuracy(run: Mapping[str, Any], client_id: str) -> float:
     return float(next(row["accuracy"] for row in run["evaluation"]["clients"] if row["client_id"] == client_id))
 
 
-def build_difference_table(first: Entrant, others: Sequence[Entrant]) -> Iterator[str]:
+def build_difference_table(first: Entrant, others: Sequence[Entrant]) -> str:
     """The first entrant minus each other one, over the seeds that both have."""
-    yield from format_heads((f"{first.name} less", "points", "95 % interval", "seeds"))
+    rows = []
     for other in others:
-        seeds = sorted(first.runs.keys() & other.runs.keys())
-        if len(seeds) < 2:
+        seeds = list_shared_seeds(first, other)
+        if not seeds:
             continue
         difference = measure_difference(
             *([float(entrant.runs[seed]["accuracy"]) for seed in seeds] for entrant in (first, other))
         )
         interval = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}{', a tie' if difference.tie else ''}"
-        yield format_line((other.name, f"{100 * difference.mean:+.1f}", interval, str(difference.pairs)))
+        rows.append((other.name, f"{100 * difference.mean:+.1f}", interval, str(difference.pairs)))
+    return format_table((f"{first.name} less", "points", "95 % interval", "seeds"), rows)
 
 
 def describe_headroom(alone: Entrant, largest: float) -> tuple[str, bool]:
@@ -123,17 +126,6 @@ def describe_headroom(alone: Entrant, largest: float) -> tuple[str, bool]:
     )
     accuracies = f"largest network on all data {100 * largest:.1f} %, median client alone {100 * median:.1f} %"
     return f"Headroom: {accuracies}, {100 * (largest - median):.1f} points.", largest - median >= LEAST
-
-
-def format_heads(heads: Sequence[str]) -> Iterator[str]:
-    """The first two lines of a table."""
-    yield format_line(heads)
-    yield format_line(["---"] * len(heads))
-
-
-def format_line(cells: Sequence[str]) -> str:
-    """One line of a table."""
-    return f"| {' | '.join(cells)} |"
 
 
 def _is_small(run: Run) -> bool:
@@ -164,12 +156,12 @@ def print_tables(folders: Sequence[Path], options: argparse.Namespace) -> int:
     if options.largest is not None and options.alone in named:
         headroom, enough = describe_headroom(named[options.alone], options.largest)
         print(headroom, end="\n\n")
-    print("\n".join([*format_heads(HEADS), *(format_line(build_row(entrant)) for entrant in entrants)]), end="\n\n")
-    print("\n".join(build_network_table(entrants)), end="\n\n")
-    print("\n".join(build_client_table(entrants)), end="\n\n")
+    print(format_table(HEADS, [build_row(entrant) for entrant in entrants]))
+    print(build_network_table(entrants))
+    print(build_client_table(entrants))
     if options.first in named:
         others = [entrant for entrant in entrants if entrant.name != options.first]
-        print("\n".join(build_difference_table(named[options.first], others)))
+        print(build_difference_table(named[options.first], others), end="")
     return 0 if enough else 1
 
 

@@ -31,10 +31,10 @@ def compare_entrants(
         seeds = list_shared_seeds(first, other)
         if not seeds:
             continue
-        ours, theirs = ([figures(entrant.runs[seed]) for seed in seeds] for entrant in (first, other))
+        first_figures, other_figures = ([figures(entrant.runs[seed]) for seed in seeds] for entrant in (first, other))
         cells = []
         for name in names:
-            difference = measure_difference([run[name] for run in ours], [run[name] for run in theirs])
+            difference = measure_difference([run[name] for run in first_figures], [run[name] for run in other_figures])
             tie = " tie" if difference.tie else ""
             cells.append(
                 f"{100 * difference.mean:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f}){tie}"

@@ -55,23 +55,23 @@ def draw_picture() -> str:
         '<path class="tip" d="M0 0 8 4 0 8z"/></marker>',
     ]
     for x, title, subtitle in STEPS:
-        parts += [_text(x, 34, title, "step"), _text(x, 54, subtitle, "small")]
+        parts += [_draw_text(x, 34, title, "step"), _draw_text(x, 54, subtitle, "small")]
     for y, (name, runtime, size, limit) in zip(ROWS, DEVICES, strict=True):
-        parts += [_text(20, y + 26, name), _bar(20, y + 36, size), _text(20, y + 66, limit, "small")]
-        parts += [_arrow(160, y + 39, 224), _grid(250, y, (size,))]
+        parts += [_draw_text(20, y + 26, name), _draw_bar(20, y + 36, size), _draw_text(20, y + 66, limit, "small")]
+        parts += [_draw_arrow(160, y + 39, 224), _draw_grid(250, y, (size,))]
         parts += [
-            _arrow(350, y + 39, 440),
-            _text(452, y + 36, runtime),
-            _text(452, y + 54, "a cached program", "small"),
+            _draw_arrow(350, y + 39, 440),
+            _draw_text(452, y + 36, runtime),
+            _draw_text(452, y + 54, "a cached program", "small"),
         ]
         parts += [f'<path class="line" marker-end="url(#tip)" d="M572 {y + 39}H620Q640 {y + 39} 690 {ROWS[1] + 39}"/>']
-    parts += [_grid(720, ROWS[1] - 20, tuple(size for _, _, size, _ in DEVICES), 20)]
+    parts += [_draw_grid(720, ROWS[1] - 20, tuple(size for _, _, size, _ in DEVICES), 20)]
     notes = ("Stronger colour: more clients.", "What no client trained", "keeps its exact bits.")
-    parts += [_text(700, ROWS[1] + 128 + 17 * number, note, "small") for number, note in enumerate(notes)]
+    parts += [_draw_text(700, ROWS[1] + 128 + 17 * number, note, "small") for number, note in enumerate(notes)]
     parts += [
         '<path class="line" stroke-dasharray="5 4" marker-end="url(#tip)" d="M780 396V414H60V400"/>',
         '<rect class="page" x="372" y="404" width="96" height="20" stroke="none" style="stroke:none"/>',
-        _text(384, 419, "next round", "small"),
+        _draw_text(384, 419, "next round", "small"),
     ]
     body = "\n".join(parts)
     label = "A round: measure, assign, train, aggregate"
@@ -79,15 +79,15 @@ def draw_picture() -> str:
     return f"{head}<style>{STYLE}</style>\n{body}\n</svg>\n"
 
 
-def _text(x: int, y: int, text: str, kind: str = "") -> str:
+def _draw_text(x: int, y: int, text: str, kind: str = "") -> str:
     return f'<text class="{kind}" x="{x}" y="{y}">{text}</text>'
 
 
-def _arrow(x: int, y: int, end: int) -> str:
+def _draw_arrow(x: int, y: int, end: int) -> str:
     return f'<path class="line" marker-end="url(#tip)" d="M{x} {y}H{end}"/>'
 
 
-def _bar(x: int, y: int, size: int) -> str:
+def _draw_bar(x: int, y: int, size: int) -> str:
     """A device's budget as part of the whole model's cost."""
     width = 120
     return (
@@ -96,7 +96,7 @@ def _bar(x: int, y: int, size: int) -> str:
     )
 
 
-def _grid(x: int, y: int, widths: tuple[int, ...], cell: int = CELL) -> str:
+def _draw_grid(x: int, y: int, widths: tuple[int, ...], cell: int = CELL) -> str:
     """A model as a grid of weights, each coloured by how many of the submodels of these widths hold it."""
     kinds = ("empty", "one", "two", "three")
     return "".join(

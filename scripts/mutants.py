@@ -91,14 +91,14 @@ class Tree:
         before = path.read_text(encoding="utf-8")
         path.write_text(before.replace(defect.old, defect.new), encoding="utf-8")
         try:
-            test = self._first_failure(defect.tests)
+            test = self._find_first_failure(defect.tests)
             if not test and not named_only:
-                test = self._first_failure(defect.list_folders())
+                test = self._find_first_failure(defect.list_folders())
         finally:
             path.write_text(before, encoding="utf-8")
         return Outcome(defect=defect, test=test, seconds=time.monotonic() - started_s)
 
-    def _first_failure(self, tests: Sequence[str]) -> str:
+    def _find_first_failure(self, tests: Sequence[str]) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         existing = [name for name in tests if (self._folder / name).exists()]
         if not existing:
@@ -138,14 +138,14 @@ def try_defects(defects: Sequence[Defect], source: Path, *, jobs: int, named_onl
         for number in range(jobs):
             trees.put(Tree(source, Path(folder) / str(number)))
 
-        def outcome_of(defect: Defect) -> Outcome:
+        def try_in_free_tree(defect: Defect) -> Outcome:
             tree = trees.get()
             try:
                 return tree.try_defect(defect, named_only=named_only)
             finally:
                 trees.put(tree)
 
-        yield from pool.map(outcome_of, defects)
+        yield from pool.map(try_in_free_tree, defects)
 
 
 def main() -> int:

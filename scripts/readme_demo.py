@@ -37,8 +37,8 @@ def build_block(recorded: dict[str, Any]) -> str:
     printed: list[str] = recorded["printed"]
     joined = next(number for number, line in enumerate(printed) if line.startswith("client "))
     result = next(number for number, line in enumerate(printed) if line.startswith("Test accuracy of "))
-    rounds = [_record(plain) for plain in recorded["summary"]["rounds"]]
-    first, *between, last = (_table(record) for record in rounds)
+    rounds = [_read_record(plain) for plain in recorded["summary"]["rounds"]]
+    first, *between, last = (_render_table(record) for record in rounds)
     evaluated = (line for line in printed if "on held-out samples of their own" in line)
     files = [f"  {row.client_id}: models/{row.client_id}/model{ENDINGS[row.runtime]}," for row in rounds[0].clients]
     models = (line for line in printed[result:] if line.startswith(tuple(files)))
@@ -52,18 +52,18 @@ def build_block(recorded: dict[str, Any]) -> str:
     return "\n".join([*lines, "", textwrap.fill(footnote, 120), ""])
 
 
-def _record(plain: dict[str, Any]) -> RoundRecord:
+def _read_record(plain: dict[str, Any]) -> RoundRecord:
     """A round of summary.json without its derived fields, such as `model`, which is a text there."""
-    clients = [_fields(ClientRow, client) for client in plain["clients"]]
-    stored = {name: value for name, value in _fields(RoundRecord, plain).items() if name != "model"}
+    clients = [_select_fields(ClientRow, client) for client in plain["clients"]]
+    stored = {name: value for name, value in _select_fields(RoundRecord, plain).items() if name != "model"}
     return from_plain(RoundRecord, {**stored, "clients": clients})
 
 
-def _fields(kind: type[RoundRecord] | type[ClientRow], plain: dict[str, Any]) -> dict[str, Any]:
+def _select_fields(kind: type[RoundRecord] | type[ClientRow], plain: dict[str, Any]) -> dict[str, Any]:
     return {field.name: plain[field.name] for field in dataclasses.fields(kind) if field.name in plain}
 
 
-def _table(record: RoundRecord) -> list[str]:
+def _render_table(record: RoundRecord) -> list[str]:
     screen = io.StringIO()
     Tables(Console(file=screen, width=WIDTH, color_system=None)).round_finished(record)
     return screen.getvalue().splitlines()

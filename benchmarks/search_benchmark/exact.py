@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from search_benchmark.budgets import Share, create_queries
-from search_benchmark.listed import exhaustive_search
+from search_benchmark.listed import list_space
 from search_benchmark.spaces import TARGET, Case
 from subfleet.export.request_steps import training_step_of
 from subfleet.export.targets.onnx import OnnxTarget
@@ -196,7 +196,7 @@ def _apply_plan(case: Case, plans: Plans, architecture: Architecture) -> Candida
 def _compute_fractions(server: _Server, sent: Sequence[tuple[Query, Candidate]]) -> list[float]:
     """For each device, the parameters of its submodel over the most that fit."""
     case, plans = server.case, server.plans
-    listed = exhaustive_search(case.space, case.estimate, TARGET).known
+    listed = list_space(case.space, case.estimate, TARGET).known
     candidates = sorted(listed, key=lambda candidate: candidate.parameters, reverse=True)
     known = {
         program.size.architecture_id: _apply_plan(case, plans, program.size) for program in server.written.values()

@@ -7,7 +7,7 @@ from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query
 
-__all__ = ["ListedSearch", "exhaustive_search"]
+__all__ = ["ListedSearch", "list_space"]
 
 
 class ListedSearch:
@@ -41,9 +41,7 @@ class ListedSearch:
         return self.known.best(query)
 
 
-def exhaustive_search(
-    space: SearchSpace, estimate: CostEstimates, target: str, *, limit: int = 200_000
-) -> ListedSearch:
+def list_space(space: SearchSpace, estimate: CostEstimates, target: str, *, limit: int = 200_000) -> ListedSearch:
     """The search among all submodels of a space.
 
     Raises:

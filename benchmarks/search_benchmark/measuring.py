@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 
 from search_benchmark.budgets import Share, create_queries
-from search_benchmark.listed import ListedSearch, exhaustive_search
+from search_benchmark.listed import ListedSearch, list_space
 from search_benchmark.long_search import find_most_parameters
 from search_benchmark.spaces import TARGET, TINY, Case, create_case
 from subfleet.search.candidates import Candidate, order_candidates
@@ -37,8 +37,8 @@ class Figures:
     Attributes:
         row: of its table.
         mean: parameters of the answers over the most that fit, averaged over devices that some submodel fits.
-        used: mean utilisation of the answers.
-        paper_used: the same of the paper's search.
+        utilisation: mean utilisation of the answers.
+        paper_utilisation: the same for the paper's search.
         warm_per_s: devices served per second after warm-up; 0 if it was not measured.
         cold_per_s: the same for the first round, setup included.
         first_round_s: of that round.
@@ -46,8 +46,8 @@ class Figures:
 
     row: str
     mean: float
-    used: float
-    paper_used: float
+    utilisation: float
+    paper_utilisation: float
     warm_per_s: float = 0.0
     cold_per_s: float = 0.0
     first_round_s: float = 0.0
@@ -188,8 +188,8 @@ def measure_large(name: str, shares: Sequence[Share], *, count: int) -> Figures:
         f"| {_average(uniform_fractions):.4f} | {_average_utilisation(answers):.4f} | {below} "
         f"| {_count_fewer(answers, rest)} | {_count_violations(answers, rest)} |",
         mean=_average(fractions),
-        used=_average_utilisation(answers),
-        paper_used=_average_utilisation(paper_answers),
+        utilisation=_average_utilisation(answers),
+        paper_utilisation=_average_utilisation(paper_answers),
         warm_per_s=warm_per_s,
         cold_per_s=_FIRST / first_s,
         first_round_s=first_s,
@@ -209,7 +209,7 @@ def _search_long(case: Case, query: Query, answer: Answer, number: int) -> int:
 
 def measure_exhaustive(case: Case, shares: Sequence[Share], *, count: int) -> Figures:
     """Compare our search and the paper's, cold and warm, with the largest submodel that fits."""
-    listed_search = exhaustive_search(case.space, case.estimate, TARGET)
+    listed_search = list_space(case.space, case.estimate, TARGET)
     device_queries = create_queries(case, shares[: 2 * count])
     optima = [0 if (fit := listed_search.best(query)) is None else fit.candidate.parameters for query in device_queries]
     answers = _serve(_create_our_search(case), device_queries, at_once=_ROUND)
@@ -224,8 +224,8 @@ def measure_exhaustive(case: Case, shares: Sequence[Share], *, count: int) -> Fi
         f"| {_average(_compute_fractions(paper_answers[count:], optima[count:])):.4f} "
         f"| {_count_fewer(answers, device_queries)} | {_count_violations(answers, device_queries)} |",
         mean=_average(warm),
-        used=_average_utilisation(answers),
-        paper_used=_average_utilisation(paper_answers),
+        utilisation=_average_utilisation(answers),
+        paper_utilisation=_average_utilisation(paper_answers),
     )
 
 

@@ -89,7 +89,7 @@ def _read_cifar(folder: Path, model: ZooModel, count: int, random: np.random.Gen
     with np.load(folder / "cifar10" / "cifar10_lossless_12k.npz", allow_pickle=False) as file:
         indices = random.permutation(len(file["y_train"]))[:count]
         images, labels = file["x_train"][indices], file["y_train"][indices]
-    return _of_images(images.transpose(0, 3, 1, 2), labels, "cifar10")
+    return _scale_images(images.transpose(0, 3, 1, 2), labels, "cifar10")
 
 
 def _read_fashion(folder: Path, model: ZooModel, count: int, random: np.random.Generator) -> Samples:
@@ -101,10 +101,10 @@ def _read_fashion(folder: Path, model: ZooModel, count: int, random: np.random.G
         gzip.decompress((data_folder / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8
     )
     indices = random.permutation(len(labels))[:count]
-    return _of_images(images.reshape(-1, 1, 28, 28)[indices], labels[indices], "fashion_mnist")
+    return _scale_images(images.reshape(-1, 1, 28, 28)[indices], labels[indices], "fashion_mnist")
 
 
-def _of_images(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], source: str) -> Samples:
+def _scale_images(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], source: str) -> Samples:
     scaled = (images / 255).astype(np.float32)
     axes = (0, 2, 3)
     inputs = (scaled - scaled.mean(axes, keepdims=True)) / scaled.std(axes, keepdims=True)

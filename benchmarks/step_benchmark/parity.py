@@ -87,9 +87,9 @@ class _Distances:
 
     update: Differences = field(default_factory=Differences)
     eager: Differences = field(default_factory=Differences)
-    own: dict[str, Differences] = field(default_factory=dict)
+    programs: dict[str, Differences] = field(default_factory=dict)
 
-    def lengths(self, sizes: Mapping[str, int], parameters: Sequence[str]) -> dict[str, float]:
+    def measure_lengths(self, sizes: Mapping[str, int], parameters: Sequence[str]) -> dict[str, float]:
         """The length of each tensor's exact update, or the usual length if it vanishes."""
         usual = self.update.rms(parameters) / math.sqrt(sum(sizes[name] for name in parameters))
         lengths = {}
@@ -113,7 +113,7 @@ def compare(
     first = {name: tensor.double().numpy() for name, tensor in start.state.items() if tensor.is_floating_point()}
     exact = EagerStep(start, dtype=torch.float64)
     eager: list[Stepper] = [EagerStep(start, layout=layout) for layout in layouts]
-    one_step, all_steps = (_Distances(own={target: Differences() for target in programs}) for _ in range(2))
+    one_step, all_steps = (_Distances(programs={target: Differences() for target in programs}) for _ in range(2))
     size = start.model.batch_size
     for number in range(STARTS):
         _run([take_samples(samples, number * size, size)], first, exact, eager, programs, one_step)
@@ -154,7 +154,7 @@ def _run(
     losses = {}
     for target, stepper in programs.items():
         weights, losses[target] = _take_steps(stepper, batches)
-        distances.own[target].add(right, weights)
+        distances.programs[target].add(right, weights)
     return losses
 
 
@@ -172,14 +172,14 @@ def _compute_parity(
     parameters: Sequence[str],
     losses: Sequence[float],
 ) -> Parity:
-    lengths, own_differences = one_step.lengths(sizes, parameters), one_step.own[target]
+    lengths, own_differences = one_step.measure_lengths(sizes, parameters), one_step.programs[target]
 
     def over_eager(name: str, distance: Callable[[Differences, Sequence[str]], float]) -> float:
         beyond = max(0.0, distance(own_differences, [name]) - FREE_DISTANCE * lengths[name])
         return _divide(beyond, distance(one_step.eager, [name]))
 
     worst = max(sizes, key=lambda name: over_eager(name, Differences.median))
-    last = all_steps.own[target]
+    last = all_steps.programs[target]
     return Parity(
         one_step_over_eager=over_eager(worst, Differences.median),
         one_step_worst_tensor=worst,

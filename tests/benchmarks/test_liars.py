@@ -1,4 +1,4 @@
-"""The benchmark of liars: its verdict fails where it has to, and its liars lie in valid messages."""
+"""The benchmark of liars: its verdict, and the valid messages of its liars."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -24,17 +24,17 @@ TOPICS = Topics()
 
 
 @pytest.fixture(autouse=True)
-def _benchmarks_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def _make_benchmarks_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def _of(module: str, name: str) -> Any:
-    """Of the benchmark, which is a folder of scripts and no package that is installed."""
+def _import(module: str, name: str) -> Any:
+    """Import from the benchmark, a folder of scripts that is not installed."""
     return getattr(importlib.import_module(f"liar_benchmark.{module}"), name)
 
 
 class Recording:
-    """A transport that remembers what was sent, and delivers what it is given."""
+    """A transport that records messages, and delivers given events."""
 
     def __init__(self, *events: Event) -> None:
         self.sent: list[Message] = []
@@ -91,7 +91,7 @@ UPDATE = Update(
 
 
 def _rewrite(kind: str, *messages: Message) -> list[Message]:
-    create_link = _of("lying", "create_link_wrapper")
+    create_link = _import("lying", "create_link_wrapper")
     recording = Recording()
     link = create_link(kind, TOPICS)(recording)
     for message in messages:
@@ -99,7 +99,7 @@ def _rewrite(kind: str, *messages: Message) -> list[Message]:
     return recording.sent
 
 
-def test_a_claimer_claims_as_much_as_messages_may_hold() -> None:
+def test_a_claimer_claims_the_largest_values() -> None:
     profile, telemetry, update = _rewrite("claimer", PROFILE, TELEMETRY, UPDATE)
 
     assert isinstance(profile, Profile)
@@ -110,8 +110,8 @@ def test_a_claimer_claims_as_much_as_messages_may_hold() -> None:
     assert (update.sample_count, update.loss, update.square_loss) == (2**40, 1e30, 1e30)
 
 
-def test_a_silent_one_says_that_it_is_there_and_hears_of_no_task() -> None:
-    create_link = _of("lying", "create_link_wrapper")
+def test_a_silent_liar_reports_and_receives_no_task() -> None:
+    create_link = _import("lying", "create_link_wrapper")
     task = Delivery(topic=TOPICS.down("eve", Task.KIND), payload=b"any")
     other = Delivery(topic=TOPICS.down("eve", "ack"), payload=b"any")
     link = create_link("silent", TOPICS)(Recording(task, other))
@@ -120,7 +120,7 @@ def test_a_silent_one_says_that_it_is_there_and_hears_of_no_task() -> None:
     assert _rewrite("silent", PROFILE, TELEMETRY) == [PROFILE, TELEMETRY]
 
 
-def test_a_churner_refuses_and_then_sends_and_is_another_one_at_each_beat() -> None:
+def test_a_churner_refuses_then_sends_and_changes_its_session_at_each_heartbeat() -> None:
     beat = Presence(client_id="eve", session_id="eve-1", online=True)
     messages = _rewrite("churner", PROFILE, TELEMETRY, UPDATE, beat, beat)
 
@@ -149,8 +149,8 @@ def test_a_churner_refuses_and_then_sends_and_is_another_one_at_each_beat() -> N
     assert len({message.message_id for message in updates}) == 3, "it repeats itself under other ids"
 
 
-def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_and_tiny_numbers(tmp_path: Path) -> None:
-    garbling_trainer = _of("lying", "GarblingTrainer")
+def test_a_garbler_multiplies_its_changes_by_minus_30_then_sends_nan_and_tiny_numbers(tmp_path: Path) -> None:
+    garbling_trainer = _import("lying", "GarblingTrainer")
     learned = np.array([1.0, -2.0], np.float32)
     job = SimpleNamespace(output_path=tmp_path / "change")
 
@@ -159,7 +159,7 @@ def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_an
         return "told"
 
     garbling = garbling_trainer(SimpleNamespace(train=train, target="torch"))
-    changes = list(_trainings(garbling, job, 4))
+    changes = list(_train_repeatedly(garbling, job, 4))
 
     assert garbling.target == "torch"
     assert [array.tolist() for array in changes[:2]] == [[-30.0, 60.0]] * 2
@@ -168,15 +168,15 @@ def test_a_garbler_sends_what_it_learned_thirty_times_the_other_way_then_none_an
     assert (changes[3] < np.finfo(np.float32).tiny).all()
 
 
-def _trainings(garbling: Any, job: Any, count: int) -> Iterator[Any]:
+def _train_repeatedly(garbling: Any, job: Any, count: int) -> Iterator[Any]:
     for _ in range(count):
         assert garbling.train(job, lambda: False) == "told"
         yield np.asarray(decode_arrays(job.output_path.read_bytes())["w"])
 
 
-def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> Any:
-    game_result = _of("games", "GameResult")
-    build_row = _of("tables", "build_row")
+def _build_row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> Any:
+    game_result = _import("games", "GameResult")
+    build_row = _import("tables", "build_row")
     first, second = (
         [game_result(accuracy=accuracy, rounds=18, planned_rounds=18) for accuracy in accuracies]
         for accuracies in (without, beside)
@@ -185,7 +185,7 @@ def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> A
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "problems"),
     [
         ({"without": (0.8, 0.82), "beside": (0.79, 0.80)}, ()),
         ({"without": (0.8, 0.8), "beside": (0.9, 0.9)}, ()),
@@ -198,24 +198,24 @@ def _row(without: Sequence[float], beside: Sequence[float], **changes: Any) -> A
     ],
     ids=["within two points", "gained", "lost", "a round short", "did not end"],
 )
-def test_the_verdict(row: Any, told: tuple[str, ...]) -> None:
-    find_problems = _of("tables", "find_problems")
-    assert tuple(find_problems([_row(**row)])) == told
+def test_the_verdict(row: Any, problems: tuple[str, ...]) -> None:
+    find_problems = _import("tables", "find_problems")
+    assert tuple(find_problems([_build_row(**row)])) == problems
 
 
-def test_the_worst_stands_beside_the_median() -> None:
-    build_table = _of("tables", "build_table")
+def test_the_table_ends_with_the_worst_and_the_median() -> None:
+    build_table = _import("tables", "build_table")
     rows = [
-        replace(_row((0.8,), (0.8 + difference,)), method=name)
+        replace(_build_row((0.8,), (0.8 + difference,)), method=name)
         for name, difference in (("a", 0.01), ("b", -0.05), ("c", 0.0))
     ]
 
     assert build_table(rows)[-1] == "Worst: b, -5.0 points; median of all +0.0 points."
 
 
-def test_without_guards_claims_count_as_they_are() -> None:
-    create_run = _of("games", "create_run")
-    remove_guards = _of("games", "remove_guards")
+def test_removed_guards_limit_no_claims() -> None:
+    create_run = _import("games", "create_run")
+    remove_guards = _import("games", "remove_guards")
     run = remove_guards(create_run("oort", 1, 18))
     assert (run.max_client_fraction, run.outliers.outliers, run.outliers.loss_factor) == (1.0, "off", 0)
     assert getattr(run.method, "most_often", None) == 0.0

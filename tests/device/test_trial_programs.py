@@ -36,7 +36,7 @@ def script() -> ModuleType:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_program_has_the_values_of_todays_exporter(script: ModuleType, target: str) -> None:
     manifest = decode_program((SHIPPED / name_program_file(target)).read_bytes()).manifest
-    step = training_step_of(script.request_for(target))
+    step = training_step_of(script.create_request(target))
     assert (manifest.target, manifest.purpose, manifest.batch_size) == (target, "train", SETTINGS.batch_size)
     assert (manifest.inputs, manifest.outputs) == (step.inputs, step.outputs), "run scripts/make_trial_programs.py"
 
@@ -44,7 +44,7 @@ def test_a_program_has_the_values_of_todays_exporter(script: ModuleType, target:
 @pytest.mark.slow
 def test_the_loss_is_pytorchs(script: ModuleType) -> None:
     expected = json.loads((SHIPPED / EXPECTED).read_text())["loss"]
-    assert script.pytorch_loss(SHIPPED) == pytest.approx(expected, rel=1e-5)
+    assert script.measure_pytorch_loss(SHIPPED) == pytest.approx(expected, rel=1e-5)
     assert expected != pytest.approx(np.log(3), rel=1e-2), "what knows nothing yet ends there, too"
 
 
@@ -57,7 +57,7 @@ def test_nothing_else_is_shipped_and_all_of_it_is_small() -> None:
 @pytest.mark.long
 @pytest.mark.export
 def test_the_script_writes_what_is_shipped(script: ModuleType, tmp_path: Path) -> None:
-    script.write(tmp_path)
+    script.write_trial_files(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES
     assert (tmp_path / DATA).read_bytes() == (SHIPPED / DATA).read_bytes()
     new, old = (decode_arrays((folder / WEIGHTS).read_bytes()) for folder in (tmp_path, SHIPPED))
