@@ -60,24 +60,24 @@ class Rates:
 
 def main() -> None:
     """Measure and print."""
-    arguments = _parse_arguments()
-    if arguments.peak is not None:
-        print(measure_peak_growth(arguments.peak))
+    options = _parse_arguments()
+    if options.peak is not None:
+        print(measure_peak_growth(options.peak))
         return
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(options.threads)
     if os.getloadavg()[0] > 0.5:
         _print_progress(f"the load average is {os.getloadavg()[0]:.1f}: rates of threads are not to be trusted")
-    model = SMALL if arguments.smoke else NETWORK
-    table = [measure_rates(network_of(model), count, torch.device(arguments.device)) for count in arguments.clients]
+    model = SMALL if options.smoke else NETWORK
+    table = [measure_rates(network_of(model), count, torch.device(options.device)) for count in options.clients]
     # The memory of a GPU is not the process's.
-    on_cpu = arguments.device == "cpu"
-    peaks = {count: _measure_peak_in_process(count, arguments.threads) for count in arguments.clients if on_cpu}
-    text = build_page(table, peaks, arguments.device)
+    on_cpu = options.device == "cpu"
+    peaks = {count: _measure_peak_in_process(count, options.threads) for count in options.clients if on_cpu}
+    text = build_page(table, peaks, options.device)
     _print_progress(text)
-    if arguments.write:
+    if options.write:
         path = RESULTS / ("aggregate.md" if on_cpu else "gpu.md")
         write_page(path, text)
-    if arguments.json:
+    if options.json:
         print(json.dumps(summarise(table, peaks)))
 
 

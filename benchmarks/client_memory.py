@@ -208,21 +208,21 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--repeats", type=int, default=3, help="fresh processes of each client; default 3")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FOLDER"), help=argparse.SUPPRESS)
-    arguments = parse_arguments(parser, repeats=1)
-    if arguments.child:
-        role, folder = arguments.child[0], Path(arguments.child[1])
+    options = parse_arguments(parser, repeats=1)
+    if options.child:
+        role, folder = options.child[0], Path(options.child[1])
         export(folder) if role == "export" else train_client(role, folder)
         return
-    clients = measure(arguments.repeats)
+    clients = measure(options.repeats)
     lines = build_table(clients)
     print("\n".join(lines))
-    if arguments.write:
+    if options.write:
         packages = ("torch", "onnxruntime", "numpy", "executorch")
         versions = ", ".join(f"{package} {version(package)}" for package in packages)
         head = ["# Resident memory of a client's process", "", "`python benchmarks/client_memory.py --write`,"]
         head += [f"Python {platform.python_version()}, {versions}, {platform.machine()}, one thread.", ""]
         write_page(RESULTS, "\n".join([*head, *lines]) + "\n")
-    if arguments.json:
+    if options.json:
         print(json.dumps(clients))
 
 

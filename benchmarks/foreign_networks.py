@@ -188,28 +188,28 @@ def _parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Measure, print, and write on request."""
-    arguments = _parse_arguments()
-    known = read_rows(arguments.rows) if arguments.rows else {}
+    options = _parse_arguments()
+    known = read_rows(options.rows) if options.rows else {}
     rows: list[Row] = []
-    for name in arguments.network or NETWORKS:
-        for target in arguments.target or GOALS:
+    for name in options.network or NETWORKS:
+        for target in options.target or GOALS:
             if (name, target) not in known:
                 with tempfile.TemporaryDirectory() as folder:
-                    known[name, target] = measure(NETWORKS[name], target, Path(folder), plant=arguments.plant)
-                if arguments.rows:
-                    with arguments.rows.open("a") as file:
+                    known[name, target] = measure(NETWORKS[name], target, Path(folder), plant=options.plant)
+                if options.rows:
+                    with options.rows.open("a") as file:
                         file.write(json.dumps(asdict(known[name, target])) + "\n")
             rows.append(known[name, target])
             lines = [*build_table(rows)[0 if len(rows) == 1 else -1 :], *filter(None, [rows[-1].refused])]
             print("\n".join(lines), flush=True)
-    whole = not (arguments.network or arguments.target)
+    whole = not (options.network or options.target)
     problems = find_faults(rows, whole=whole)
     print("\n".join(problems), file=sys.stderr)
-    if arguments.write and whole and not arguments.plant:
+    if options.write and whole and not options.plant:
         write_results(rows)
-    if arguments.json:
+    if options.json:
         print(json.dumps({"programs": [asdict(row) | {"ratio": row.ratio} for row in rows], "faults": problems}))
-    return 1 if problems and not arguments.smoke else 0
+    return 1 if problems and not options.smoke else 0
 
 
 if __name__ == "__main__":

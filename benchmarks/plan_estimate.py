@@ -342,42 +342,42 @@ def parse_cases() -> tuple[argparse.Namespace, list[Case]]:
     )
     parser.add_argument("--write", action="store_true", help=f"judge all plans of the file, and write {RESULTS.name}")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    arguments = parse_arguments(parser, architectures=1, family=["mlp"], target=["onnx"])
-    if arguments.write and arguments.spoil != 1:
+    options = parse_arguments(parser, architectures=1, family=["mlp"], target=["onnx"])
+    if options.write and options.spoil != 1:
         parser.error("--write takes cost estimates as they are; leave out --spoil")
-    table, families = TABLES[arguments.networks], arguments.family or sorted(TABLES[arguments.networks])
+    table, families = TABLES[options.networks], options.family or sorted(TABLES[options.networks])
     cases = [
-        (arguments.networks, family, target)
+        (options.networks, family, target)
         for family in families
-        for target in dict.fromkeys(arguments.target or TARGETS[:2])
+        for target in dict.fromkeys(options.target or TARGETS[:2])
         if family in table
     ]
-    return arguments, cases
+    return options, cases
 
 
 def main() -> None:
     """Make missing plans, judge, print, and write on request."""
-    arguments, cases = parse_cases()
-    plans = read_plans(arguments.plans)
+    options, cases = parse_cases()
+    plans = read_plans(options.plans)
     torch.set_num_threads(1)
-    make_plans(cases, arguments.architectures, arguments.plans, plans)
-    count = arguments.architectures or math.inf
-    judged = [plan for plan in plans.values() if arguments.write or (plan.case in cases and plan.number < count)]
+    make_plans(cases, options.architectures, options.plans, plans)
+    count = options.architectures or math.inf
+    judged = [plan for plan in plans.values() if options.write or (plan.case in cases and plan.number < count)]
     rows = []
     print("\n".join(HEAD), flush=True)
-    for row in judge(group_plans(judged), arguments.spoil):
+    for row in judge(group_plans(judged), options.spoil):
         print(format_row(row), flush=True)
         rows.append(row)
     if not rows:
         sys.exit("there are no plans to judge cost estimates by; take --architectures of 1 or more, or another file")
-    if arguments.write:
+    if options.write:
         write_results(rows)
     failed = [f"{row.family} on {row.target} ({row.networks})" for row in rows if not row.within_bounds]
     if failed:
         print(f"not within the bounds: {', '.join(failed)}", file=sys.stderr, flush=True)
-    if arguments.json:
+    if options.json:
         print(json.dumps(summarise(rows)), flush=True)
-    sys.exit(1 if failed and not arguments.smoke else 0)
+    sys.exit(1 if failed and not options.smoke else 0)
 
 
 if __name__ == "__main__":

@@ -183,17 +183,17 @@ def _run_python(program: str, argument: str) -> str:
     return process.stdout.splitlines()[-1] if process.stdout else ""
 
 
-def list_cases(arguments: argparse.Namespace) -> Iterator[Case]:
+def list_cases(options: argparse.Namespace) -> Iterator[Case]:
     """List the zoo on every target, and on request its variants that need less memory."""
     from step_benchmark.zoo import ZOO
 
-    for name in arguments.model or list(ZOO):
-        for target in arguments.target or TARGETS:
+    for name in options.model or list(ZOO):
+        for target in options.target or TARGETS:
             batch_size = ZOO[name].batch_size
-            yield Case(model=name, target=target, batch_size=batch_size, threads=arguments.threads)
-            if arguments.variants:
-                yield Case(model=name, target=target, batch_size=batch_size, recompute=True, threads=arguments.threads)
-                yield Case(model=name, target=target, batch_size=batch_size // 4, parts=4, threads=arguments.threads)
+            yield Case(model=name, target=target, batch_size=batch_size, threads=options.threads)
+            if options.variants:
+                yield Case(model=name, target=target, batch_size=batch_size, recompute=True, threads=options.threads)
+                yield Case(model=name, target=target, batch_size=batch_size // 4, parts=4, threads=options.threads)
 
 
 def build_table(rows: Sequence[Row]) -> list[str]:
@@ -267,9 +267,9 @@ def main() -> None:
     parser.add_argument("--target", action="append", choices=TARGETS, help="only this target; may be repeated")
     parser.add_argument("--variants", action="store_true", help="also recomputed activations, and batches in 4 parts")
     parser.add_argument("--threads", type=int, default=1, help="of the trainers")
-    arguments = parse_arguments(parser, model=["mlp"], target=["onnx"])
+    options = parse_arguments(parser, model=["mlp"], target=["onnx"])
     rows = []
-    for case in list_cases(arguments):
+    for case in list_cases(options):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 rows.append(measure(case, Path(folder)))
@@ -277,9 +277,9 @@ def main() -> None:
                 print(f"{case.label} on {case.target}: {error}", file=sys.stderr, flush=True)
                 continue
         print("\n".join(build_table(rows)[0 if len(rows) == 1 else -1 :]), flush=True)
-    if arguments.write:
+    if options.write:
         write_results(rows)
-    if arguments.json:
+    if options.json:
         print(json.dumps(summarise(rows)))
 
 

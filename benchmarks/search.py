@@ -56,16 +56,16 @@ _EXACT_HEAD = (
 
 def main() -> None:
     """Measure, print, and write on request."""
-    arguments = _parse_arguments()
-    size = 150 if arguments.quick else 1500
-    large_names, small_names = ((TINY,), (TINY,)) if arguments.smoke else (LARGE, SMALL)
+    options = _parse_arguments()
+    size = 150 if options.quick else 1500
+    large_names, small_names = ((TINY,), (TINY,)) if options.smoke else (LARGE, SMALL)
     shares, origin = read_shares()
     large = _measure_in_processes(large_names, shares, size)
     small = [measure_exhaustive(create_case(name), shares, count=size) for name in small_names]
-    plans, planned = Plans(arguments.plans), 3 if arguments.quick else 12
+    plans, planned = Plans(options.plans), 3 if options.quick else 12
     exact = [
         measure_exact(
-            create_case(name), shares, plans, count=planned, listed=name in small_names, checks=not arguments.spoil
+            create_case(name), shares, plans, count=planned, listed=name in small_names, checks=not options.spoil
         )
         for name in dict.fromkeys((*large_names, *small_names))
     ]
@@ -80,12 +80,12 @@ def main() -> None:
         *build_export_table(create_case(large_names[0]), shares, rounds=40, clients=max(size // 50, 5)),
     ]
     print("\n".join(lines))
-    if arguments.write:
+    if options.write:
         head = ["# Search under budgets", "", "`SUBFLEET_DATA=<folder> python benchmarks/search.py --write`,"]
         head += [f"Python {platform.python_version()}, numpy {version('numpy')}, {platform.machine()}, one thread.", ""]
         write_page(RESULTS, "\n".join([*head, *lines]) + "\n")
     summary = _summarise(large, small, exact)
-    if arguments.json:
+    if options.json:
         print(json.dumps(summary))
     sys.exit(1 if summary["violations"] else 0)
 
@@ -97,10 +97,10 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tenth of the assignments, a quarter of the exact plans")
     parser.add_argument("--plans", type=Path, help="a file of exact plans, which is added to")
     parser.add_argument("--spoil", action="store_true", help="send what is chosen without a look at its exact plan")
-    arguments = parse_arguments(parser, quick=True)
-    if arguments.write and (arguments.spoil or arguments.quick):
+    options = parse_arguments(parser, quick=True)
+    if options.write and (options.spoil or options.quick):
         parser.error("--write takes a whole run as it is; leave out --spoil and --quick")
-    return arguments
+    return options
 
 
 def _measure_in_processes(names: Sequence[str], shares: Sequence[Share], count: int) -> list[Figures]:

@@ -58,22 +58,22 @@ QUICK_ROUNDS = 3
 
 def main() -> None:
     """Measure and print."""
-    arguments = _parse_arguments()
+    options = _parse_arguments()
     if os.getloadavg()[0] > BUSY_LOAD:
         _print_progress(
             f"the load average is {os.getloadavg()[0]:.1f}: ratios with more than one thread are not to be trusted"
         )
-    console = Console(stderr=arguments.json, width=200)
-    if arguments.profile:
-        for model in _find_models(arguments.models):
-            for target in arguments.targets:
-                _profile(model, target, arguments.threads[0], console)
+    console = Console(stderr=options.json, width=200)
+    if options.profile:
+        for model in _find_models(options.models):
+            for target in options.targets:
+                _profile(model, target, options.threads[0], console)
         return
     results: list[Result] = []
-    for model in _find_models(arguments.models):
-        results += _measure(model, arguments)
+    for model in _find_models(options.models):
+        results += _measure(model, options)
     print_tables(results, console)
-    if arguments.json:
+    if options.json:
         print(json.dumps(summarise(results)))
 
 
@@ -105,11 +105,11 @@ def _print_progress(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
+def _measure(model: ZooModel, options: argparse.Namespace) -> list[Result]:
     """Measure one model on all targets."""
     torch.set_num_threads(1)
     results, programs = [], {}
-    for target in arguments.targets:
+    for target in options.targets:
         result = Result(model=model.name, target=target, smooth=model.smooth)
         program = _export(model, target, result)
         if program is not None:
@@ -119,12 +119,12 @@ def _measure(model: ZooModel, arguments: argparse.Namespace) -> list[Result]:
     if not exported:
         return results
     samples = load_samples(model, parity.STARTS * model.batch_size)
-    if not arguments.no_parity:
+    if not options.no_parity:
         _compare(model, samples, programs, exported)
-    rounds = arguments.repeats or (QUICK_ROUNDS if arguments.quick else ROUNDS)
-    for threads in arguments.threads:
+    rounds = options.repeats or (QUICK_ROUNDS if options.quick else ROUNDS)
+    for threads in options.threads:
         _measure_times(model, samples, programs, exported, threads=threads, rounds=rounds)
-    if not (arguments.quick or arguments.no_memory):
+    if not (options.quick or options.no_memory):
         for result in exported:
             result.measured_bytes = measure_peak_bytes(programs[result.target], _create_start(model, 0.001), samples)
             _print_progress(f"{model.name} {result.target}: grew by {result.measured_bytes / 1e6:.1f} MB")

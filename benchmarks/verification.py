@@ -86,15 +86,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=sorted(ZOO), default=list(ZOO))
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
-    arguments = parse_arguments(parser, models=["mlp"])
+    options = parse_arguments(parser, models=["mlp"])
     torch.set_num_threads(1)
     rows = []
     print(HEAD, end="")
-    for name in arguments.models:
+    for name in options.models:
         for row in build_rows(ZOO[name]):
             print(row, flush=True)
             rows.append(row)
-    if arguments.write:
+    if options.write:
         write_page(RESULTS, HEAD + "\n".join(rows) + "\n")
 
 

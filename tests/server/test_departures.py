@@ -86,9 +86,9 @@ def test_a_will_that_follows_a_goodbye_is_still_a_goodbye() -> None:
     state, now_s = begun(STRICT)
     for message in (goodbye("ada"), word("ada")):
         state, _ = step(STRICT, state, message, now_s + 1)
-    assert [one.reason for one in list_absences(STRICT, state, now_s + 1)] == [WHY]
+    assert [one.reason for one in list_absences(STRICT, state, now_s + 1, 100.0)] == [WHY]
     state, _ = step(STRICT, state, word("ada", online=True), now_s + 2)
-    assert list(list_absences(STRICT, state, now_s + 2)) == []
+    assert list(list_absences(STRICT, state, now_s + 2, 100.0)) == []
 
 
 def test_each_reason_has_its_words() -> None:
@@ -101,17 +101,18 @@ def test_each_reason_has_its_words() -> None:
     last = {"eve": replace(state.clients["ada"], client_id="eve")}
     state = replace(state, profiles=state.profiles.updated({"eve": profile("eve")}), live=live, last=last)
     assert {
-        one.client_id: (one.kind, one.describe(now_s + 41)) for one in list_absences(STRICT, state, now_s + 41)
+        absence.client_id: (absence.kind, absence.reason, absence.seen_at)
+        for absence in list_absences(STRICT, state, now_s + 41, 100.0)
     } == {
-        "ada": ("goodbye", f"{WHY}, last seen 36 s ago"),
-        "bob": ("will", "the broker reported a broken connection (its will), last seen 35 s ago"),
-        "cyd": ("silent", "no heartbeat for 41 s"),
-        "eve": ("unheard", "it has not been heard since the server started"),
+        "ada": ("goodbye", WHY, 100.0 - 36),
+        "bob": ("will", "the broker reported a broken connection (its will)", 100.0 - 35),
+        "cyd": ("silent", "no heartbeat for 41 s", 100.0 - 41),
+        "eve": ("unheard", "it has not been heard since the server started", None),
     }
     refused = replace(state.clients["cyd"], stage="refused", reason="memory: 3 bytes are free")
     state = replace(state, clients={**state.clients, "cyd": refused})
     state, _ = step(STRICT, state, word("cyd", online=True), now_s + 41)
-    assert [one.reason for one in list_absences(STRICT, state, now_s + 41) if one.client_id == "cyd"] == [
+    assert [one.reason for one in list_absences(STRICT, state, now_s + 41, 100.0) if one.client_id == "cyd"] == [
         "refused: memory: 3 bytes are free"
     ]
 

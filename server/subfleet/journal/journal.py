@@ -43,7 +43,7 @@ class AbsenceRecord:
     """A client that is away, or has refused its task in the open round.
 
     Attributes:
-        kind: of the reason, see `subfleet.serving.attendance.Absence`.
+        kind: of the reason: "goodbye", "will", "unheard", "silent" or "refused".
         reason: in words.
         seen_at: POSIX time of its last sign of life; None if the server has not heard it since it started.
     """

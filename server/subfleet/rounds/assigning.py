@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 from subfleet.methods.assigner import Assignment, AssignmentContext, WrittenSize
 from subfleet.protocol.messages import Refusal
-from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.text import make_printable
 from subfleet.rounds import networks, obstacles
 from subfleet.rounds.context import RunContext
@@ -16,7 +15,6 @@ from subfleet.rounds.state import ClientState, Lasts, RunState, Submodel
 from subfleet.rounds.tasks import build_draw, build_train_task, request_tasks
 from subfleet.rounds.work import PreparedTask
 from subfleet.search.candidates import LIMITS, Candidate, Limit, list_lacking_operators
-from subfleet.search.query import Search
 from subfleet.search.queue import ProgramFacts
 
 
@@ -92,26 +90,8 @@ def _choose_runnable(
     return (chosen, actions) if chosen.open else (skipped, ())
 
 
-def build_question(
-    context: RunContext,
-    state: RunState,
-    client: ClientState,
-    *,
-    below: Architecture | None = None,
-    below_limit: Limit = "memory",
-    search: Search | None = None,
-) -> AssignmentContext:
-    """The question to a method: which submodel for this client? Cost estimates of its target must be known.
-
-    Args:
-        context: of the run.
-        state: of the run.
-        client: of the client.
-        below: the size that it cannot have.
-        below_limit: the limit that this size exceeds.
-        search: in place of the state's.
-    """
-    estimate = networks.get_estimates(context, state, client.offer.runtime)
+def build_question(context: RunContext, state: RunState, client: ClientState) -> AssignmentContext:
+    """The question to a method: which submodel for this client? Cost estimates of its target must be known."""
     last = state.last.get(client.client_id)
     known = None if last is None else networks.find_standing(context, state, last)
     written = {
@@ -128,14 +108,12 @@ def build_question(
     return AssignmentContext(
         networks=networks.map_networks(context, state),
         candidates=networks.list_candidates(context, state, client.offer.runtime),
-        estimate=estimate,
+        estimate=networks.get_estimates(context, state, client.offer.runtime),
         draw=build_draw(context, state, client),
         target=client.offer.runtime,
         budget=client.offer.budget,
         previous=known.size if known is not None else None,
-        below=estimate(below) if below is not None else None,
-        below_limit=below_limit,
-        search=search or state.live.searches.get(client.offer.runtime),
+        search=state.live.searches.get(client.offer.runtime),
         written=MappingProxyType(written),
         operators=obstacles.get_operators(state, client.client_id),
         refused=obstacles.list_unfit_sizes(state, client.client_id, client.offer.runtime),
@@ -146,7 +124,9 @@ def build_question(
 
 def choose_below(context: RunContext, state: RunState, client: ClientState, limit: Limit) -> ClientOutcome:
     """Choose a smaller submodel, of those known when the round began: the order of answers does not matter."""
-    question = build_question(context, state, client, below=client.size, below_limit=limit)
+    question = build_question(context, state, client)
+    below = None if client.size is None else question.estimate(client.size)
+    question = replace(question, below=below, below_limit=limit)
     return give_size(context, state, client, question, context.roles.assigner.assign(question))
 
 

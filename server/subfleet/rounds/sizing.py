@@ -19,8 +19,6 @@ from types import MappingProxyType
 from subfleet.methods.assigner import Assignment, SizeSearch
 from subfleet.protocol.memory_plan import planned_for
 from subfleet.protocol.messages import Scores
-from subfleet.protocol.submodel import Architecture
-from subfleet.protocol.task import Score
 from subfleet.rounds.assigning import assign_client, build_question, give_size
 from subfleet.rounds.awaiting import get_limit_s, has_scores, list_awaited_scores, record_missing
 from subfleet.rounds.context import RunContext
@@ -126,7 +124,7 @@ def explore_sizes(context: RunContext, state: RunState) -> SearchResult:
         if client.stage != "answered" or state.explored_attempt == state.run_attempt:
             continue
         target = client.offer.runtime
-        question = replace(build_question(context, state, client, search=searches[target]), estimate=recalled[target])
+        question = replace(build_question(context, state, client), search=searches[target], estimate=recalled[target])
         sizes = [size for size in dict.fromkeys(method.explore(question)) if size not in pool]
         pool |= dict.fromkeys(sizes)
         new += sizes
@@ -185,19 +183,12 @@ def send_scoring(
 
 def assign_best(context: RunContext, state: RunState, client: ClientState, scores: Scores) -> ClientOutcome:
     """Give the client its candidate with the best score, the largest of equals; without any score, what fits."""
-    best = _find_best(client, scores)
-    if best is None:
-        return assign_client(context, state, replace(client, task=None))
-    question = build_question(context, state, client)
-    return give_size(context, state, client, question, Assignment(candidate=question.estimate(best)))
-
-
-def _find_best(client: ClientState, scores: Scores) -> Architecture | None:
-    if client.task is None or not isinstance(client.task.work, Score):
-        return None
     # Candidates are ordered from smallest to largest.
     known = [(score.score, index) for index, score in enumerate(scores.scores) if score.score is not None]
-    return client.task.submodels[max(known)[1]].architecture if known else None
+    if client.task is None or not known:
+        return assign_client(context, state, replace(client, task=None))
+    question, best = build_question(context, state, client), client.task.submodels[max(known)[1]].architecture
+    return give_size(context, state, client, question, Assignment(candidate=question.estimate(best)))
 
 
 def drop_late_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:

@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from subfleet.journal.journal import AbsenceRecord, Journal
 from subfleet.rounds.awaiting import get_punctuality
@@ -18,36 +16,20 @@ _REPORTED = ("goodbye", "will", "silent")
 a task is there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Absence:
-    """A client that is away, or has refused its task.
+def list_absences(context: RunContext, state: RunState, now_s: float, now: float) -> Iterator[AbsenceRecord]:
+    """The clients of the run that are away, or have refused their task in the open round, sorted.
 
-    Attributes:
-        kind: of the reason.
-        reason: in words.
-        seen_s: monotonic time of its last sign of life; None if this server has not heard it.
+    Args:
+        context: of the run.
+        state: of the run.
+        now_s: monotonic time.
+        now: the same as POSIX time.
     """
-
-    client_id: str
-    kind: Literal["goodbye", "will", "unheard", "silent", "refused"]
-    reason: str
-    seen_s: float | None
-
-    def describe(self, now_s: float) -> str:
-        """The reason, and how long ago the client was heard last unless the reason says so."""
-        if self.kind not in ("goodbye", "will") or self.seen_s is None:
-            return self.reason
-        return f"{self.reason}, last seen {now_s - self.seen_s:.0f} s ago"
-
-
-def list_absences(context: RunContext, state: RunState, now_s: float) -> Iterator[Absence]:
-    """The clients of the run that are away, or have refused their task in the open round, sorted."""
     for name, member in sorted(state.live.members.items()):
         if name not in state.profiles or not (member.session_id or name in state.last):
             continue
         client, reason = state.clients.get(name), explain_away(context, member, now_s)
-        kind: Literal["goodbye", "will", "unheard", "silent", "refused"] = "silent"
-        seen_s = member.heard_s
+        kind, seen_s = "silent", member.heard_s
         if member.gone:
             kind, seen_s = member.gone, member.noted_s
         elif member.heard_s is None:
@@ -55,7 +37,8 @@ def list_absences(context: RunContext, state: RunState, now_s: float) -> Iterato
         elif not reason and client is not None and client.stage == "refused":
             kind, reason = "refused", f"refused: {client.reason}"
         if reason:
-            yield Absence(client_id=name, kind=kind, reason=reason, seen_s=seen_s)
+            seen_at = None if seen_s is None else now - (now_s - seen_s)
+            yield AbsenceRecord(client_id=name, kind=kind, reason=reason, seen_at=seen_at)
 
 
 def is_unawaited(state: RunState, client_id: str) -> bool:
@@ -72,7 +55,8 @@ class Attendance:
         self._context = context
         self._journal = journal
         self._checked_s = -_EVERY_S
-        self._away: Mapping[str, Absence] = {}
+        self._checked_at = 0.0
+        self._away: Mapping[str, AbsenceRecord] = {}
         self._saved: frozenset[tuple[str, str]] | None = None
 
     def check(self, state: RunState, now_s: float) -> Iterator[str]:
@@ -83,13 +67,14 @@ class Attendance:
         """
         if 0 <= now_s - self._checked_s < _EVERY_S:
             return
-        before, self._checked_s = self._away, now_s
-        self._away = {absence.client_id: absence for absence in list_absences(self._context, state, now_s)}
+        before, self._checked_s, self._checked_at = self._away, now_s, time.time()
+        absences = list_absences(self._context, state, now_s, self._checked_at)
+        self._away = {absence.client_id: absence for absence in absences}
         kinds = frozenset((name, absence.kind) for name, absence in self._away.items())
         if kinds == self._saved:
             return
         self._saved = kinds
-        self._journal.save_absences(_build_record(absence, now_s) for absence in self._away.values())
+        self._journal.save_absences(self._away.values())
         if state.phase in ("finished", "failed"):
             return  # all clients leave
         for name, absence in self._away.items():
@@ -102,7 +87,7 @@ class Attendance:
     def awaited(self, state: RunState) -> tuple[str, ...]:
         """The absent clients that the round waits for: name, reason and time of the last message."""
         return tuple(
-            f"{name}: {absence.describe(self._checked_s)}"
+            f"{name}: {_describe(absence, self._checked_at)}"
             for name, absence in self._away.items()
             if absence.kind != "refused"
             and name in state.clients
@@ -111,6 +96,8 @@ class Attendance:
         )
 
 
-def _build_record(absence: Absence, now_s: float) -> AbsenceRecord:
-    seen_at = None if absence.seen_s is None else time.time() - (now_s - absence.seen_s)
-    return AbsenceRecord(client_id=absence.client_id, kind=absence.kind, reason=absence.reason, seen_at=seen_at)
+def _describe(absence: AbsenceRecord, now: float) -> str:
+    """The reason, and how long ago the client was heard last unless the reason says so."""
+    if absence.kind not in ("goodbye", "will") or absence.seen_at is None:
+        return absence.reason
+    return f"{absence.reason}, last seen {now - absence.seen_at:.0f} s ago"
