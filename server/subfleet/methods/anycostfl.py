@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
-from subfleet.methods.aggregator import AggregationContext, Aggregator
+from subfleet.methods.aggregator import AggregationContext, Aggregator, ModelState
 from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import LocalTraining, Roles, UpdateBytes
@@ -29,9 +29,6 @@ from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.update_codecs import AnyUpdateCodec, TopK, TopKQsgd, Uncompressed
-
-if TYPE_CHECKING:
-    from subfleet.elastic.model_state import ModelState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

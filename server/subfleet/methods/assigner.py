@@ -7,22 +7,17 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.methods.aggregator import Participant
+from subfleet.methods.aggregator import Exchange, Participant, Tensor
 from subfleet.protocol.paths import PathSettings
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, Limit, Obstacle, find_obstacles
 from subfleet.search.query import CostEstimates, FoundSize, Search
 from subfleet.search.queue import ProgramFacts, RequestedProgram, find_program_obstacles
-
-if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
-
-    from subfleet.elastic.exchanges import Exchange
 
 __all__ = ["Assigner", "Assignment", "AssignmentContext", "Draw", "assign_largest", "draw_size"]
 

@@ -26,8 +26,11 @@ from subfleet.methods.aggregator import (
     AggregationContext,
     Aggregator,
     ClientUpdate,
+    Exchange,
+    ModelState,
     Participant,
     Replacement,
+    Tensor,
     Weighting,
     weigh_by,
 )
@@ -39,10 +42,6 @@ from subfleet.methods.uniting import Succession, Unions
 from subfleet.protocol.submodel import Architecture
 
 if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
-
-    from subfleet.elastic.exchanges import Exchange
-    from subfleet.elastic.model_state import ModelState
     from subfleet.elastic.replication import Replication
 
 Copies = Literal["drawn", "cyclic"]

@@ -22,12 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
 from subfleet.elastic.technique_settings import NORMS, Central, WeightNorm
-from subfleet.methods.aggregator import Aggregator, ClientUpdate, Replacement
+from subfleet.methods.aggregator import Aggregator, ClientUpdate, Replacement, Tensor
 from subfleet.methods.assigner import Assigner, AssignmentContext
 from subfleet.methods.describing import MethodInfo, parameter
 from subfleet.methods.heterofl import with_class_mask
@@ -37,9 +37,6 @@ from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.candidate_scores import MAX_CANDIDATES
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, order_candidates
-
-if TYPE_CHECKING:  # settings are read without PyTorch; the functions that aggregate import what they need
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

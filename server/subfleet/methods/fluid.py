@@ -15,11 +15,11 @@ invariant. A mean by samples over the clients that hold an element.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from subfleet.elastic.axes import Axis, factor_sizes
 from subfleet.elastic.network import BUFFER_ROLES, Network
-from subfleet.methods.aggregator import ClientUpdate
+from subfleet.methods.aggregator import ClientUpdate, Tensor
 from subfleet.methods.assigner import Assigner, Assignment, AssignmentContext, Draw, assign_largest
 from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.oort import EXPECTED, Durations, duration_s
@@ -29,9 +29,6 @@ from subfleet.methods.sizes import keep_groups, list_widths, place_axes
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.limits import Amount, Positive, PositiveFraction
 from subfleet.protocol.submodel import Architecture, Explicit, Prefix
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FRACTIONS: tuple[tuple[float, float], ...] = ((0.9, 0.95), (0.8, 0.85), (0.7, 0.75), (0.6, 0.65), (0.0, 0.5))
 """From the duration of the slowest other client over a straggler's, the fraction of neurons that this one keeps."""

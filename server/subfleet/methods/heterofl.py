@@ -13,19 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import uniform_space
-from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Participant, Weighting, weigh_by
+from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, Participant, Tensor, Weighting, weigh_by
 from subfleet.methods.assigner import Assigner
 from subfleet.methods.describing import MethodInfo, parameter
 from subfleet.methods.roles import Roles, change_objective
 from subfleet.methods.sizes import list_widths
 from subfleet.protocol.training import TrainingSettings
-
-if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

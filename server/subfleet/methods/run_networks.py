@@ -11,17 +11,14 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Lineage
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import Participant
+from subfleet.methods.aggregator import ModelState, Participant
 from subfleet.methods.assigner import open_stream
 from subfleet.protocol.submodel import Architecture
-
-if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from subfleet.elastic.model_state import ModelState
 
 __all__ = ["Evolution", "EvolutionContext", "Networks", "StandingContext"]
 

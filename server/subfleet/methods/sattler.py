@@ -19,14 +19,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from subfleet.elastic.lineage import Copied, Lineage
 from subfleet.elastic.network import Network
-from subfleet.methods.aggregator import COUNTED_BY_SAMPLES, Aggregator, ClientUpdate, Weighting, weigh_by
+from subfleet.methods.aggregator import (
+    COUNTED_BY_SAMPLES,
+    Aggregator,
+    ClientUpdate,
+    ModelState,
+    Tensor,
+    Weighting,
+    weigh_by,
+)
 from subfleet.methods.assigner import Assignment, AssignmentContext, assign_largest
 from subfleet.methods.describing import MethodInfo, always, parameter
 from subfleet.methods.roles import ClosedRound, Memory, Roles, RoundUpdates
@@ -35,11 +43,6 @@ from subfleet.methods.sizes import NESTED, Homogeneous, assign_homogeneous
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Positive, PositiveAmount
 from subfleet.protocol.submodel import Architecture
-
-if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
-
-    from subfleet.elastic.model_state import ModelState
 
 Matrix = NDArray[np.float64]
 Linkage = Literal["complete", "single"]
@@ -177,7 +180,7 @@ def _evolve(context: EvolutionContext) -> Evolution:
     """Continue each half from the split cluster's model with the mean change of its own clients."""
     clustering: Clustering = context.observation
     configs = {lineage.id: lineage.config for lineage in context.lineages}
-    born, states = list[Lineage](), dict[str, "ModelState"]()
+    born, states = list[Lineage](), dict[str, ModelState]()
     for parent, halves in clustering.splits.items():
         for network_id, names in halves:
             states[network_id] = replace(context.aggregated_with(parent, names), moments={}, kept={})

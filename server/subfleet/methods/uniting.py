@@ -13,19 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median_low
-from typing import TYPE_CHECKING
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.lineage import Copied, Inheritance, Lineage, Placed
 from subfleet.elastic.network import Network
+from subfleet.methods.aggregator import ModelState, Tensor
 from subfleet.methods.run_networks import BeginContext, Evolution, EvolutionContext, Networks
 from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
-
-if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
-
-    from subfleet.elastic.model_state import ModelState
 
 _MOST_PARAMETERS = 150_000_000
 """Of all unions in use, 0.6 GB in float32: a limit on the memory that clients' claims can take on the server, which
@@ -137,7 +132,7 @@ class Unions:
         members = tuple(member for group in before for member in group.members)
         after = self.add_to(before, self.filter_usual(context.brought, members))
         groups = [group for group in after if group not in before]
-        born, states = list[Lineage](), dict[str, "ModelState"]()
+        born, states = list[Lineage](), dict[str, ModelState]()
         for number, group in enumerate(groups, start=len(context.lineages)):
             lineage = _build_lineage(group, number, context.round)
             if group.before is not None:
