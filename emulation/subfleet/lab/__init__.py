@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subfleet.emulation.hosting import open_host
-from subfleet.export.cache import CacheFolder
+from subfleet.export.cache import CacheFolder, open_default_cache
 from subfleet.journal.guarding import Unobserved
 from subfleet.journal.records import ClientRow, RoundRecord, RunObserver
 from subfleet.observers import open_run_folder
-from subfleet.programs.place import open_default_cache
 from subfleet.protocol.errors import MissingExtraError
 from subfleet.settings.reading import read_run, read_runs
 from subfleet.settings.run import Run

@@ -14,11 +14,12 @@ from subfleet.export.jobs import figure_path
 from subfleet.export.requests import MODEL_SUFFIXES, AnyRequest, EstimateRequest, InferRequest
 from subfleet.protocol.bounds import checked
 from subfleet.protocol.disks import lock
-from subfleet.protocol.errors import ProtocolError, explain_os_errors
+from subfleet.protocol.errors import ConfigError, ProtocolError, explain_os_errors
+from subfleet.protocol.homes import find_cache_folder
 from subfleet.protocol.limits import Positive
 from subfleet.protocol.programs import program_id_of
 
-DEFAULT_LIMIT_BYTES = 4 * 2**30
+_DEFAULT_LIMIT_BYTES = 4 * 2**30
 LEFTOVER_S = 3600.0
 """A half-written file of this age was abandoned: no export takes that long."""
 RECENT_S = 60.0
@@ -39,7 +40,22 @@ class CacheFolder:
     """
 
     path: Path
-    limit_bytes: Positive = DEFAULT_LIMIT_BYTES
+    limit_bytes: Positive = _DEFAULT_LIMIT_BYTES
+
+
+def open_default_cache() -> CacheFolder:
+    """$SUBFLEET_CACHE, or the user's cache folder; $SUBFLEET_CACHE_BYTES limits its size.
+
+    Raises:
+        ConfigError: the limit is not a whole number of 1 or more.
+        FileError: there is no home folder, and no other folder can be used.
+    """
+    chosen = os.environ.get("SUBFLEET_CACHE")
+    limit = os.environ.get("SUBFLEET_CACHE_BYTES") or str(_DEFAULT_LIMIT_BYTES)
+    if not limit.isascii() or not limit.isdigit() or int(limit) < 1:
+        raise ConfigError(f"SUBFLEET_CACHE_BYTES is {limit!r}, but must be a whole number of bytes, 1 or more")
+    path = Path(chosen) if chosen else find_cache_folder() / "subfleet" / "programs"
+    return CacheFolder(path=path, limit_bytes=int(limit))
 
 
 class ExportCache:

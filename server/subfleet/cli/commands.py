@@ -93,7 +93,7 @@ def serve(
     from subfleet.cli.console import open_display
     from subfleet.cli.running import stop_on_signals
     from subfleet.cli.serving import serve_fleet
-    from subfleet.programs.place import open_default_cache
+    from subfleet.export.cache import open_default_cache
     from subfleet.reporting.api import HttpAddress
     from subfleet.settings.reading import read_run
 
@@ -124,7 +124,7 @@ def preflight(
 
     from subfleet.cli.console import show_progress
     from subfleet.cli.preflight import export_submodels, show_verdicts
-    from subfleet.programs.place import open_default_cache
+    from subfleet.export.cache import open_default_cache
     from subfleet.protocol.schema import to_plain
     from subfleet.settings.reading import read_run
     from subfleet.settings.stored_networks import resolve_model
@@ -247,8 +247,8 @@ def methods(
 def _check_methods() -> dict[str, dict[str, str]]:
     from subfleet.cli.console import show_progress
     from subfleet.emulation.method_checks import check_methods
+    from subfleet.export.cache import open_default_cache
     from subfleet.export.pool import ExportPool
-    from subfleet.programs.place import open_default_cache
 
     verdicts: dict[str, dict[str, str]] = {}
     with show_progress("Checking") as show, ExportPool(open_default_cache(), workers=1) as exports:

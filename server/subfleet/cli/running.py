@@ -58,7 +58,7 @@ def run_and_show(
 ) -> None:
     """Run all, and print the results as text or JSON; see `run_all`."""
     from subfleet.cli.console import open_display
-    from subfleet.programs.place import open_default_cache
+    from subfleet.export.cache import open_default_cache
 
     with open_display(json=json) as display:
         for outcome in run_all(runs, folder, display, cache=open_default_cache(), name=name, broker=broker):

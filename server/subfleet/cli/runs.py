@@ -83,7 +83,7 @@ def path(
     With --network, also the network of a tier that no device belongs to any more can be written.
     """
     from subfleet.cli.run_networks import choose_path, load_network, load_supernet, show_path, write_path
-    from subfleet.programs.place import open_default_cache
+    from subfleet.export.cache import open_default_cache
 
     if network is None:
         weights = load_supernet(_find(folder, name))
