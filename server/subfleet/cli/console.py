@@ -133,24 +133,21 @@ class PlainLines:
 
     def say(self, text: str) -> None:
         """Show one sentence."""
-        self._line(text)
+        self._console.print(to_text(text), soft_wrap=True)
 
     def progressed(self, progress: Progress) -> None:
         """Show a line at the start of a round."""
         if progress.round != self._round:
             self._round = progress.round
-            self._line(format_progress(progress))
+            self.say(format_progress(progress))
 
     def round_finished(self, record: RoundRecord) -> None:
         """Show a line for the round and one for each device."""
-        self._line(_format_title(record))
+        self.say(_format_title(record))
         if record.left_out:
-            self._line(f"  {describe_participation(record)}")
+            self.say(f"  {describe_participation(record)}")
         for row in record.clients:
-            self._line("  " + "  ".join(f"{column.title}={column.cell(row)}" for column in CLIENT_COLUMNS))
-
-    def _line(self, text: str) -> None:
-        self._console.print(to_text(text), soft_wrap=True)
+            self.say("  " + "  ".join(f"{column.title}={column.cell(row)}" for column in CLIENT_COLUMNS))
 
 
 @contextmanager

@@ -98,10 +98,7 @@ def _describe(task: "NamedDataset") -> dict[str, Any]:
         "class_names": list(task.class_names),
         "objective": task.objective,
         "metric": task.kind.headline,
-        "owner": task.owner,
-        "stand_in_for": task.stand_in_for,
-        "licence": task.licence,
-        "source": task.source,
+        **{name: getattr(task, name) for name in ("owner", "stand_in_for", "licence", "source")},
         # The farthest file determines what is left to do.
         "files": max(availabilities, key=list(_AVAILABILITY).index) if availabilities else "installed",
     }

@@ -73,11 +73,5 @@ def _describe_parameters(method: Method) -> dict[str, dict[str, Any]]:
 
 
 def _build_row(info: MethodInfo, status: str, parameters: Mapping[str, Any]) -> Row:
-    return {
-        "title": info.title,
-        "paper": info.paper,
-        "varies": list(info.varies),
-        "runtimes": list(info.runtimes),
-        "status": status,
-        "parameters": dict(parameters),
-    }
+    facts = {name: to_plain(getattr(info, name)) for name in ("title", "paper", "varies", "runtimes")}
+    return {**facts, "status": status, "parameters": parameters}

@@ -24,8 +24,6 @@ from subfleet.search.candidates import Candidate
 from subfleet.serving.run_context import create_context
 from subfleet.settings.run import Run
 
-_MEGABYTE = 1_000_000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -130,7 +128,7 @@ def show_verdicts(verdicts: list[Verdict], console: Console) -> None:
             verdict.target,
             f"{verdict.parameters:,}",
             f"{verdict.program_bytes / 1000:.0f}",
-            f"{verdict.planned_peak_bytes / _MEGABYTE:.1f}",
+            f"{verdict.planned_peak_bytes / 1e6:.1f}",
             f"{verdict.max_abs_diff:.0e}",
             "cannot be trained" if verdict.problem else "ready",
         )

@@ -1,13 +1,11 @@
 """Records of evaluations by devices on held-out data: a row for each client, and the spread of the figures."""
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from subfleet.protocol.task_kinds import METRICS, better
-
-_QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +111,17 @@ class EvaluationRecord:
         if not values:
             return None
         sign = better(metric)
-        lower, upper = _compute_quartiles(values.values())
+        figures = list(values.values())
+        lower, _, upper = statistics.quantiles(figures, n=4, method="inclusive") if len(figures) > 1 else figures * 3
         worst = min(values, key=lambda name: (sign * values[name], name))
-        by_tier: dict[str, list[float]] = {}
-        for name, value in values.items():
-            by_tier.setdefault(rows[name][0], []).append(value)
-        tiers = {tier: statistics.fmean(by_tier[tier]) for tier in sorted(by_tier)}
+        tiers = {
+            tier: statistics.fmean(value for name, value in values.items() if rows[name][0] == tier)
+            for tier in sorted({rows[name][0] for name in values})
+        }
         worst_tier = min(tiers, key=lambda tier: (sign * tiers[tier], tier))
         return Spread(
             clients=len(values),
-            mean=statistics.fmean(values.values()),
+            mean=statistics.fmean(figures),
             lower_quartile=lower,
             upper_quartile=upper,
             worst=values[worst],
@@ -132,14 +131,6 @@ class EvaluationRecord:
             interquartile_range=upper - lower,
             worst_tier_mean=tiers[worst_tier],
         )
-
-
-def _compute_quartiles(values: Iterable[float]) -> tuple[float, float]:
-    ordered = sorted(values)
-    if len(ordered) == 1:
-        return ordered[0], ordered[0]
-    lower, _, upper = statistics.quantiles(ordered, n=_QUARTERS, method="inclusive")
-    return lower, upper
 
 
 def describe_spread(record: EvaluationRecord) -> str:

@@ -7,7 +7,7 @@ import collections.abc
 import json
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,9 @@ from subfleet.rounds.persistent import PersistentMap
 from subfleet.rounds.state import RunState
 
 _NOT_STORED = "live"
+_Part = tuple[Any, Callable[[Mapping[str, Any]], Any]]
+"""How a field is read: the type of the value in a row, and what builds the field's value from the values by key; a
+field that is no mapping has one, under ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +37,6 @@ class Change:
     part: str
     key: str
     text: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """How a field is read.
-
-    Attributes:
-        kind: type of the value in a row.
-        gather: builds the field's value from the values by key; a field that is no mapping has one, under "".
-    """
-
-    kind: Any
-    gather: Callable[[Mapping[str, Any]], Any]
 
 
 def list_changes(before: RunState, after: RunState) -> Iterator[Change]:
@@ -83,32 +73,29 @@ def build_state(rows: Iterable[tuple[str, str, str]], memory: type) -> RunState:
     """
     parts, values = _list_parts(), dict[str, dict[str, Any]]()
     for name, key, text in rows:
-        part = parts.get(name)
-        if part is None:
+        if name not in parts:
             raise ProtocolError(f"{name!r:.80} is no part of a state; known are {sorted(parts)}")
-        kind: Any = memory | None if part.kind is Any else part.kind
+        kind: Any = memory | None if parts[name][0] is Any else parts[name][0]
         value = from_plain(kind, json.loads(text), f"{name}[{key!r:.80}]" if key else name)
         values.setdefault(name, {})[key] = value
-    return _check(RunState(**{name: parts[name].gather(entries) for name, entries in values.items()}))
+    return _check(RunState(**{name: parts[name][1](entries) for name, entries in values.items()}))
 
 
 @cache
 def _list_parts() -> Mapping[str, _Part]:
     hints = typing.get_type_hints(RunState)
-    return MappingProxyType(
-        {field.name: _describe_part(hints[field.name]) for field in fields(RunState) if field.name != _NOT_STORED}
-    )
+    return MappingProxyType({name: _describe_part(kind) for name, kind in hints.items() if name != _NOT_STORED})
 
 
 def _describe_part(kind: Any) -> _Part:
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if origin is PersistentMap:
-        return _Part(kind=members[0], gather=PersistentMap)
+        return members[0], PersistentMap
     if origin is collections.abc.Mapping:
-        return _Part(kind=members[1], gather=MappingProxyType)
+        return members[1], MappingProxyType
     if kind == frozenset[str]:
-        return _Part(kind=tuple[str, ...], gather=lambda values: frozenset(values[""]))
-    return _Part(kind=kind, gather=lambda values: values[""])
+        return tuple[str, ...], lambda values: frozenset(values[""])
+    return kind, lambda values: values[""]
 
 
 def _check(state: RunState) -> RunState:

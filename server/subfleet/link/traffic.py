@@ -46,11 +46,9 @@ class Traffic:
 
     def restart(self, counted: Mapping[str, tuple[int, int]] | None = None) -> None:
         """Begin a round, or continue one with the bytes counted before."""
-        self._down.clear()
-        self._up.clear()
-        for client_id, (down, up) in (counted or {}).items():
-            self._down[client_id] = down
-            self._up[client_id] = up
+        moved = counted or {}
+        self._down = Counter({client_id: down for client_id, (down, _) in moved.items()})
+        self._up = Counter({client_id: up for client_id, (_, up) in moved.items()})
 
 
 def _name_account(state: RunState) -> str:

@@ -34,6 +34,7 @@ from subfleet.reporting.report import render_status
 _LOG = logging.getLogger(__name__)
 
 START_S = 10.0
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
 SHOWN_ROUNDS = 20  # on the page, which reloads itself every few seconds; the API returns all rounds
 
 
@@ -186,7 +187,7 @@ class _Endpoints:
         self._engine.dispose()
 
 
-def create_app(state_folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")) -> FastAPI:
+def create_app(state_folder: Path, *, hosts: tuple[str, ...] = _LOOPBACK_HOSTS) -> FastAPI:
     """Create the application for the state folder of a server.
 
     Args:
@@ -221,7 +222,8 @@ def serve_http(state_folder: Path, address: HttpAddress) -> Iterator[str]:
     if address.warning:
         _LOG.warning("%s", address.warning)
     port = listener.getsockname()[1]
-    app = create_app(state_folder, hosts=_list_hosts(address))
+    # Beyond loopback all names are accepted, because only the network knows the names of the machine.
+    app = create_app(state_folder, hosts=_LOOPBACK_HOSTS if address.loopback else ("*",))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="subfleet-http", daemon=True)
     thread.start()
@@ -265,8 +267,3 @@ def _listen(address: HttpAddress) -> socket.socket:
             f"the HTTP API cannot listen at {address.host}:{address.port}: {error.strerror}; choose another port"
         ) from error
     return listener
-
-
-def _list_hosts(address: HttpAddress) -> tuple[str, ...]:
-    """Accepted host names: beyond loopback all, because only the network knows the names of the machine."""
-    return ("127.0.0.1", "localhost", "[::1]", "::1") if address.loopback else ("*",)

@@ -263,16 +263,10 @@ def build_rows(comparisons: Sequence[Mapping[str, Any]], headline: str) -> list[
         headline: name of this metric.
     """
     rows = [_build_row(comparison, headline) for comparison in comparisons]
-    for title in (
-        *(FIGURES[name] for name in FIGURES if name != headline),
-        *(title for title, *_ in COSTS.values()),
-        "outliers",
-    ):
-        cells = {row[title] for row in rows}
-        if cells == {""} or (title == "networks" and cells <= {"", "1.0"}):
-            for row in rows:
-                del row[title]
-    return rows
+    optional = {*FIGURES.values(), *(title for title, *_ in COSTS.values()), "outliers"} - {METRICS[headline].title}
+    cells = {title: {row[title] for row in rows} for title in rows[0].keys() & optional}
+    empty = {title for title in cells if cells[title] <= ({"", "1.0"} if title == "networks" else {""})}
+    return [{title: cell for title, cell in row.items() if title not in empty} for row in rows]
 
 
 def _build_row(comparison: Mapping[str, Any], headline: str) -> dict[str, str]:

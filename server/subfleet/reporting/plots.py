@@ -19,6 +19,7 @@ MEGABYTE = 1_000_000
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#b59d00")
 """Distinguishable with any kind of colour vision (Okabe and Ito)."""
 MARKERS = "osD^vPX*"
+_MOST_ENTRIES = 20  # of a legend
 _SHARES = frozenset({"accuracy", "macro_f1", "auroc", "mean_iou"})
 
 
@@ -31,9 +32,7 @@ def plot_metric(rounds: Sequence[RoundRecord]) -> str:
         axes.plot([number for number, _ in points], [value for _, value in points], "o-", color=COLOURS[0])
         for number, value in points:
             axes.annotate(f"{value:.3f}", (number, value), (0, 7), textcoords="offset points")
-        axes.set(xlabel="round", ylabel=f"test {METRICS[headline].title}")
-        _limit(axes, headline, 1.08)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _scale(axes, headline, 1.08)
 
     return draw_svg(draw)
 
@@ -51,7 +50,7 @@ def plot_budgets(rounds: Sequence[RoundRecord]) -> str:
             set_formatter(lambda value, _: f"{value:g}")
         axes.tick_params(axis="x", which="minor", labelsize="x-small")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize="small")
+        _add_legend(axes)
 
     return draw_svg(draw)
 
@@ -69,7 +68,7 @@ def plot_memory(rounds: Sequence[RoundRecord]) -> str:
             axes.scatter(planned, measured, alpha=0.8, **style)
         axes.plot([0, end], [0, end], "--", color="#999999", linewidth=1, label="planned = measured")
         axes.set(xlabel="planned peak (MB)", ylabel="measured peak (MB)")
-        axes.legend(fontsize="small")
+        _add_legend(axes)
 
     return draw_svg(draw)
 
@@ -89,17 +88,25 @@ def plot_bytes(rounds: Sequence[RoundRecord]) -> str:
         axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="round", ylabel="kB up  |  kB down")
-        axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+        _add_legend(axes, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
 
     return draw_svg(draw)
 
 
-def _limit(axes: Axes, metric: str, most: float) -> None:
-    """Fractions are shown from 0 to 1, and metrics that should be small from 0."""
+def _scale(axes: Axes, metric: str, most: float) -> None:
+    """Axes for a metric over the rounds: fractions are shown from 0 to 1, metrics that should be small from 0."""
+    axes.set(xlabel="round", ylabel=f"test {METRICS[metric].title}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if metric in _SHARES:
         axes.set_ylim(0, most)
     elif not METRICS[metric].larger_is_better:
         axes.set_ylim(bottom=0)
+
+
+def _add_legend(axes: Axes, **options: Any) -> None:
+    """A legend, unless it has so many entries that it would leave no room for the plot."""
+    if len(axes.get_legend_handles_labels()[1]) <= _MOST_ENTRIES:
+        axes.legend(fontsize="small", **options)
 
 
 def plot_comparison(curves: Mapping[str, Mapping[int, Sequence[float]]], headline: str = "accuracy") -> str:
@@ -116,10 +123,8 @@ def plot_comparison(curves: Mapping[str, Mapping[int, Sequence[float]]], headlin
             axes.plot(rounds, [fmean(values) for values in by_round.values()], markersize=4, **style)
             lows, highs = map(min, by_round.values()), map(max, by_round.values())
             axes.fill_between(rounds, list(lows), list(highs), color=style["color"], alpha=0.15, linewidth=0)
-        axes.set(xlabel="round", ylabel=f"test {METRICS[headline].title}")
-        _limit(axes, headline, 1.02)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(fontsize="small", loc="lower right" if METRICS[headline].larger_is_better else "upper right")
+        _scale(axes, headline, 1.02)
+        _add_legend(axes, loc="lower right" if METRICS[headline].larger_is_better else "upper right")
 
     return draw_svg(draw)
 

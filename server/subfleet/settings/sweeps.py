@@ -1,6 +1,6 @@
 """Expands the `[[sweep]]` tables of a file into runs, one for each combination of entries, values and seeds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
@@ -13,6 +13,8 @@ from subfleet.settings.overrides import apply_override, flatten_settings
 
 _MAX_RUNS = 10_000
 _MAX_LABEL = 24
+_Choice = tuple[str, Iterable[tuple[str, Any]]]
+"""An alternative of an axis: its label in names of runs, and the values of dotted keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,29 +35,6 @@ class _Sweep:
     seeds: tuple[int, ...] = ()
     values: dict[str, Annotated[tuple[Any, ...], Length(least=1)]] = field(default_factory=dict)
     entries: tuple[_Entry, ...] = ()
-
-    def entry_axes(self) -> list[list["_Choice"]]:
-        """The axes of entries, in order of their first entry."""
-        axes: dict[str, list[_Choice]] = {}
-        for entry in self.entries:
-            choice = _Choice(label=_clean(entry.name), values=tuple(flatten_settings(entry.set)))
-            axes.setdefault(entry.axis, []).append(choice)
-        return [*axes.values()]
-
-    def value_axes(self) -> list[list["_Choice"]]:
-        """The axes of values, in order."""
-        return [
-            [_Choice(label=_label(value, index), values=((key, value),)) for index, value in enumerate(alternatives)]
-            for key, alternatives in self.values.items()
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """An alternative of an axis: its label in names of runs, and the values of dotted keys."""
-
-    label: str
-    values: Sequence[tuple[str, Any]]
 
 
 def expand_sweeps(plain: Mapping[str, Any], seeds: Sequence[int] = ()) -> list[dict[str, Any]]:
@@ -100,33 +79,30 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def _expand(base: Mapping[str, Any], sweep: _Sweep, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    axes = sweep.entry_axes()
-    for choices in product(*axes, *sweep.value_axes()):
-        run = dict(base)
-        for key, value in (pair for choice in choices for pair in choice.values):
+    axes: dict[str, list[_Choice]] = {}
+    for entry in sweep.entries:
+        axes.setdefault(entry.axis, []).append((_clean(entry.name), tuple(flatten_settings(entry.set))))
+    values: list[list[_Choice]] = [
+        [(_label(value, index), ((key, value),)) for index, value in enumerate(alternatives)]
+        for key, alternatives in sweep.values.items()
+    ]
+    chosen: Sequence[int | None] = seeds or sweep.seeds or (None,)
+    for choices in product(*axes.values(), *values):
+        run, labels = dict(base), [label for label, _ in choices]
+        for key, value in (pair for _, pairs in choices for pair in pairs):
             run = apply_override(run, key.split("."), value)
-        chosen: Sequence[int | None] = seeds or sweep.seeds or (None,)
+        source = _model_run(run)
+        position = next((index for index, axis in enumerate(axes.values()) if source in dict(axis)), None)
         for seed in chosen:
-            own: dict[str, Any] = {"name": _name(run, choices, seed)} | ({} if seed is None else {"seed": seed})
-            yield run | own | _resolve_model_run(run, axes, choices, seed)
+            own: dict[str, Any] = {"name": _name(run, labels, seed)} | ({} if seed is None else {"seed": seed})
+            if position is not None:
+                replaced = [*labels[:position], str(source), *labels[position + 1 :]]
+                own["model_of"] = {**run["model_of"], "run": _name(run, replaced, seed)}
+            yield run | own
 
 
-def _name(run: Mapping[str, Any], choices: Sequence[_Choice], seed: int | None) -> str:
-    labels = [choice.label for choice in choices] + ([] if seed is None else [f"s{seed}"])
-    return "-".join([str(run.get("name", "")), *labels])
-
-
-def _resolve_model_run(
-    run: Mapping[str, Any], axes: Sequence[Sequence[_Choice]], choices: Sequence[_Choice], seed: int | None
-) -> dict[str, Any]:
-    """If a run takes its model from an entry: the name of the run that differs only in having that entry."""
-    source = _model_run(run)
-    for index, axis in enumerate(axes):
-        for choice in axis:
-            if choice.label == source:
-                others = [choice if at == index else other for at, other in enumerate(choices)]
-                return {"model_of": {**run["model_of"], "run": _name(run, others, seed)}}
-    return {}
+def _name(run: Mapping[str, Any], labels: Sequence[str], seed: int | None) -> str:
+    return "-".join([str(run.get("name", "")), *labels, *([] if seed is None else [f"s{seed}"])])
 
 
 def _model_run(run: Mapping[str, Any]) -> str | None:
