@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from subfleet.elastic.network import Network
 from subfleet.elastic.spaces import SearchSpace
@@ -13,17 +13,18 @@ from subfleet.protocol.messages import Update
 from subfleet.protocol.paths import OperatorExamples
 from subfleet.protocol.submodel import Architecture
 
-if TYPE_CHECKING:  # methods are read where no PyTorch is
+if TYPE_CHECKING:
     import torch
 
     from subfleet.elastic import exchanges, model_state
 
-__all__ = ["AggregationContext", "Aggregator", "ClientUpdate", "Participant", "Replacement", "Weighting", "weigh_by"]
+    Tensor = torch.Tensor
+    Exchange = exchanges.Exchange
+    ModelState = model_state.ModelState
+else:  # methods are read where no PyTorch is; these types are for annotations alone
+    Tensor = Exchange = ModelState = Any
 
-Tensor: TypeAlias = "torch.Tensor"
-Exchange: TypeAlias = "exchanges.Exchange"
-ModelState: TypeAlias = "model_state.ModelState"
-"""The types with PyTorch that methods pass through, as names for annotations alone."""
+__all__ = ["AggregationContext", "Aggregator", "ClientUpdate", "Participant", "Replacement", "Weighting", "weigh_by"]
 
 Weighting = Literal["samples", "uniform"]
 """The weight of an update in the mean: its number of samples, or 1."""
