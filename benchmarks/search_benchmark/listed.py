@@ -5,7 +5,7 @@ from random import Random
 
 from subfleet.elastic.spaces import SearchSpace
 from subfleet.protocol.submodel import Architecture
-from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query
+from subfleet.search.query import CostEstimates, EstimateIndex, Fit, FoundSize, Query
 
 __all__ = ["ListedSearch", "list_space"]
 
@@ -24,9 +24,9 @@ class ListedSearch:
     def __init__(self, architectures: Sequence[Architecture], estimate: CostEstimates, target: str) -> None:
         self.known = EstimateIndex(target, map(estimate, architectures))
 
-    def explore(self, query: Query, rng: Random) -> Explored:
+    def explore(self, query: Query, rng: Random) -> tuple[FoundSize, ...]:
         """Find nothing: the list is complete."""
-        return Explored()
+        return ()
 
     def with_estimates(self, estimate: CostEstimates) -> "ListedSearch":
         """Return the same search, which has its cost estimates already."""

@@ -5,7 +5,7 @@ from random import Random
 
 from search_benchmark.spaces import Case
 from subfleet.elastic.spaces import Genes, SearchSpace
-from subfleet.search.query import Query, measure_fit
+from subfleet.search.query import Query, satisfies
 
 __all__ = ["find_most_parameters"]
 
@@ -30,9 +30,9 @@ def find_most_parameters(
     population: dict[Genes, int] = {}
 
     def consider(genes: Genes) -> None:
-        fit = measure_fit(case.estimate(space.architecture(genes)), query)
-        if fit is not None:
-            population[genes] = fit.candidate.parameters
+        candidate = case.estimate(space.architecture(genes))
+        if satisfies(candidate, query):
+            population[genes] = candidate.parameters
             if len(population) > 2 * survivors:
                 for worst in sorted(population, key=population.__getitem__)[: len(population) - survivors]:
                     del population[worst]

@@ -14,7 +14,7 @@ from search_benchmark.long_search import find_most_parameters
 from search_benchmark.spaces import TARGET, TINY, Case, create_case
 from subfleet.search.candidates import Candidate, order_candidates
 from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.query import Explored, Fit, Query, Search
+from subfleet.search.query import Fit, Query, Search
 from subfleet.search.queue import RequestedProgram, SizedProgram, give_written, rank_requested, request_program
 from subfleet.serving.session import freeze_loaded_objects
 
@@ -55,10 +55,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A search's answer to one device, and what it explored."""
+    """A search's answer to one device."""
 
     fit: Fit | None
-    explored: Explored
 
     @property
     def parameters(self) -> int:
@@ -92,14 +91,9 @@ def _serve(server: _Server, device_queries: Sequence[Query], first: int = 0, *, 
     answers: list[Answer] = []
     for begin in range(0, len(device_queries), at_once):
         group = device_queries[begin : begin + at_once]
-        explored = []
         for number, query in enumerate(group, start=first + begin):
-            explored.append(server.search.explore(query, _create_stream(number)))
-            server.search = server.search.learn(explored[-1].sizes)
-        best = server.search.best
-        answers += [
-            Answer(fit=best(query), explored=exploration) for query, exploration in zip(group, explored, strict=True)
-        ]
+            server.search = server.search.learn(server.search.explore(query, _create_stream(number)))
+        answers += [Answer(fit=server.search.best(query)) for query in group]
     return answers
 
 
@@ -239,12 +233,20 @@ def build_hit_rate_table(case: Case, shares: Sequence[Share], *, count: int) -> 
     for epsilon in _EPSILONS:
         cells = []
         for t_max in _T_MAX:
-            search = _create_paper_search(case, PaperSettings(epsilon=epsilon, t_max=t_max))
-            answers = _serve(search, device_queries)
-            cells.append(
-                f"{_average([answer.explored.hit for answer in answers]):.4f}, {_average_utilisation(answers):.3f}"
-            )
+            settings = PaperSettings(epsilon=epsilon, t_max=t_max)
+            answers = _serve(_create_paper_search(case, settings), device_queries)
+            hits = [_reaches_limit(case, settings, _create_stream(number)) for number in range(len(device_queries))]
+            cells.append(f"{_average(hits):.4f}, {_average_utilisation(answers):.3f}")
         yield f"| {epsilon} | " + " | ".join(cells) + " |"
+
+
+def _reaches_limit(case: Case, settings: PaperSettings, rng: Random) -> bool:
+    """Whether the paper's search draws until its limit with this stream."""
+    for _ in range(settings.t_max + 1):
+        if rng.random() <= settings.epsilon:
+            return False
+        case.space.random(rng)
+    return True
 
 
 def build_export_table(case: Case, shares: Sequence[Share], *, rounds: int, clients: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from subfleet.aggregation.aggregation import AggregatedModel
-from subfleet.aggregation.examining import Examined, Examiner
+from subfleet.aggregation.round_aggregator import Examined, Examiner
 from subfleet.aggregation.views import Views
 from subfleet.elastic.building import build_module
 from subfleet.elastic.maps import extract

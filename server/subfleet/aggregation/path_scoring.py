@@ -17,7 +17,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task_kinds import Objective
 from subfleet.rounds.context import RunContext
-from subfleet.rounds.networks import list_living_lineages
+from subfleet.rounds.networks import find_supernet
 from subfleet.rounds.state import RunState, get_memory
 from subfleet.rounds.work import ProposedGeneration
 from subfleet.tasks import Dataset
@@ -39,7 +39,7 @@ def score_generation(
     Raises:
         ConfigError: there are no validation samples, or a path does not belong to the supernet.
     """
-    search, supernet = context.roles.networks.path_search, _find_supernet(context, state)
+    search, supernet = context.roles.networks.path_search, find_supernet(context, state)
     generation = propose_generation(context, state)
     if generation is None or search is None or supernet is None:
         return ProposedGeneration(generation=None)
@@ -61,7 +61,7 @@ def propose_generation(context: RunContext, state: RunState) -> Generation | Non
 
     In that case the resulting networks are declared here, as each takes half a second, too long for the loop.
     """
-    search, supernet = context.roles.networks.path_search, _find_supernet(context, state)
+    search, supernet = context.roles.networks.path_search, find_supernet(context, state)
     if search is None or supernet is None:
         return None
     memory = get_memory(context, state)
@@ -70,12 +70,6 @@ def propose_generation(context: RunContext, state: RunState) -> Generation | Non
         for lineage in search.conclude(memory, supernet, state.aggregated_round):
             context.declared(lineage)
     return generation
-
-
-def _find_supernet(context: RunContext, state: RunState) -> Network | None:
-    """The network in use with a choice of operators, if there is one."""
-    networks = (context.declared(lineage).network for lineage in list_living_lineages(context, state))
-    return next((network for network in networks if network.choices), None)
 
 
 def draw_random_paths(network: Network, count: int, rng: Random) -> tuple[Architecture, ...]:

@@ -1,7 +1,6 @@
 """Which parts of a run's configuration its method excludes, found when the configuration is read. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from subfleet.elastic.network import Family
 from subfleet.elastic.robust_aggregation import CoordinateMedian, TrimmedMean
@@ -12,120 +11,124 @@ from subfleet.methods.techniques import Techniques
 from subfleet.protocol.training import TrainingSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Combination:
-    """A method and the rest of a configuration that concerns training and aggregation; see `subfleet.settings.run.Run`.
+def find_conflicts(
+    method: Method, training: TrainingSettings, model: Family, techniques: Techniques, *, validated: bool
+) -> Iterator[str]:
+    """The conflicts of a method with the rest of a configuration, each with a remedy; see `subfleet.settings.run.Run`.
 
     A technique that needs one model for all is refused with a method that has none: it would do nothing, or move a
     model that no client sees.
 
-    Attributes:
+    Args:
+        method: with its parameters.
+        training: as configured.
+        model: the configured one.
+        techniques: the run's choice.
         validated: whether the run sets validation samples apart.
     """
+    yield from _check_supernet(method, training, model, techniques, validated=validated)
+    yield from _check_training(method, training, model)
+    yield from _check_distillation(method, techniques)
+    yield from _check_personalised(method, techniques)
 
-    method: Method
-    training: TrainingSettings
-    model: Family
-    techniques: Techniques
-    validated: bool = True
 
-    def problem(self) -> str:
-        """The first conflict, with a remedy; empty without one."""
-        checks = (self._check_supernet, self._check_training, self._check_distillation, self._check_personalised)
-        return next((problem for check in checks for problem in check()), "")
-
-    def _check_supernet(self) -> Iterator[str]:
-        roles, name = self.method.roles(), f"method {self.method.TYPE!r}"
-        choices = isinstance(self.model, Supernet) and self.model.open_choices
-        if choices and not roles.training.draws_paths:
-            yield (
-                f"model.operators leaves {choices} blocks with a choice of operators, but {name} trains one network; "
-                "name one operator for each block, or take [method] type = 'fedoras'"
-            )
-        if not roles.training.draws_paths:
-            return
-        if not choices:
-            yield (
-                f"{name} searches among operators, but the model has no choice of them; take a family with operators, "
-                "such as model.preset = 'cnn_l'"
-            )
-        objective = self.training.objective
-        if objective.proximal or objective.distillation != "none" or objective.class_mask:
-            yield (
-                f"{name} trains a path for each batch by its loss alone; leave the objective's proximal, distillation "
-                "and class_mask out"
-            )
-        if self.techniques.robust_aggregation is not None:
-            yield (
-                f"robust_aggregation is {self.techniques.robust_aggregation.TYPE!r}, but {name} aggregates each "
-                "operator by the examples that went through it, and keeps what too few clients drew; leave "
-                "robust_aggregation out"
-            )
-        if self.techniques.teaches:
-            yield (
-                f"distillation teaches submodels by the whole model, but that of {name} is a supernet, which predicts "
-                "nothing; set distillation.iterations = 0"
-            )
-        if self.techniques.norms == "calibrated":
-            yield (
-                f"norms are 'calibrated', but {name} has no one network whose norms devices could measure; take "
-                "'averaged' or 'recalibrated'"
-            )
-        search = roles.networks.path_search
-        if search is not None and search.federated is not None and self.model.norm == "batch":
-            yield (
-                "devices are to score paths, but running statistics of a supernet are those of no path, and only the "
-                "server measures them for each path; take model.norm = 'group', or method.search.scoring = 'server'"
-            )
-        if search is not None and search.federated is None and not self.validated:
-            yield (
-                f"{name} scores paths on validation samples, but data.validation_samples is 0; set it, or have devices "
-                "score: method.search.scoring = 'devices'"
-            )
-
-    def _check_training(self) -> Iterator[str]:
-        if self.training.objective.distillation == "self":
-            yield (
-                "objective.distillation is 'self', but only a method with a nested submodel to teach sets it; leave it "
-                "out, or take [method] type = 'fjord'"
-            )
-        try:
-            training = self.method.roles().training.for_round(self.training, 1)
-        except ValueError as error:
-            yield f"method {self.method.TYPE!r} does not work with this training: {error}"
-            return
-        if training.objective.distillation == "self" and self.model.norm == "batch":
-            yield (
-                f"method {self.method.TYPE!r} trains a nested width on the weights of the larger one, but norms of "
-                "kind 'batch' keep running statistics that two widths cannot share; set model.norm = 'group', or "
-                "method.self_distillation = false"
-            )
-
-    def _check_distillation(self) -> Iterator[str]:
-        own = self.method.roles()
-        roles = own.with_techniques(self.techniques)
-        if not roles.techniques.teaches or roles.aggregator.sharing_groups is share_everything:
-            return
-        cause, remedy = f"method {self.method.TYPE!r} keeps separate tensors for clients or sizes", ""
-        if own.aggregator.sharing_groups is share_everything:
-            cause, remedy = "norms = 'bank' keeps separate norms for each size", ", or norms = 'averaged'"
+def _check_supernet(
+    method: Method, training: TrainingSettings, model: Family, techniques: Techniques, *, validated: bool
+) -> Iterator[str]:
+    roles, name = method.roles(), f"method {method.TYPE!r}"
+    choices = isinstance(model, Supernet) and model.open_choices
+    if choices and not roles.training.draws_paths:
         yield (
-            f"in-place distillation teaches submodels of one model that all share, but {cause}; set "
-            f"distillation.iterations = 0{remedy}"
+            f"model.operators leaves {choices} blocks with a choice of operators, but {name} trains one network; "
+            "name one operator for each block, or take [method] type = 'fedoras'"
+        )
+    if not roles.training.draws_paths:
+        return
+    if not choices:
+        yield (
+            f"{name} searches among operators, but the model has no choice of them; take a family with operators, "
+            "such as model.preset = 'cnn_l'"
+        )
+    objective = training.objective
+    if objective.proximal or objective.distillation != "none" or objective.class_mask:
+        yield (
+            f"{name} trains a path for each batch by its loss alone; leave the objective's proximal, distillation "
+            "and class_mask out"
+        )
+    if techniques.robust_aggregation is not None:
+        yield (
+            f"robust_aggregation is {techniques.robust_aggregation.TYPE!r}, but {name} aggregates each "
+            "operator by the examples that went through it, and keeps what too few clients drew; leave "
+            "robust_aggregation out"
+        )
+    if techniques.teaches:
+        yield (
+            f"distillation teaches submodels by the whole model, but that of {name} is a supernet, which predicts "
+            "nothing; set distillation.iterations = 0"
+        )
+    if techniques.norms == "calibrated":
+        yield (
+            f"norms are 'calibrated', but {name} has no one network whose norms devices could measure; take "
+            "'averaged' or 'recalibrated'"
+        )
+    search = roles.networks.path_search
+    if search is not None and search.federated is not None and model.norm == "batch":
+        yield (
+            "devices are to score paths, but running statistics of a supernet are those of no path, and only the "
+            "server measures them for each path; take model.norm = 'group', or method.search.scoring = 'server'"
+        )
+    if search is not None and search.federated is None and not validated:
+        yield (
+            f"{name} scores paths on validation samples, but data.validation_samples is 0; set it, or have devices "
+            "score: method.search.scoring = 'devices'"
         )
 
-    def _check_personalised(self) -> Iterator[str]:
-        aggregator = self.method.roles().aggregator
-        if not aggregator.personal or aggregator.sharing_groups is share_everything:  # a network's clients share it
-            return
-        robust, optimiser = self.techniques.robust_aggregation, self.techniques.server_optimiser
-        if optimiser is not None:
-            yield (
-                f"server_optimiser is {optimiser.TYPE!r}, which steps one model that all share, but with method "
-                f"{self.method.TYPE!r} each client has its own; leave server_optimiser out"
-            )
-        if isinstance(robust, CoordinateMedian | TrimmedMean) and robust.otherwise == "stay":
-            yield (
-                f"robust_aggregation.otherwise is 'stay', but with method {self.method.TYPE!r} each client has tensors "
-                "of its own, which would never learn; set robust_aggregation.otherwise = 'mean'"
-            )
+
+def _check_training(method: Method, training: TrainingSettings, model: Family) -> Iterator[str]:
+    if training.objective.distillation == "self":
+        yield (
+            "objective.distillation is 'self', but only a method with a nested submodel to teach sets it; leave it "
+            "out, or take [method] type = 'fjord'"
+        )
+    try:
+        actual = method.roles().training.for_round(training, 1)
+    except ValueError as error:
+        yield f"method {method.TYPE!r} does not work with this training: {error}"
+        return
+    if actual.objective.distillation == "self" and model.norm == "batch":
+        yield (
+            f"method {method.TYPE!r} trains a nested width on the weights of the larger one, but norms of "
+            "kind 'batch' keep running statistics that two widths cannot share; set model.norm = 'group', or "
+            "method.self_distillation = false"
+        )
+
+
+def _check_distillation(method: Method, techniques: Techniques) -> Iterator[str]:
+    own = method.roles()
+    roles = own.with_techniques(techniques)
+    if not roles.techniques.teaches or roles.aggregator.sharing_groups is share_everything:
+        return
+    cause, remedy = f"method {method.TYPE!r} keeps separate tensors for clients or sizes", ""
+    if own.aggregator.sharing_groups is share_everything:
+        cause, remedy = "norms = 'bank' keeps separate norms for each size", ", or norms = 'averaged'"
+    yield (
+        f"in-place distillation teaches submodels of one model that all share, but {cause}; set "
+        f"distillation.iterations = 0{remedy}"
+    )
+
+
+def _check_personalised(method: Method, techniques: Techniques) -> Iterator[str]:
+    aggregator = method.roles().aggregator
+    if not aggregator.personal or aggregator.sharing_groups is share_everything:  # a network's clients share it
+        return
+    robust, optimiser = techniques.robust_aggregation, techniques.server_optimiser
+    if optimiser is not None:
+        yield (
+            f"server_optimiser is {optimiser.TYPE!r}, which steps one model that all share, but with method "
+            f"{method.TYPE!r} each client has its own; leave server_optimiser out"
+        )
+    if isinstance(robust, CoordinateMedian | TrimmedMean) and robust.otherwise == "stay":
+        yield (
+            f"robust_aggregation.otherwise is 'stay', but with method {method.TYPE!r} each client has tensors "
+            "of its own, which would never learn; set robust_aggregation.otherwise = 'mean'"
+        )

@@ -32,7 +32,7 @@ from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.candidates import Candidate
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import CostEstimates, FoundSize, Query, Search, measure_fit
+from subfleet.search.query import CostEstimates, FoundSize, Query, Search, satisfies
 from subfleet.search.queue import give_written, request_program
 
 _POOL = 1024
@@ -122,7 +122,7 @@ class DynamicSelection:
         return ParetoSearch.over(space, estimate, target, uniform=uniform, settings=pareto)
 
     def _explore(self, context: AssignmentContext) -> tuple[FoundSize, ...]:
-        return _require_search(context).explore(self._query(context), context.draw.stream("search")).sizes
+        return _require_search(context).explore(self._query(context), context.draw.stream("search"))
 
     def _assign(self, context: AssignmentContext) -> Assignment:
         query = self._query(context)
@@ -171,7 +171,7 @@ def _require_search(context: AssignmentContext) -> Search:
 def _allows(context: AssignmentContext, query: Query, candidate: Candidate) -> bool:
     """Whether a size may be assigned: a written one by its plan, another one by its corrected cost estimate."""
     written = candidate.architecture.architecture_id in context.written
-    return context.allows(candidate) and (written or measure_fit(candidate, query) is not None)
+    return context.allows(candidate) and (written or satisfies(candidate, query))
 
 
 def _replace_by_plan(context: AssignmentContext, written: WrittenSize) -> Candidate:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from subfleet.elastic.lineage import Lineage
+from subfleet.elastic.families import AnyFamily
+from subfleet.elastic.lineage import Lineage, Replicated
 from subfleet.elastic.network import BUFFER_ROLES, Network
 from subfleet.methods.selector import LastUpdate
 
@@ -18,17 +20,6 @@ if TYPE_CHECKING:  # methods are read where no PyTorch is
 
     from subfleet.elastic.inheriting import Descent, MappedTensor
     from subfleet.methods.fedtrans import FedTrans
-
-
-import random
-from collections.abc import Collection
-from typing import TYPE_CHECKING
-
-from subfleet.elastic.families import AnyFamily
-from subfleet.elastic.lineage import Replicated
-
-if TYPE_CHECKING:  # methods are read where no PyTorch is
-    from torch import Tensor
 
 Share = Literal["transform", "crop", "none"]
 """Where a smaller network lies in a larger one: "transform", where its growth map puts it; "crop", in the front of

@@ -24,7 +24,7 @@ from typing import Literal
 from subfleet.protocol.task import Calibrate, Evaluate, Score, Train
 from subfleet.rounds.context import RunContext
 from subfleet.rounds.live import PUNCTUAL, Duty, Punctuality
-from subfleet.rounds.members import explain_away, has_left, list_expected
+from subfleet.rounds.members import explain_away, has_left
 from subfleet.rounds.signals import Outcome, Withdraw
 from subfleet.rounds.state import ClientState, RunState
 
@@ -223,23 +223,6 @@ def list_awaited_scores(context: RunContext, state: RunState, now_s: float) -> f
     extras = frozenset(name for name in scoring if not get_punctuality(state, name, "scores").awaited)
     more = names - extras or any(client.stage == "answered" for client in state.clients.values())
     return names | extras if more else names
-
-
-def list_awaited_telemetry(context: RunContext, state: RunState, now_s: float) -> Iterator[str]:
-    """The clients that the announcement of a round waits for before its deadline."""
-    limit = get_limit_s(context, "telemetry")
-    for name in list_expected(context, state, now_s):
-        if name in state.clients:
-            continue
-        known = get_punctuality(state, name, "telemetry")
-        if known.awaited and now_s - state.live.entered_s < known.patience_s(limit):
-            yield name
-
-
-def count_telemetry_extras(context: RunContext, state: RunState, now_s: float) -> int:
-    """The number of clients that have sent no telemetry and that the round does not wait for."""
-    names = (name for name in list_expected(context, state, now_s) if name not in state.clients)
-    return sum(not get_punctuality(state, name, "telemetry").awaited for name in names)
 
 
 def list_awaited_models(context: RunContext, state: RunState, now_s: float) -> Iterator[ClientState]:

@@ -9,7 +9,7 @@ plays the same rounds again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -25,7 +25,7 @@ from subfleet.rounds.live import TargetEstimates
 from subfleet.rounds.state import ClientState, RunState, get_memory
 from subfleet.rounds.work import CostRequest, NetworksRequest
 from subfleet.search.candidates import Candidate, fits, order_candidates
-from subfleet.search.estimates import Estimates, estimate_by_plans
+from subfleet.search.estimates import estimate_by_plans
 from subfleet.search.query import CostEstimates
 from subfleet.search.queue import SizedProgram, WrittenProgram
 
@@ -51,6 +51,11 @@ def list_networks(context: RunContext, state: RunState) -> tuple[Declared, ...]:
 def map_networks(context: RunContext, state: RunState) -> Mapping[str, Network]:
     """The networks in use by their ids."""
     return MappingProxyType({declared.network.id: declared.network for declared in list_networks(context, state)})
+
+
+def find_supernet(context: RunContext, state: RunState) -> Network | None:
+    """The network in use with a choice of operators; None if there is none."""
+    return next((declared.network for declared in list_networks(context, state) if declared.network.choices), None)
 
 
 def get_network(context: RunContext, lineages: Iterable[Lineage], architecture: Architecture) -> Declared:
@@ -133,10 +138,8 @@ def _is_ready(context: RunContext, state: RunState, client: ClientState, size: A
     written = state.written.get(SizedProgram(size=size, target=client.offer.runtime).key)
     if written is None or not is_available(context, state, written):
         return False
-    budget, planned_bytes = (
-        client.offer.budget,
-        written.facts.planned_for(client.offer.packing_width).planned_peak_bytes,
-    )
+    budget = client.offer.budget
+    planned_bytes = written.facts.planned_for(client.offer.packing_width).planned_peak_bytes
     fits_plan = planned_bytes is not None and planned_bytes <= budget.memory_bytes
     return fits_plan and fits(estimate_size(context, state.lineages, size), client.offer.runtime, budget)
 
@@ -282,17 +285,6 @@ def _check(context: RunContext, lineage: Lineage) -> None:
         raise ValueError(f"network {lineage.id!r} has other inputs or classes than the configuration")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfEach:
-    """A `CostEstimates` of several networks."""
-
-    estimates: Mapping[str, Estimates]
-
-    def __call__(self, architecture: Architecture) -> Candidate:
-        """The cost of a submodel, by the estimates of its network."""
-        return self.estimates[architecture.network](architecture)
-
-
 def request_estimates(context: RunContext, state: RunState, target: str) -> tuple[CostRequest, ...]:
     """Request the cost estimates that sizes for a target are chosen by; nothing if all are known."""
     if not context.roles.assigner.planned_estimates:
@@ -305,7 +297,9 @@ def request_estimates(context: RunContext, state: RunState, target: str) -> tupl
 def get_estimates(context: RunContext, state: RunState, target: str) -> CostEstimates:
     """The cost of any size on a target with known estimates."""
     estimates = {key: costs.estimate for key, costs in _get_costs(context, state, target).items()}
-    return next(iter(estimates.values())) if len(estimates) == 1 else _OfEach(estimates=MappingProxyType(estimates))
+    if len(estimates) == 1:
+        return next(iter(estimates.values()))
+    return lambda architecture: estimates[architecture.network](architecture)
 
 
 def list_candidates(context: RunContext, state: RunState, target: str) -> Sequence[Candidate]:

@@ -11,6 +11,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from itertools import chain
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -39,7 +40,9 @@ class PersistentMap(Mapping[str, V], Generic[V]):
             leaves[_locate(key)].append((key, value))
         used, empty = {high for high, _ in leaves}, ((),) * _WIDTH
         self.root: tuple[Branch[V], ...] = tuple(
-            tuple(tuple(sorted(leaves[high, low], key=_key)) for low in range(_WIDTH)) if high in used else empty
+            tuple(tuple(sorted(leaves[high, low], key=itemgetter(0))) for low in range(_WIDTH))
+            if high in used
+            else empty
             for high in range(_WIDTH)
         )
         self._count = len(items or {})
@@ -95,7 +98,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
         count = self._count + len(others) + len(entry) - len(branch[low])
         if not entry and count == self._count:
             return self
-        leaf = tuple(sorted((*others, *entry), key=_key))
+        leaf = tuple(sorted((*others, *entry), key=itemgetter(0)))
         after: PersistentMap[V] = PersistentMap.__new__(PersistentMap)
         after.root = (*self.root[:high], (*branch[:low], leaf, *branch[low + 1 :]), *self.root[high + 1 :])
         after._count = count
@@ -109,10 +112,6 @@ class _Items(ItemsView[str, V]):
 
     def __iter__(self) -> Iterator[tuple[str, V]]:
         return chain.from_iterable(chain.from_iterable(self._root))
-
-
-def _key(entry: tuple[str, object]) -> str:
-    return entry[0]
 
 
 def _locate(key: str) -> tuple[int, int]:

@@ -57,17 +57,21 @@ def _waiting(context: RunContext, state: RunState, now_s: float) -> Outcome:
 
 
 def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Outcome:
-    late = now_s - state.live.entered_s >= awaiting.get_limit_s(context, "telemetry")
-    there = len(state.clients) + awaiting.count_telemetry_extras(context, state, now_s)
+    limit_s, waited_s = awaiting.get_limit_s(context, "telemetry"), now_s - state.live.entered_s
+    late = waited_s >= limit_s
+    absent = [name for name in list_expected(context, state, now_s) if name not in state.clients]
+    known = [awaiting.get_punctuality(state, name, "telemetry") for name in absent]
+    there = len(state.clients) + sum(not punctuality.awaited for punctuality in known)
     few = not state.clients or there < context.config.min_clients
-    if not late and (few or next(awaiting.list_awaited_telemetry(context, state, now_s), None) is not None):
+    awaited = (punctuality.patience_s(limit_s) for punctuality in known if punctuality.awaited)
+    if not late and (few or any(waited_s < patience_s for patience_s in awaited)):
         return state, ()
     if requests := request_networks(context, state):
-        if now_s - state.live.entered_s < context.config.deadlines.measure_s + context.config.deadlines.round_s:
+        if waited_s < context.config.deadlines.measure_s + context.config.deadlines.round_s:
             return request_new(state, requests)
         state, _ = awaiting.close_clients(state, dict.fromkeys(_list_open(state), awaiting.NO_SIZE))
         return fail_attempt(context, state, now_s), ()
-    missed = [name for name in sorted(list_expected(context, state, now_s)) if name not in state.clients]
+    missed = sorted(absent)
     silent = [name for name in list_silent_members(state) if name not in missed]
     reasons = {name: awaiting.explain_missing(context, state, name, "telemetry", now_s, late) for name in missed}
     members = state.live.members

@@ -34,7 +34,7 @@ from subfleet.rounds.context import RunContext
 from subfleet.rounds.evaluating import build_evaluator
 from subfleet.rounds.live import GenerationScores
 from subfleet.rounds.members import list_expected
-from subfleet.rounds.networks import list_lineages, list_networks, replace_lineages
+from subfleet.rounds.networks import find_supernet, list_lineages, replace_lineages
 from subfleet.rounds.progress import Searching, Waiting
 from subfleet.rounds.signals import Action, CloseGeneration, Outcome
 from subfleet.rounds.sizing import request_new
@@ -50,7 +50,7 @@ _NOBODY = "no device that can compute its paths has scored them; let some device
 def is_search_due(context: RunContext, state: RunState) -> bool:
     """Whether a search is due; after it the supernet has retired, so there is nothing to search."""
     search = context.roles.networks.path_search
-    if search is None or not state.aggregated_round or _find_supernet(context, state) is None:
+    if search is None or not state.aggregated_round or find_supernet(context, state) is None:
         return False
     return search.is_due(get_memory(context, state), state.aggregated_round)
 
@@ -83,7 +83,7 @@ def receive_generation(
         return state, ()
     if made is None:
         return _fail(state, problem, now_s), ()
-    supernet = _find_supernet(context, state)
+    supernet = find_supernet(context, state)
     if made.generation is None:
         concluded = _conclude(context, state, search, supernet)
         return _fail(state, _NOBODY, now_s) if concluded is None else concluded.enter(Waiting(), now_s), ()
@@ -119,7 +119,7 @@ def find_searched_round(context: RunContext, state: RunState) -> int:
 
 def _collect_scores(context: RunContext, state: RunState, now_s: float) -> Outcome:
     """Collect the scores of devices, and record the generation when all scoring rounds are over."""
-    search, supernet = context.roles.networks.path_search, _find_supernet(context, state)
+    search, supernet = context.roles.networks.path_search, find_supernet(context, state)
     if search is None or search.federated is None or supernet is None:
         return state, ()
     state, actions = score_by_devices(context, state, supernet, search.federated, now_s)
@@ -150,11 +150,6 @@ def _record_generation(
     memory = search.record(get_memory(context, state), close.generation, close.scores)
     at = Searching(generations=close.generation.number)
     return replace(state, memory=memory).enter(at, now_s), (close,)
-
-
-def _find_supernet(context: RunContext, state: RunState) -> Network | None:
-    """The supernet in use; None if there is none."""
-    return next((declared.network for declared in list_networks(context, state) if declared.network.choices), None)
 
 
 def _conclude(context: RunContext, state: RunState, search: PathSearch, network: Network | None) -> RunState | None:

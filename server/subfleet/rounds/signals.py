@@ -166,9 +166,7 @@ class RequestFailed:
 
 FromDevice = Presence | Profile | Telemetry | Answer
 """Messages of devices. An `Update` only announces its blob, which is still on the device."""
-FromServer = Tick | RequestDone | RequestFailed
-"""Events at the server."""
-Event = FromDevice | FromServer
+Event = FromDevice | Tick | RequestDone | RequestFailed
 
 Outcome = tuple[RunState, tuple[Action, ...]]
 """The next state, and the actions that follow."""

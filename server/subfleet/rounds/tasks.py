@@ -11,7 +11,6 @@ from subfleet.methods.assigner import Draw
 from subfleet.methods.roles import Trainee
 from subfleet.protocol.calibration import Calibration
 from subfleet.protocol.evaluating import EvaluationSettings
-from subfleet.protocol.exhaustive import never
 from subfleet.protocol.programs import ProgramRef
 from subfleet.protocol.task import Calibrate, Deploy, Evaluate, Score, Task, TaskSubmodel, Train, Work
 from subfleet.protocol.training import OptimiserSettings, TrainingSettings
@@ -72,7 +71,9 @@ def build_train_task(
             sends=_list_sent(context, trainee),
             paths=client.given.paths,
         )
-    return _build_task(context, state, client, content, (_submodel(context, client, made),), planned_bytes, now_s)
+    task_id = f"{_name_attempt(context, state)}/{client.client_id}/{client.attempt}"
+    submodels, limit_s = (_submodel(context, client, made),), get_limit_s(context, "training")
+    return _build_task(context, state, client, content, submodels, planned_bytes, now_s, task_id, limit_s)
 
 
 def build_draw(context: RunContext, state: RunState, client: ClientState) -> Draw:
@@ -106,7 +107,9 @@ def build_score_task(
         for candidate in planned_bytes
     )
     content = Score(settings=derive_score_training(context.training(state.round)), batches=BATCHES)
-    return _build_task(context, state, client, content, candidates, max(planned_bytes.values()), now_s)
+    most_bytes, limit_s = max(planned_bytes.values()), get_limit_s(context, "scores")
+    task_id = name_score_task(context, state, client.client_id)
+    return _build_task(context, state, client, content, candidates, most_bytes, now_s, task_id, limit_s)
 
 
 def name_score_task(context: RunContext, state: RunState, client_id: str) -> str:
@@ -137,14 +140,17 @@ def build_evaluate_task(
     """The task that evaluates a client's submodel after a round, or the paths of a generation."""
     training = context.training(state.round)
     batch_size, objective = training.program_batch_size, training.objective
-    generation = state.live.scores.made.generation if state.live.scores is not None else None
-    if generation is not None:
-        settings = EvaluationSettings(batch_size=batch_size, population=generation.paths, objective=objective.name)
+    scores, name = state.live.scores, "evaluate"
+    if scores is not None and scores.made.generation is not None:
+        name = f"generation{state.generations + 1}.{scores.closed}.{scores.made.ticket}"
+        paths = scores.made.generation.paths
+        settings = EvaluationSettings(batch_size=batch_size, population=paths, objective=objective.name)
     else:
         per_class = context.config.evaluation.per_class or objective.kind.by_class
         settings = EvaluationSettings(batch_size=batch_size, per_class=per_class, objective=objective.name)
-    submodels = (_submodel(context, client, made),)
-    return _build_task(context, state, client, Evaluate(settings=settings), submodels, planned_bytes, now_s)
+    content, submodels = Evaluate(settings=settings), (_submodel(context, client, made),)
+    task_id, limit_s = f"{context.run_id}/r{state.round}/{client.client_id}/{name}", get_limit_s(context, "evaluation")
+    return _build_task(context, state, client, content, submodels, planned_bytes, now_s, task_id, limit_s)
 
 
 def build_deploy_task(
@@ -153,7 +159,9 @@ def build_deploy_task(
     """The task that sends a client its own models."""
     architecture = client.architecture or context.space[0]
     submodels = tuple(TaskSubmodel(architecture=architecture, program=model) for model in models)
-    return _build_task(context, state, client, Deploy(), submodels, 0, now_s)
+    task_id = f"{context.run_id}/deploy/{client.client_id}/{state.round}"  # a run that is extended deploys again
+    limit_s = context.config.deadlines.deploy_s
+    return _build_task(context, state, client, Deploy(), submodels, 0, now_s, task_id, limit_s)
 
 
 def _submodel(context: RunContext, client: ClientState, made: work.PreparedTask) -> TaskSubmodel:
@@ -169,8 +177,9 @@ def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds
     submodels: Sequence[TaskSubmodel],
     planned_bytes: int,
     now_s: float,
+    task_id: str,
+    limit_s: float,
 ) -> Task:
-    task_id, limit = _choose_id_and_limit_s(context, state, client, content)
     return Task(
         task_id=task_id,
         run_id=context.run_id,
@@ -180,41 +189,12 @@ def _build_task(  # noqa: PLR0913, PLR0917 - what differs between the five kinds
         work=content,
         planned_peak_bytes=planned_bytes,
         budget=client.offer.budget,
-        deadline_s=max(0.0, limit - (now_s - state.live.entered_s)),
+        deadline_s=max(0.0, limit_s - (now_s - state.live.entered_s)),
         message_id=task_id,
         attempt=state.attempt,
         classes=context.config.data.classes,
         transform=context.config.data.transform,
     )
-
-
-def _choose_id_and_limit_s(
-    context: RunContext, state: RunState, client: ClientState, content: Work
-) -> tuple[str, float]:
-    """The id of a client's task, and its deadline in seconds after the beginning of the phase."""
-    client_id, deadlines = client.client_id, context.config.deadlines
-    match content:
-        case Train() | Calibrate():
-            task_id = f"{_name_attempt(context, state)}/{client_id}/{client.attempt}"
-            limit = get_limit_s(context, "training")
-        case Score():
-            task_id, limit = name_score_task(context, state, client_id), get_limit_s(context, "scores")
-        case Evaluate():
-            task_id = f"{context.run_id}/r{state.round}/{client_id}/{_name_evaluation(state)}"
-            limit = deadlines.evaluate_s
-        case Deploy():  # a run that is extended deploys again
-            task_id, limit = f"{context.run_id}/deploy/{client_id}/{state.round}", deadlines.deploy_s
-        case _:
-            never(content)
-    return task_id, limit
-
-
-def _name_evaluation(state: RunState) -> str:
-    """A name for the evaluation after a round, or for a scoring round of a generation."""
-    scores = state.live.scores
-    if scores is None:
-        return "evaluate"
-    return f"generation{state.generations + 1}.{scores.closed}.{scores.made.ticket}"
 
 
 def _name_attempt(context: RunContext, state: RunState) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from subfleet.elastic.spaces import SearchSpace
-from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query
+from subfleet.search.query import CostEstimates, EstimateIndex, Fit, FoundSize, Query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +53,14 @@ class PaperSearch:
         ends = (estimate(space.architecture(genes)) for genes in (space.smallest, space.largest))
         return cls(space=space, estimate=estimate, settings=settings, known=EstimateIndex(target, ends))
 
-    def explore(self, query: Query, rng: Random) -> Explored:
+    def explore(self, query: Query, rng: Random) -> tuple[FoundSize, ...]:
         """Draw submodels until the stream ends it; the draws do not depend on the budget."""
         sizes: list[FoundSize] = []
-        draws, hit = 0, False
-        while not hit and rng.random() > self.settings.epsilon:
+        while len(sizes) <= self.settings.t_max and rng.random() > self.settings.epsilon:
             sizes.append(FoundSize(architecture=self.space.architecture(self.space.random(rng)), drawn=True))
-            draws += 1
-            hit = draws > self.settings.t_max
         new = [size for size in dict.fromkeys(sizes) if size.architecture not in self.known]
         room = max(0, self.settings.pool_limit - len(self.known))
-        return Explored(sizes=tuple(new[:room]), draws=draws, hit=hit)
+        return tuple(new[:room])
 
     def with_estimates(self, estimate: CostEstimates) -> "PaperSearch":
         """The search with another source of the same cost estimates."""

@@ -23,7 +23,7 @@ from subfleet.protocol.errors import ConfigError
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate, list_limits
 from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query, measure_fit
+from subfleet.search.query import CostEstimates, EstimateIndex, Fit, FoundSize, Query, satisfies
 
 _STARTS = 8
 """Known submodels of each kind that a climb may start from."""
@@ -111,7 +111,7 @@ class ParetoSearch:
         """The known submodel with the most parameters that fits."""
         return self.known.best(query)
 
-    def explore(self, query: Query, rng: Random) -> Explored:
+    def explore(self, query: Query, rng: Random) -> tuple[FoundSize, ...]:
         """The paper's draws, submodels of any size, and what climbs towards the budget find."""
         drawn = self.paper.explore(query, rng)
         full = self.settings.paper.epsilon >= 1 or len(self.pool) >= self.settings.built_limit
@@ -125,10 +125,10 @@ class ParetoSearch:
             for _ in range(self.settings.samples)
         ]
         seen += self._climb(seen, query, rng, most=self.settings.climbs if cold else 1)
-        known = {size.architecture for size in drawn.sizes}
+        known = {size.architecture for size in drawn}
         built = [size for size in self._select_useful(seen, query) if size.architecture not in known]
-        room = max(0, self.settings.built_limit - len(self.pool) - len(drawn.sizes))
-        return Explored(sizes=(*drawn.sizes, *built[:room]), draws=drawn.draws, hit=drawn.hit)
+        room = max(0, self.settings.built_limit - len(self.pool) - len(drawn))
+        return (*drawn, *built[:room])
 
     def with_estimates(self, estimate: CostEstimates) -> "ParetoSearch":
         """The search with another source of the same cost estimates."""
@@ -284,5 +284,5 @@ class _Climb:
             if candidate.architecture not in self.seen:
                 self.seen[candidate.architecture] = candidate
                 self.left = max(0, self.left - 1)
-            self.known[key] = measure_fit(candidate, self.query) is not None
+            self.known[key] = satisfies(candidate, self.query)
         return self.known[key]

@@ -72,21 +72,6 @@ class FoundSize:
     drawn: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explored:
-    """The result of looking for submodels for one device.
-
-    Attributes:
-        sizes: submodels to remember. All of them fit into the pool, so a full pool finds nothing.
-        draws: how many submodels were drawn at random.
-        hit: whether the draws ended because their limit was reached.
-    """
-
-    sizes: tuple[FoundSize, ...] = ()
-    draws: int = 0
-    hit: bool = False
-
-
 class Search(Protocol):
     """A way to choose submodels. It is a value: each holder keeps what it knew then. All of its memory is its pool."""
 
@@ -95,8 +80,11 @@ class Search(Protocol):
         """What it has learned, in that order."""
         ...
 
-    def explore(self, query: Query, rng: Random) -> Explored:
-        """Look for submodels for one device, without remembering. The same pool, query and stream find the same."""
+    def explore(self, query: Query, rng: Random) -> tuple[FoundSize, ...]:
+        """Look for submodels for one device, without remembering. The same pool, query and stream find the same.
+
+        All of them fit into the pool, so a full pool finds nothing.
+        """
         ...
 
     def with_estimates(self, estimate: CostEstimates) -> "Search":
@@ -115,17 +103,10 @@ class Search(Protocol):
         ...
 
 
-def measure_fit(candidate: Candidate, query: Query) -> Fit | None:
-    """Compare a submodel with a device; None if it does not fit or is refused."""
-    if query.below_parameters is not None and candidate.parameters >= query.below_parameters:
-        return None
-    if not fits(candidate, query.target, query.limits) or query.refused(candidate):
-        return None
-    largest = candidate.training_memory_bytes[query.target] / max(query.limits.memory_bytes, 1)
-    for limit, cost, most in list_limits(query.limits):
-        if limit == "link":
-            largest = max(largest, getattr(candidate, cost) / max(most, 1))
-    return Fit(candidate=candidate, utilisation=largest)
+def satisfies(candidate: Candidate, query: Query) -> bool:
+    """Whether a device can have a submodel: it fits, is small enough and is not refused."""
+    small = query.below_parameters is None or candidate.parameters < query.below_parameters
+    return small and fits(candidate, query.target, query.limits) and not query.refused(candidate)
 
 
 class Columns(NamedTuple):

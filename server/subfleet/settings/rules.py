@@ -1,12 +1,13 @@
 """Rules about settings of a run that must agree, checked when its file is read."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from subfleet.elastic.families import AnyFamily
 from subfleet.elastic.network import get_predicted_places
 from subfleet.methods import AnyMethod
-from subfleet.methods.combining import Combination
+from subfleet.methods.combining import find_conflicts
 from subfleet.methods.techniques import NormPolicy
 from subfleet.protocol.bounds import Rules
 from subfleet.protocol.limits import MAX_COUNTED_CLASSES
@@ -68,15 +69,9 @@ def _check_transform(data: DataSettings, model: AnyFamily) -> Iterator[str]:
 
 
 def _check_combination(record: "Run") -> Iterator[str]:
-    combination = Combination(
-        method=record.method,
-        training=record.training,
-        model=record.model,
-        techniques=record.techniques,
-        validated=record.data.validation_samples > 0,
-    )
-    if problem := combination.problem():
-        yield problem
+    validated = record.data.validation_samples > 0
+    conflicts = find_conflicts(record.method, record.training, record.model, record.techniques, validated=validated)
+    yield from islice(conflicts, 1)  # the others often follow from the first
 
 
 def _check_evaluations(method: AnyMethod, evaluation: Evaluations) -> Iterator[str]:

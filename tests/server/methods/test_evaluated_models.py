@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from subfleet.aggregation import examining
-from subfleet.aggregation.examining import Examiner
+from subfleet.aggregation import round_aggregator
+from subfleet.aggregation.round_aggregator import Examiner
 from subfleet.aggregation.views import Views
 from subfleet.elastic.evaluate import evaluate
 from subfleet.methods import METHODS, AnyMethod
@@ -164,7 +164,7 @@ def test_models_that_nobody_has_moved_are_not_evaluated_again(tmp_path: Path, mo
         counted.append(architecture.name)
         return real(network, architecture, *more, **named)
 
-    monkeypatch.setattr(examining, "evaluate", counting)
+    monkeypatch.setattr(round_aggregator, "evaluate", counting)
     examiner = Examiner(Views(context=context, samples=torch.from_numpy(samples.inputs)), samples)
     first = examiner.examine(before, RunState(), 1)
     assert sorted(counted) == sorted(one.name for one in context.space[:2]), "two architectures of three clients"

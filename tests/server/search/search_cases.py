@@ -18,7 +18,7 @@ from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
 from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.pareto import ParetoSearch, ParetoSettings
-from subfleet.search.query import CostEstimates, EstimateIndex, Explored, Fit, FoundSize, Query, Search
+from subfleet.search.query import CostEstimates, EstimateIndex, Fit, FoundSize, Query, Search
 
 TARGET, OTHER_TARGET = "onnx", "executorch"
 RATES = (0.25, 0.5, 0.75, 1)
@@ -130,8 +130,8 @@ class ListedSearch:
     def __init__(self, architectures: Iterable[Architecture], costs: CostEstimates = estimate) -> None:
         self.known = EstimateIndex(TARGET, map(costs, architectures))
 
-    def explore(self, query: Query, rng: Random) -> Explored:
-        return Explored()
+    def explore(self, query: Query, rng: Random) -> tuple[FoundSize, ...]:
+        return ()
 
     def with_estimates(self, costs: CostEstimates) -> "ListedSearch":
         return self
@@ -153,7 +153,7 @@ class Answer:
     """What a search gave one device, and what it came by on its way."""
 
     fit: Fit | None
-    explored: Explored
+    explored: tuple[FoundSize, ...]
 
     @property
     def parameters(self) -> int:
@@ -175,7 +175,7 @@ class Serving:
         assert isinstance(self.search, PaperSearch | ParetoSearch | ListedSearch)
         return self.search.known
 
-    def explore(self, query: Query, rng: Random) -> Explored:
+    def explore(self, query: Query, rng: Random) -> tuple[FoundSize, ...]:
         return self.search.explore(query, rng)
 
     def learn(self, found: Sequence[FoundSize]) -> None:
@@ -203,7 +203,7 @@ def pareto_search(
 def answered(search: Serving, query: Query, rng: Random) -> Answer:
     """Look, learn and answer, as for a device that is alone in its round."""
     explored = search.explore(query, rng)
-    search.learn(explored.sizes)
+    search.learn(explored)
     return Answer(fit=search.best(query), explored=explored)
 
 

@@ -20,7 +20,7 @@ from server.search.search_cases import (
 )
 
 from subfleet.search.candidates import Candidate
-from subfleet.search.query import Query, measure_fit
+from subfleet.search.query import Query, satisfies
 from subfleet.search.queue import (
     LEAST_GAIN,
     RequestedProgram,
@@ -39,7 +39,7 @@ def _planned(candidate: Candidate, more: float) -> Candidate:
 
 
 def _given(written: Iterable[Candidate], query: Query, space: Iterable[Candidate] = ()) -> Candidate | None:
-    return give_written(written, tuple(space), lambda one: measure_fit(one, query) is not None)
+    return give_written(written, tuple(space), lambda one: satisfies(one, query))
 
 
 def _requested_program(place: int, lost: float, target: str = "onnx") -> RequestedProgram:
@@ -48,7 +48,7 @@ def _requested_program(place: int, lost: float, target: str = "onnx") -> Request
 
 def test_a_device_gets_the_largest_written_size_that_fits() -> None:
     query, (smallest, largest) = query_at(0.6, 0.6), ends()
-    fitting = [one for one in UNIFORM_ESTIMATES if measure_fit(one, query) is not None]
+    fitting = [one for one in UNIFORM_ESTIMATES if satisfies(one, query)]
     assert 2 < len(fitting) < len(UNIFORM_ESTIMATES), "the budget is between the sizes"
     assert _given([smallest, fitting[1], largest], query, UNIFORM_ESTIMATES) == fitting[1]
     assert _given([fitting[-1], fitting[1], smallest], query, UNIFORM_ESTIMATES) == fitting[-1]
@@ -56,14 +56,14 @@ def test_a_device_gets_the_largest_written_size_that_fits() -> None:
 
 def test_the_exact_plan_of_a_written_size_decides() -> None:
     query = query_at(0.6, 1)
-    best = max((one for one in UNIFORM_ESTIMATES if measure_fit(one, query) is not None), key=lambda one: one.order)
+    best = max((one for one in UNIFORM_ESTIMATES if satisfies(one, query)), key=lambda one: one.order)
     assert _given([_planned(best, 10), ends()[0]], query) == ends()[0]
     assert _given([_planned(ends()[1], 1e-6)], query) == _planned(ends()[1], 1e-6)
 
 
 def test_where_no_written_size_fits_it_is_the_largest_of_the_space_that_does() -> None:
     query = query_at(0.5, 0.5)
-    fitting = [one for one in UNIFORM_ESTIMATES if measure_fit(one, query) is not None]
+    fitting = [one for one in UNIFORM_ESTIMATES if satisfies(one, query)]
     for written in ([], [ends()[1]]):
         assert _given(written, query, UNIFORM_ESTIMATES) == fitting[-1]
         assert _given(written, query) is None
@@ -139,7 +139,7 @@ def test_what_is_lost_falls_as_programs_are_written() -> None:
     written = {ends()[0].architecture.architecture_id: ends()[0]}
     losses = []
     for number in range(8):
-        asked = [query for query in queries(12, seed=number) if measure_fit(ends()[0], query) is not None]
+        asked = [query for query in queries(12, seed=number) if satisfies(ends()[0], query)]
         requested_programs = []
         for query, answer in zip(asked, run(search, asked, first=100 * number), strict=True):
             now = _given(written.values(), query)

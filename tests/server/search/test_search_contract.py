@@ -36,7 +36,7 @@ from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.search.candidates import fits
 from subfleet.search.paper import PaperSettings
 from subfleet.search.pareto import ParetoSettings
-from subfleet.search.query import Columns, EstimateIndex, FoundSize, Query, measure_fit
+from subfleet.search.query import Columns, EstimateIndex, FoundSize, Query, satisfies
 
 SEARCHES: Mapping[str, Callable[[], Serving]] = {
     "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
@@ -84,7 +84,7 @@ def test_the_pool_only_grows(name: str) -> None:
     search = SEARCHES[name]()
     seen: tuple[FoundSize, ...] = ()
     for place, query in enumerate(queries(30)):
-        found = search.explore(query, stream(place)).sizes
+        found = search.explore(query, stream(place))
         search.learn(found)
         assert search.pool[: len(seen)] == seen
         assert set(found) <= set(search.pool)
@@ -112,10 +112,10 @@ def test_a_journal_holds_no_more_than_the_pool_and_gives_the_same_answers(name: 
     make, most = FULL[name]
     search, found = make(), list[FoundSize]()
     for place, query in enumerate(queries(150, seed=4)):
-        found += answered(search, query, stream(place)).explored.sizes
+        found += answered(search, query, stream(place)).explored
         assert found == list(search.pool)
     assert len(found) <= most
-    assert not any(answer.explored.sizes for answer in run(search, queries(40, seed=5), first=900)), "it is full"
+    assert not any(answer.explored for answer in run(search, queries(40, seed=5), first=900)), "it is full"
     restored = make()
     restored.learn(found)
     asked = queries(40, seed=6)
@@ -151,7 +151,7 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int | None, int, int,
     for target in (TARGET, OTHER_TARGET):
         query = Query(target=target, limits=limits)
         alone = [fits(one, target, limits) for one in candidates]
-        assert alone == [measure_fit(one, query) is not None for one in candidates]
+        assert alone == [satisfies(one, query) for one in candidates]
         assert alone == [EstimateIndex(target, [one]).best(query) is not None for one in candidates]
         table = {name: [getattr(one, name) for one in candidates] for name in COSTS}
         table["memory_bytes"] = [one.training_memory_bytes.get(target, 2**62) for one in candidates]
@@ -173,7 +173,7 @@ def test_who_can_give_more_never_gets_fewer_parameters(name: str, queries: tuple
 @settings(deadline=None, max_examples=60)
 @given(query=any_query())
 def test_of_what_is_known_the_answer_has_the_most_parameters_and_then_uses_most(name: str, query: Query) -> None:
-    held = [fit for one in warm(name).known if (fit := measure_fit(one, query)) is not None]
+    held = [fit for one in warm(name).known if (fit := EstimateIndex(TARGET, [one]).best(query)) is not None]
     best = warm(name).best(query)
     assert (best.rank if best else None) == max((fit.rank for fit in held), default=None)
 
@@ -194,7 +194,7 @@ def test_a_search_that_learned_a_journal_goes_on_alike(name: str) -> None:
     asked = queries(60, seed=2)
     whole = SEARCHES[name]()
     begun = run(whole, asked[:30])
-    journal = json.dumps([to_plain(one) for answer in begun for one in answer.explored.sizes])
+    journal = json.dumps([to_plain(one) for answer in begun for one in answer.explored])
     restored = SEARCHES[name]()
     restored.learn([from_plain(FoundSize, plain) for plain in json.loads(journal)])
     assert restored.pool == whole.pool
