@@ -13,9 +13,9 @@ from search_benchmark.listed import ListedSearch, list_space
 from search_benchmark.long_search import find_most_parameters
 from search_benchmark.spaces import TARGET, TINY, Case, create_case
 from subfleet.search.candidates import Candidate, order_candidates
-from subfleet.search.paper import PaperSearch, PaperSettings
 from subfleet.search.query import Fit, Query, Search
 from subfleet.search.queue import RequestedProgram, SizedProgram, give_written, rank_requested, request_program
+from subfleet.search.searches import PaperSearch, PaperSettings
 from subfleet.serving.session import freeze_loaded_objects
 
 __all__ = ["Figures", "build_export_table", "build_hit_rate_table", "measure_exhaustive", "measure_large"]

@@ -30,10 +30,9 @@ from subfleet.methods.techniques import Techniques
 from subfleet.protocol.bounds import Range, checked
 from subfleet.protocol.limits import Count, Fraction
 from subfleet.search.candidates import Candidate
-from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import CostEstimates, FoundSize, Query, Search, satisfies
 from subfleet.search.queue import give_written, request_program
+from subfleet.search.searches import PaperSearch, PaperSettings, ParetoSearch, ParetoSettings
 
 _POOL = 1024
 """The most submodels in a run's pool; its journal holds all of them."""

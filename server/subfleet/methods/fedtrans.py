@@ -302,11 +302,8 @@ class FedTrans:
         if not self.stop_rounds or len(memory.accuracies) < self.stop_rounds or not memory.best:
             return ""
         gain = max(memory.accuracies) - memory.best
-        return (
-            f"its accuracy has gained {gain:.4f} in {self.stop_rounds} rounds, which is less than {self.stop_gain:g}"
-            if gain < self.stop_gain
-            else ""
-        )
+        why = f"its accuracy has gained {gain:.4f} in {self.stop_rounds} rounds, which is less than {self.stop_gain:g}"
+        return why if gain < self.stop_gain else ""
 
 
 def _begin(left_behind: float, context: BeginContext) -> tuple[Lineage, ...]:

@@ -187,20 +187,20 @@ class Supply:
 
     async def _prepare_scoring(self, request: work.ScoringRequest, run: Snapshot) -> tuple[work.Scorable, ...]:
         training = derive_score_training(self._context.training(request.round))
-        networks = [self._find_network(run.model, size) for size in request.sizes]
         exports = [
-            build_train_request(network, size, request.target, training)
-            for network, size in zip(networks, request.sizes, strict=True)
+            build_train_request(self._find_network(run.model, size), size, request.target, training)
+            for size in request.sizes
         ]
         files = [self._exports.submit(export) for export in exports]  # all are written at once
         candidates = []
-        for network, size, export, file in zip(networks, request.sizes, exports, files, strict=True):
+        for size, export, file in zip(request.sizes, exports, files, strict=True):
             try:
                 program, facts = await self._fetch_program(size.network, export, file)
             except (SubfleetError, CancelledError, OSError) as error:
                 _LOG.warning("size %s cannot be scored on %s: %s", size.name, export.target, error)
                 continue
             if size.architecture_id not in self._first_weights:
+                network = self._find_network(run.model, size)
                 content = await wait_for(self._threads.submit(_LANE, _draw_first_weights, network, size))
                 self._first_weights[size.architecture_id] = self._blobs.add(content)
             weights = self._first_weights[size.architecture_id]

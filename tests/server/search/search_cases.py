@@ -16,9 +16,8 @@ from subfleet.elastic.spaces import SearchSpace, search_space, uniform_space
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.paper import PaperSearch, PaperSettings
-from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import CostEstimates, EstimateIndex, Fit, FoundSize, Query, Search
+from subfleet.search.searches import PaperSearch, PaperSettings, ParetoSearch, ParetoSettings
 
 TARGET, OTHER_TARGET = "onnx", "executorch"
 RATES = (0.25, 0.5, 0.75, 1)

@@ -18,8 +18,8 @@ from server.search.search_cases import (
 
 from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.search.candidates import fits, order_candidates
-from subfleet.search.paper import PaperSettings
 from subfleet.search.query import FoundSize, Search
+from subfleet.search.searches import PaperSettings
 
 
 def test_the_pool_begins_with_the_smallest_and_the_largest() -> None:

@@ -30,9 +30,8 @@ from subfleet.elastic.spaces import search_space, uniform_space
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.search.candidates import Candidate
-from subfleet.search.paper import PaperSettings
-from subfleet.search.pareto import ParetoSearch, ParetoSettings
 from subfleet.search.query import EstimateIndex, Query
+from subfleet.search.searches import PaperSettings, ParetoSearch, ParetoSettings
 
 MANY = list(enumerate(queries(40, seed=6)))
 

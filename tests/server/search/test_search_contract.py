@@ -34,9 +34,8 @@ from server.search.search_cases import (
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.schema import from_plain, to_plain
 from subfleet.search.candidates import fits
-from subfleet.search.paper import PaperSettings
-from subfleet.search.pareto import ParetoSettings
 from subfleet.search.query import Columns, EstimateIndex, FoundSize, Query, satisfies
+from subfleet.search.searches import PaperSettings, ParetoSettings
 
 SEARCHES: Mapping[str, Callable[[], Serving]] = {
     "paper": lambda: paper_search(SPACE, PaperSettings(epsilon=0.5)),
