@@ -33,7 +33,7 @@ from subfleet.rounds.signals import Action, RequestDone, RequestFailed, Tick
 from subfleet.rounds.sizing import AT_ONCE, explore_sizes
 from subfleet.rounds.state import RunState
 from subfleet.rounds.work import CostRequest, SearchRequest, TaskRequest
-from subfleet.search import pareto
+from subfleet.search import searches
 
 METHOD = DynamicSelection(distillation=None)
 PLAN = context_of(method=METHOD)
@@ -84,8 +84,8 @@ def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None
 def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     state, _ = estimated(asked()[0])
     made = explore_sizes(PLAN, state)
-    monkeypatch.setattr(pareto.ParetoSearch, "explore", lambda *_: pytest.fail("a step searched"))
-    monkeypatch.setattr(pareto.ParetoSearch, "over", lambda *_, **__: pytest.fail("a step made a search"))
+    monkeypatch.setattr(searches.ParetoSearch, "explore", lambda *_: pytest.fail("a step searched"))
+    monkeypatch.setattr(searches.ParetoSearch, "over", lambda *_, **__: pytest.fail("a step made a search"))
     state, actions = step(PLAN, state, RequestDone(request=FIRST, result=made), 4.0)
     assert len(wanted_of(TaskRequest, actions)) == len(CLIENTS)
     for name in CLIENTS:
