@@ -43,7 +43,7 @@ FACTOR = -30.0
 
 
 class Liar(Protocol):
-    """Changes the messages that a member sends, and filters those that it receives."""
+    """Changes the outgoing messages of a member, and filters the incoming ones."""
 
     def rewrite(self, message: Message) -> Iterable[Message]:
         """The messages that are sent in place of a message."""

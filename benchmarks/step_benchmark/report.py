@@ -20,7 +20,7 @@ LOSS_FALL_BOUND = 0.1
 
 @dataclass(kw_only=True)
 class Result:
-    """The figures of one model on one target; those that were not measured are missing.
+    """The figures of one model on one target; unmeasured ones are absent.
 
     Attributes:
         model: name in the zoo.

@@ -42,7 +42,7 @@ def find_objection(task: Task, weighed: Weighed, reading: Reading | None, left_s
     fetched_bytes, required_bytes = _count_fetched_bytes(task, weighed.lacking), needed_bytes(task, weighed.lacking)
     if required_bytes > weighed.room_bytes:
         detail = (
-            f"the task takes {required_bytes} bytes of disk, of which {fetched_bytes} are to be fetched, but "
+            f"the task takes {required_bytes} bytes of disk ({fetched_bytes} still to be fetched), but only "
             f"{weighed.room_bytes} bytes may be written"
         )
         return Objection(reason="disk", detail=detail, available_bytes=weighed.room_bytes)

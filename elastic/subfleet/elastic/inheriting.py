@@ -72,7 +72,10 @@ def embed_weights(
 
 
 def _divide_copies(replication: Replication, grown: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Divide the weights that produce copied units, not those that read them (FedTrans, section 4.1)."""
+    """Move the division among copies from the weights that read them to the weights that produce them.
+
+    FedTrans, section 4.1, divides there.
+    """
     divided = dict(grown)
     for name, replicate in replication.maps().items():
         if replication.network.tensors[name].role not in ("weight", "residual"):

@@ -53,7 +53,7 @@ class Update:
 
     Attributes:
         blob: container of the change of every tensor of the submodel (new minus old), float32 or encoded by the task's
-            codec; for a calibrate task, of the sums that `subfleet.protocol.calibration.name_sums` names.
+            codec. A calibrate task has a container of sums instead, see `subfleet.protocol.calibration.name_sums`.
         sample_count: number of training samples: the update's weight in the mean.
         measured_peak_bytes: growth of the process's high-water mark while it trained.
         train_seconds: wall time of the steps.

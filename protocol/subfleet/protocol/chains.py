@@ -1,6 +1,6 @@
 """Chains: training programs of supernets in pieces, which a device runs one after another along a drawn path.
 
-A supernet is a sequence of links, each of which reads the output of the previous one. A link with several operators is
+A supernet is a sequence of links; each link reads the output of the previous one. A link with several operators is
 a choice, and a batch goes through one of them (FedorAS, section 3.1). Links of equal shape share their pieces. The
 forward pass keeps only the input of each link; in the backward pass its piece computes the link again and returns
 gradients. The optimiser's step is a separate piece, as clipping needs the gradients of the whole

@@ -122,7 +122,7 @@ def explain_os_errors(problem: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FileError(f"{problem} ({error.strerror}); {remedy}") from error
+        raise FileError(f"{problem} ({error.strerror or error}); {remedy}") from error
 
 
 class NoRoomError(FileError):

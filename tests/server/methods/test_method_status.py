@@ -1,7 +1,7 @@
 """What a method says of itself follows from its parameters and the run's setting."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -237,13 +237,38 @@ PARAMETERS = [
 ]
 
 
+_OORT = ("exploration", "exploration_decay", "least_exploration", "percentile", "pacer_step", "steep")
+OPEN: dict[str, tuple[str, ...]] = {
+    "anycostfl": ("steps",),
+    "dynamic_selection": ("rates", "estimates"),
+    "fedadam": ("server.learning_rate", "server.tau"),
+    "fedfa": ("central", "proposals"),
+    "fedoras": (
+        *("supernet_rounds", "tiers", "search.evolution.evaluations", "search.evolution.population"),
+        *("search.evolution.offspring", "search.evolution.mutation", "search.evolution.target"),
+        *("search.scoring", "search.scoring_clients", "search.scoring_rounds"),
+    ),
+    "fedprox": ("mu",),
+    "fedtrans": ("left_behind", "delta", "smoothing", "decay"),
+    "fedyogi": ("server.learning_rate", "server.tau"),
+    "fjord": ("temperature",),
+    "flexifed": ("sharing",),
+    "fluid": ("stragglers", "agreeing", "growing_from", "increment"),
+    "oort": _OORT,
+    "power_of_choice": ("candidates",),
+    "pyramidfl": (*(f"oort.{name}" for name in _OORT), "least_left_out", "most_left_out", "idle"),
+    "sattler": ("mean_norm", "max_norm", "warmup_rounds", "least_clients"),
+    "standalone": ("choice",),
+}
+"""The parameters that the papers leave open."""
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_of_every_parameter_it_is_said_what_the_paper_has(name: str) -> None:
-    kind = METHODS[name]
-    paths = list_parameters(kind)
-    assert {path.partition(".")[0] for path in paths} == {field.name for field in fields(kind)}
+def test_every_parameter_states_what_the_paper_has_unless_the_paper_leaves_it_open(name: str) -> None:
+    paths = list_parameters(METHODS[name])
+    assert {path for path, published in paths.items() if published is None} == set(OPEN.get(name, ()))
     for path in paths:
-        attrgetter(path)(kind())  # it is one
+        attrgetter(path)(METHODS[name]())  # it is one
 
 
 @pytest.mark.parametrize(

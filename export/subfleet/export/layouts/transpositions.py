@@ -224,7 +224,7 @@ class GraphRewriter:
             arguments: of the new node.
             order: of the result's dimensions in memory.
             own: the result's shape, with 1 where it is expanded; by default nothing is.
-            **options: by name, of the new node.
+            **options: further options of the new node.
         """
         shape = shape_of(old)
         held = held_shape(shape if own is None else own, order)
