@@ -26,7 +26,7 @@ def real(name: str) -> tuple[Dataset, Dataset]:
     """Some of a data set's training part, and all of its test part."""
     if name != "digits" and not (_DATA and Path(_DATA).is_dir()):
         pytest.skip("SUBFLEET_DATA names no folder with this data set")
-    parts = DATASETS.named(name).load()
+    parts = DATASETS.load(name).load()
     every = np.arange(0, len(parts.train), max(1, len(parts.train) // 4000))
     return parts.train.take(every), parts.test
 
