@@ -110,7 +110,7 @@ class Fleet:
         address = parse_url(url)
         trainer, summary = choose_trainer(["onnx"], str(data.train), "cpu")
         meter = FixedMeter(free_bytes=2 * 10**9)
-        store = self._stack.enter_context(AgentStore.held(folder))
+        store = self._stack.enter_context(AgentStore.open(folder))
         worker = TrainingWorker(
             {trainer.target: trainer},
             blobs=store.blobs,

@@ -82,7 +82,7 @@ def join(options: JoinOptions) -> None:
     broker = LockingTransport(broker, make_device_lock(topics, client_id))
     log = None if options.replay is None else ReplayedLog(load_log(options.replay))
     with (
-        AgentStore.held(device_options.find_state_folder(client_id), profile.disk_limit_bytes) as store,
+        AgentStore.open(device_options.find_state_folder(client_id), profile.disk_limit_bytes) as store,
         WorkerProcess(_make_workplace(options, profile, store)) as worker,
     ):
         opened = worker.opened
