@@ -7,7 +7,7 @@ from agent.agent_cases import (
     EVALUATION,
     RESULT,
     announce,
-    connected,
+    connected_agent,
     evaluate_task,
     train_task,
     with_submodel,
@@ -46,7 +46,7 @@ def test_a_job_has_the_subspace_and_the_way_in_which_paths_are_drawn(tmp_path: P
 
 
 def test_an_update_tells_the_examples_of_each_operator_and_an_evaluation_the_scores_of_each_path() -> None:
-    agent, task = connected(), train_task()
+    agent, task = connected_agent(), train_task()
     agent.train(task)
     result = replace(RESULT, operator_examples=EXAMPLES)
     kept = [

@@ -10,10 +10,10 @@ import pytest
 from agent.agent_cases import (
     announce,
     blob,
-    connected,
+    connected_agent,
     deploy_task,
+    find_action,
     kinds,
-    one,
     score_task,
     train_task,
     with_submodel,
@@ -48,7 +48,7 @@ def large_task(program_bytes: int = 300, weight_bytes: int = 100, **changes: Any
 
 
 def weighed(task: Task, room_bytes: int, *here: str) -> Weighed:
-    lacking = frozenset(one.sha256 for one in task.blobs) - {blob(text).sha256 for text in here}
+    lacking = frozenset(ref.sha256 for ref in task.blobs) - {blob(text).sha256 for text in here}
     return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
 
@@ -57,7 +57,9 @@ def test_a_task_takes_what_is_not_here_and_twice_its_update() -> None:
     assert needed_bytes(task, weighed(task, 0).lacking) == 300 + 3 * 100
     assert needed_bytes(task, weighed(task, 0, "program").lacking) == 3 * 100
     models = deploy_task()
-    assert needed_bytes(models, weighed(models, 0).lacking) == 2 * sum(one.blob.size_bytes for one in models.programs)
+    assert needed_bytes(models, weighed(models, 0).lacking) == 2 * sum(
+        program.blob.size_bytes for program in models.programs
+    )
     assert needed_bytes(score_task(), frozenset()) == 0
 
 
@@ -109,21 +111,21 @@ def test_what_cannot_come_in_time_is_not_begun(downlink_bps: float | None, here:
 
 
 def test_a_refused_task_is_not_fetched_and_the_next_one_is() -> None:
-    agent = connected(room_bytes=100)
+    agent = connected_agent(room_bytes=100)
     agent.hear(announce(1, "train"))
     actions = agent.hear(large_task())
-    refusal = one(actions, Keep).message
+    refusal = find_action(actions, Keep).message
     assert (refusal.reason, refusal.available_bytes) == ("disk", 100)
     assert "Fetch" not in kinds(actions)
     assert kinds(agent.hear(train_task("t2"))).count("Fetch") == 2
 
 
 def test_the_link_is_the_one_of_the_last_reading() -> None:
-    agent = connected(downlink_bps=16_000.0)
+    agent = connected_agent(downlink_bps=16_000.0)
     agent.hear(announce(1))
     agent.hear(announce(1, "train"))
     actions = agent.hear(large_task(program_bytes=10**6))
-    assert one(actions, Keep).message.reason == "link"
+    assert find_action(actions, Keep).message.reason == "link"
 
 
 # --- with a disk ---
@@ -134,7 +136,7 @@ def _files(folder: Path) -> int:
 
 
 def _weigh(store: AgentStore, task: Task) -> Weighed:
-    return store.weigh(Weigh(task=task, pinned=frozenset(one.sha256 for one in task.blobs)))
+    return store.weigh(Weigh(task=task, pinned=frozenset(ref.sha256 for ref in task.blobs)))
 
 
 def test_room_is_made_of_programs_that_were_not_used_for_long(tmp_path: Path) -> None:
@@ -246,10 +248,10 @@ def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> Non
 
 
 def test_what_is_pruned_is_no_update_without_a_ack() -> None:
-    agent = connected()
+    agent = connected_agent()
     task = train_task()
     agent.train(task)
     agent.finish(task)
     actions = agent.hear(announce(2, "train")) + agent.hear(train_task("t2", 2))
-    assert blob("update t1").sha256 in one(actions, Weigh).pinned
+    assert blob("update t1").sha256 in find_action(actions, Weigh).pinned
     assert not any(isinstance(action, Prune) and blob("update t1").sha256 not in action.keep for action in actions)
