@@ -38,11 +38,11 @@ def test_a_deployable_folder_names_its_packages_who_installs_it_and_where_to_sta
 def test_the_citation_has_the_version_the_licence_and_the_address_of_the_project() -> None:
     lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     cited = dict(line.split(": ", 1) for line in lines if re.match(r"[a-z-]+: ", line))
-    metadata = project()
+    declared = project()
     assert (cited["cff-version"], cited["title"]) == ("1.2.0", "Subfleet")
-    assert (cited["version"], cited["license"]) == (metadata["version"], metadata["license"])
-    assert cited["repository-code"] == metadata["urls"]["Homepage"]
-    assert [f"  - name: {author['name']}" for author in metadata["authors"]] == [
+    assert (cited["version"], cited["license"]) == (declared["version"], declared["license"])
+    assert cited["repository-code"] == declared["urls"]["Homepage"]
+    assert [f"  - name: {author['name']}" for author in declared["authors"]] == [
         line for line in lines if "name: " in line
     ]
 

@@ -38,12 +38,8 @@ def list_private_names(source: str) -> Iterator[tuple[int, str]]:
                 names = [module or "", *(alias.name for alias in aliases if is_private(alias.name))]
             case ast.Import(aliases):
                 names = [alias.name for alias in aliases]
-            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=arguments) if called in BY_NAME:
-                texts = [
-                    argument.value
-                    for argument in arguments
-                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-                ]
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=args) if called in BY_NAME:
+                texts = [arg.value for arg in args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
                 names = [text for text in texts if DOTTED.fullmatch(text)]
             case _:
                 names = []

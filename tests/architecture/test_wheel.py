@@ -91,10 +91,8 @@ def test_the_wheel_registers_our_methods_families_networks_and_data_and_has_thei
         (name,) = (name for name in files if name.endswith(".dist-info/entry_points.txt"))
         registered.read_string(archive.read(name).decode("utf-8"))
     groups = {group: dict(registered[group]) for group in registered if group.startswith("subfleet.")}
-    expected = {
-        f"subfleet.{group}" for group in ("trainers", "methods", "families", "presets", "datasets", "observers")
-    }
-    assert set(groups) == expected
+    kinds = {f"subfleet.{group}" for group in ("trainers", "methods", "families", "presets", "datasets", "observers")}
+    assert set(groups) == kinds
     for value in (value for names in groups.values() for value in names.values()):
         assert value.partition(":")[0].replace(".", "/") + ".py" in files, value
     for registry in (METHODS, FAMILIES, PRESETS, DATASETS):
