@@ -119,7 +119,7 @@ class WithEve(Fleet):
             if "accepted" in answers(actions, message.message_id):
                 self.accepted[message.task_id] = message
         elif isinstance(message, Evaluated) and accepted:
-            (self.scored if message.scores else self.found).add(message.task_id)
+            (self.accepted_scores if message.scores else self.accepted_evaluations).add(message.task_id)
 
     @rule(data=st.data(), life=st.integers(1, 2), online=st.booleans())
     def eve_comes_or_goes(self, data: st.DataObject, life: int, online: bool) -> None:
