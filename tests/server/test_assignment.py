@@ -114,7 +114,7 @@ def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name:
             assert exceeded == ({SHOWN[name]} if short else set())
             assert fits(odd, "onnx", budget) != bool(short)
             assert ask(PLAN, budget).allows(odd) != bool(short)
-            assert ask(PLAN, budget).exceeded(odd) == exceeded
+            assert ask(PLAN, budget).find_exceeded(odd) == exceeded
             assert satisfies(odd, query) != bool(short)
             assert (EstimateIndex("onnx", [odd]).best(query) is None) == bool(short)
             assert (largest(budget) == place) != bool(short)
@@ -140,7 +140,7 @@ def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_o
     for short in (0, 1):
         known = replace(ask(PLAN, Budget(memory_bytes=peak_bytes - short)), written=written)
         assert known.allows(candidate) != bool(short)
-        assert known.exceeded(candidate) == (frozenset({"memory"}) if short else frozenset())
+        assert known.find_exceeded(candidate) == (frozenset({"memory"}) if short else frozenset())
 
 
 @given(budgets, st.integers(0, 10_000))

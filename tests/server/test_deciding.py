@@ -116,7 +116,7 @@ def test_the_largest_fitting_size_is_decided_by_what_it_exceeds(budget: Budget) 
     assert (decided == "") == (not larger)
     for limit in decided.split("+") if decided else ():
         assert limit in LIMITS
-        assert any(limit in question.exceeded(one) for one in larger)
+        assert any(limit in question.find_exceeded(one) for one in larger)
     assert find_deciding_limit(question, CANDIDATES[-1]) == ""
 
 
@@ -124,4 +124,4 @@ def test_the_largest_fitting_size_is_decided_by_what_it_exceeds(budget: Budget) 
 def test_what_may_be_given_exceeds_nothing(budget: Budget) -> None:
     question = ask(PLAN, budget)
     for one in CANDIDATES:
-        assert question.allows(one) == (not question.exceeded(one))
+        assert question.allows(one) == (not question.find_exceeded(one))
