@@ -147,7 +147,7 @@ def test_a_size_is_wanted_and_written_for_each_runtime_by_itself() -> None:
     context = context_requesting(requested_programs, exports_per_round=1)
     state = measuring(context)
     other = replace(state.profiles["cyd"], runtimes=("executorch",))
-    state = replace(state, profiles=state.profiles.updated({"cyd": other}))
+    state = replace(state, profiles=state.profiles.with_items({"cyd": other}))
     state, first = assign_all(context, state)
     state, _ = aggregate(context, write_queue(context, train_all(context, state)[0]))
     state, second = assign_all(context, state)

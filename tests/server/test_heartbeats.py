@@ -28,9 +28,9 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
     persistent, known = PersistentMap(first), dict(first)
     for change in changes:
         before, known_before = persistent, dict(known)
-        persistent, known = persistent.updated(change), {**known, **change}
+        persistent, known = persistent.with_items(change), {**known, **change}
         assert before == known_before, "nothing changes a map that is there"
-        assert set(persistent.changed(before)) == {
+        assert set(persistent.find_changed(before)) == {
             key for key in known if key not in known_before or known[key] is not known_before[key]
         }
     assert dict(persistent) == known
@@ -38,7 +38,7 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
     remaining = {key: value for key, value in known.items() if key not in removed}
     assert persistent.without(removed) == remaining
     assert len(persistent.without(removed)) == len(remaining)
-    assert set(persistent.changed(persistent.without(removed))) == set(known) - set(remaining)
+    assert set(persistent.find_changed(persistent.without(removed))) == set(known) - set(remaining)
     assert list(persistent.items()) == [(key, persistent[key]) for key in persistent]
     assert persistent.items() == known.items()
     assert list(PersistentMap(known)) == list(PersistentMap(dict(reversed(known.items()))))
@@ -66,7 +66,7 @@ def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
     for event in (heard, regular, replace(state.profiles["client7"])):
         after, actions = step(context, state, event, 3.0)
         assert actions == ()
-        assert list(after.live.members.changed(state.live.members)) == (
+        assert list(after.live.members.find_changed(state.live.members)) == (
             [] if isinstance(event, Profile) else ["client7"]
         )
         own = [

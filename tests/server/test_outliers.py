@@ -264,7 +264,7 @@ def test_where_nobody_is_left_out_a_model_of_a_finite_loss_goes_on(outliers: Any
 def test_an_emulated_fleet_without_attackers_is_honest_unless_its_file_says_otherwise(
     setting: Any, attacked: bool, meant: str
 ) -> None:
-    assert OutlierSettings(outliers=setting).emulated(attacked=attacked).outliers == meant
+    assert OutlierSettings(outliers=setting).for_emulation(attacked=attacked).outliers == meant
 
 
 @pytest.mark.parametrize(
