@@ -137,7 +137,7 @@ def test_a_known_program_counts_when_sizes_are_chosen() -> None:
     assert (
         question.why_not(PLAN.first.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
     )
-    assert question.exceeded(PLAN.first.candidates[2]) == {"disk"}
+    assert question.find_exceeded(PLAN.first.candidates[2]) == {"disk"}
     assert question.allows(PLAN.first.candidates[1])
 
 
