@@ -284,7 +284,7 @@ class ThreadedFleet:
         """Ignored."""
 
     def _join(self, described: EmulatedDevice, broker: MemoryBroker, folder: Path) -> None:
-        with AgentStore.held(folder) as store:
+        with AgentStore.open(folder) as store:
             tasks.write_npz(folder / "data.npz", described.data)
             trainer = OnnxTrainer()
             worker = TrainingWorker(

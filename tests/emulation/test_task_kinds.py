@@ -188,7 +188,7 @@ def tensors(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 def write_user_files(name: str, folder: Path, labels: Callable[[Labels], npt.NDArray[Any]]) -> tuple[str, ...]:
     """Write samples of a known data set as user files; the settings of a short run on them."""
-    parts = DATASETS.named(name).load()
+    parts = DATASETS.load(name).load()
     for part, data in (("train", parts.train.take(np.arange(300))), ("test", parts.test.take(np.arange(80)))):
         np.savez(folder / f"{part}.npz", x=data.inputs, y=labels(data.labels))
     files = (f"data.{part}={folder / part}.npz" for part in ("train", "test"))

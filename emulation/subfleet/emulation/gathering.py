@@ -176,7 +176,7 @@ def _read_training_data(run: Run, needed_by: str) -> Dataset:
             f"data.name and data.train are empty, but the device {needed_by!r} has no samples of its own; set one of "
             "them, or the device's data"
         )
-    return fit_to_form(DATASETS.named(run.data.name).load().train, _build_form(run), f"{run.data.name}:train")
+    return fit_to_form(DATASETS.load(run.data.name).load().train, _build_form(run), f"{run.data.name}:train")
 
 
 def _read(run: Run, source: str) -> Dataset:

@@ -63,7 +63,7 @@ def run_processes(
 
     @contextmanager
     def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
-        observer.say(f"Broker at {address.where}; starting {len(files.clients)} client processes")
+        observer.say(f"Broker at {address.host_and_port}; starting {len(files.clients)} client processes")
         commands = tuple(_build_command(device, address, files, folder, run) for device in run.fleet.each())
         with ClientProcesses(commands, output_folder=folder / "output") as fleet:
             yield [fleet.check]

@@ -97,7 +97,7 @@ def build_question(context: RunContext, state: RunState, client: ClientState) ->
     written = {
         entry.program.size.architecture_id: WrittenSize(
             size=entry.program.size,
-            facts=entry.facts.planned_for(client.offer.packing_width),
+            facts=entry.facts.plan_for(client.offer.packing_width),
             estimate=state.live.written_estimates.get(key),
         )
         for key, entry in state.written.items()

@@ -141,7 +141,7 @@ class Server:
             TransportError: the broker is unreachable at the start.
             FileError: the state folder cannot be used, or is used by another server.
         """
-        with self._places.locked():
+        with self._places.lock():
             self.open()
             freeze_loaded_objects()
             try:
