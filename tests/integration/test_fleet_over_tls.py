@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transport.mosquitto import free_port, make_papers, mosquitto, password_line, tls_listener
+from transport.mosquitto import free_port, make_certificates, mosquitto, password_line, tls_listener
 
 from subfleet.protocol.exit_codes import ExitCode
 from subfleet.protocol.messages import Claim, encode
@@ -56,13 +56,13 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    papers, port = make_papers(tmp_path), free_port()
+    certificates, port = make_certificates(tmp_path), free_port()
     users, access = tmp_path / "users", tmp_path / "access"
     users.write_text("".join(f"{password_line(*pair)}\n" for pair in PASSWORDS.items()), encoding="utf-8")
     access.write_text(_read_access_list(), encoding="utf-8")
     rules = (f"password_file {users}", f"acl_file {access}", "allow_anonymous false")
-    with mosquitto(tmp_path, tls_listener(port, papers.broker, *rules), port):
-        yield Fleet(folder=tmp_path, port=port, ca=papers.ca)
+    with mosquitto(tmp_path, tls_listener(port, certificates.broker, *rules), port):
+        yield Fleet(folder=tmp_path, port=port, ca=certificates.ca)
 
 
 @dataclass(frozen=True, kw_only=True)
