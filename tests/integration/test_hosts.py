@@ -135,7 +135,7 @@ def served(base_folder: Path, described: Run, reports: Mapping[HostKind, _Rounds
                 state=base_folder / "joined" / device.id,
                 runtime=device.runtime,
             )
-            for device in described.fleet.each()
+            for device in described.fleet.expand_devices()
         )
         with ClientProcesses(commands, output_folder=base_folder / "joined" / "output") as fleet:
             folder = serve_fleet(

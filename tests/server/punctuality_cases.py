@@ -39,7 +39,7 @@ def after_misses(count: int, *took_s: float) -> Punctuality:
 
 def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> RunState:
     member = replace(state.live.members[name], punctuality=MappingProxyType({duty: known}))
-    return replace(state, live=replace(state.live, members=state.live.members.updated({name: member})))
+    return replace(state, live=replace(state.live, members=state.live.members.with_items({name: member})))
 
 
 def count_misses(state: RunState, name: str, duty: Duty = "training") -> int:

@@ -114,7 +114,7 @@ def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name:
             assert exceeded == ({LIMIT_NAMES[name]} if short else set())
             assert fits(changed, "onnx", budget) != bool(short)
             assert build_question_for(PLAN, budget).allows(changed) != bool(short)
-            assert build_question_for(PLAN, budget).exceeded(changed) == exceeded
+            assert build_question_for(PLAN, budget).find_exceeded(changed) == exceeded
             assert satisfies(changed, query) != bool(short)
             assert (EstimateIndex("onnx", [changed]).best(query) is None) == bool(short)
             assert (find_largest(budget) == index) != bool(short)
@@ -140,7 +140,7 @@ def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_o
     for short in (0, 1):
         question = replace(build_question_for(PLAN, Budget(memory_bytes=peak_bytes - short)), written=written)
         assert question.allows(candidate) != bool(short)
-        assert question.exceeded(candidate) == (frozenset({"memory"}) if short else frozenset())
+        assert question.find_exceeded(candidate) == (frozenset({"memory"}) if short else frozenset())
 
 
 @given(budgets, st.integers(0, 10_000))

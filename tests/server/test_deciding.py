@@ -116,7 +116,7 @@ def test_the_largest_fitting_size_is_decided_by_what_it_exceeds(budget: Budget) 
     assert (deciding == "") == (not larger)
     for limit in deciding.split("+") if deciding else ():
         assert limit in LIMITS
-        assert any(limit in question.exceeded(candidate) for candidate in larger)
+        assert any(limit in question.find_exceeded(candidate) for candidate in larger)
     assert find_deciding_limit(question, CANDIDATES[-1]) == ""
 
 
@@ -124,4 +124,4 @@ def test_the_largest_fitting_size_is_decided_by_what_it_exceeds(budget: Budget) 
 def test_an_allowed_submodel_exceeds_no_limit(budget: Budget) -> None:
     question = build_question_for(PLAN, budget)
     for candidate in CANDIDATES:
-        assert question.allows(candidate) == (not question.exceeded(candidate))
+        assert question.allows(candidate) == (not question.find_exceeded(candidate))

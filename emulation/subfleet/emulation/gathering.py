@@ -105,7 +105,7 @@ def gather_run(run: Run) -> GatheredRun:
     parts, evaluation = _partition_data(run, without_data)
     devices = []
     for settings in run.fleet.devices:
-        for device, drawn in zip(settings.each(), _load_devices(run, settings), strict=True):
+        for device, drawn in zip(settings.expand(), _load_devices(run, settings), strict=True):
             data = _read(run, device.data) if device.data else parts[device.id]
             devices.append(_build_device(run, device, drawn, data))
     return GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)

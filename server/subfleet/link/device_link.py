@@ -130,7 +130,7 @@ class DeviceLink:
                 return
             yield from self._receive(event)
 
-    def pulled(self) -> Iterator[Update]:
+    def pull_updates(self) -> Iterator[Update]:
         """The updates with blobs that have arrived since the last call; a client offers one that failed again."""
         for result in self._exchange.take_results():
             offers = [

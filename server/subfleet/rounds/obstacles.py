@@ -124,7 +124,9 @@ def is_exhausted(question: AssignmentContext, only: Candidate | None = None) -> 
         only: the one size that the method would give.
     """
     asked = replace(question, below=None)
-    return all(asked.exceeded(size) & LASTING_LIMITS for size in (question.candidates if only is None else (only,)))
+    return all(
+        asked.find_exceeded(size) & LASTING_LIMITS for size in (question.candidates if only is None else (only,))
+    )
 
 
 _MOST = 10_000
