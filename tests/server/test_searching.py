@@ -74,7 +74,7 @@ def test_a_round_of_the_supernet_takes_what_the_paths_that_were_drawn_take(index
             for path in paths
         ]
         mean = sum(count * path_macs for count, path_macs in zip(counts, macs, strict=True)) / HELD_OUT
-        parts = Costs(context.network).of_parts(context.network.full_architecture())
+        parts = Costs(context.network).compute_by_part(context.network.full_architecture())
         numbers = parts[""][0] + sum(parts[part][0] for part in context.network.parts_of(client.architecture))
         expected[client.client_id] = (mean, numbers)
     record = build_round_record(context, replace(close, clients=tuple(clients)), Traffic(Topics("main")))

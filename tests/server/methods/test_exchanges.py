@@ -34,7 +34,7 @@ from subfleet.testing.submodels import have_same_bits
 def replication(network: Network, size: Architecture, client_id: str) -> Replication:
     """Drawn once for each client: a model whose indices meant something else in each round would mean nothing."""
     seed = hashlib.sha256(f"{client_id}/{size.architecture_id}".encode()).digest()
-    return Replication.drawn(network, size, random.Random(seed))
+    return Replication.draw(network, size, random.Random(seed))
 
 
 def replicated(network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
