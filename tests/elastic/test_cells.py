@@ -97,7 +97,7 @@ def grown_from(
     morph: Morph, state: dict[str, Tensor], seed: int = 1, noise: float = 0.0, *, shares: bool = False
 ) -> dict[str, Tensor]:
     stream = random.Random(seed)
-    drawn = Replication.drawn(morph.after, size_in(morph.after, morph.before), stream)
+    drawn = Replication.draw(morph.after, size_in(morph.after, morph.before), stream)
     found = drawn.draw_shares(stream) if shares else drawn
     parts = tuple(sorted(found.shares.items()))
     how = Replicated(sources=tuple(sorted(found.sources.items())), shares=parts, noise=noise)

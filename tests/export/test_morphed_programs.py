@@ -62,7 +62,7 @@ def test_every_cell_wider_and_deeper_gives_the_same_logits(target: str, case: st
             config = deepen_cell(config, cell)
     after = network_of(config)
     assert len(list_cells(after)) == 2 * len(list_cells(before))
-    replication = Replication.drawn(after, size_in(after, before), random.Random(1))
+    replication = Replication.draw(after, size_in(after, before), random.Random(1))
     state = {name: tensor.float() for name, tensor in weights_of(before).items()}
     lineage = Replicated(sources=tuple(sorted(replication.sources.items())))
     grown = inherit(lineage, after, before, state, seed=2)
@@ -109,7 +109,7 @@ def test_a_union_of_what_clients_bring_gives_the_logits_of_each_of_them(target: 
     for seed, family in enumerate(UNITED[case]):
         own = network_of(family)
         state = {name: tensor.float() for name, tensor in weights_of(own).items()}
-        replication = Replication.drawn(union, size_in(union, own), random.Random(seed))
+        replication = Replication.draw(union, size_in(union, own), random.Random(seed))
         assert replication.sources or replication.lacking, "a member that is the union shows nothing"
         united = replication.grow(state, init_state(union, 3))
         old_logits, new_logits = (

@@ -46,7 +46,7 @@ PLAN_DEADLINES = Deadlines(lease_s=20.0)
 
 
 def context_of(**changes: Any) -> RunContext:
-    """The terms of the tests' configuration; deadlines are the product's own where none are given."""
+    """Return the run context of the tests' configuration, with the product's default deadlines unless given."""
     settings = config(**{"deadlines": Deadlines(), **changes})
     return planned(settings, "run")
 
@@ -65,14 +65,14 @@ def profile(name: str) -> Profile:
     )
 
 
-def known(*profiles: Profile, **of_member: Any) -> RunState:
-    """A run that knows these clients, each heard as `of_member` says."""
-    members = PersistentMap({one.client_id: FleetMember(**of_member) for one in profiles})
-    declared = PersistentMap({one.client_id: one for one in profiles})
+def run_with_members(*profiles: Profile, **member_fields: Any) -> RunState:
+    """Return a run with these clients; `member_fields` are the fields of each `FleetMember`."""
+    members = PersistentMap({client.client_id: FleetMember(**member_fields) for client in profiles})
+    declared = PersistentMap({client.client_id: client for client in profiles})
     return RunState(profiles=declared, live=LiveState(members=members))
 
 
-def joined(context: RunContext, state: RunState, name: str, now_s: float) -> RunState:
+def join_client(context: RunContext, state: RunState, name: str, now_s: float) -> RunState:
     heard = Presence(client_id=name, session_id=f"{name}-1", online=True)
     state, _ = step(context, state, heard, now_s)
     return step(context, state, profile(name), now_s)[0]
@@ -97,7 +97,7 @@ def measuring(context: RunContext) -> RunState:
     """Round 1 was announced at second 1."""
     state = RunState()
     for name in CLIENTS:
-        state = joined(context, state, name, 1.0)
+        state = join_client(context, state, name, 1.0)
     assert state.phase == "measure"
     return state
 
@@ -120,8 +120,8 @@ def prepared(
     client = state.clients[name]
     if models:
         assert client.participant is not None
-        wanted = ModelsRequest(participant=client.participant, round=state.round)
-        return RequestDone(request=wanted, result=ExportedModels(programs=(program,), models=()))
+        request = ModelsRequest(participant=client.participant, round=state.round)
+        return RequestDone(request=request, result=ExportedModels(programs=(program,), models=()))
     task = request_task(state, replace(client, stage="preparing"))
     assert task is not None
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators, packings=packings)
@@ -131,39 +131,39 @@ def prepared(
 
 
 def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> RequestFailed:
-    """A client's task cannot be made."""
+    """A client's task cannot be prepared."""
     task = request_task(state, replace(state.clients[name], stage="preparing"))
     assert task is not None
     return RequestFailed(request=task, reason=reason)
 
 
-def written_ahead(
+def program_result(
     state: RunState, queued: SizedProgram, planned_peak_bytes: int | None, operators: tuple[str, ...] = ()
 ) -> RequestDone:
-    """A program for later rounds is there."""
-    wanted = ProgramRequest(program=queued, round=state.round)
+    """A program for later rounds has been exported."""
+    request = ProgramRequest(program=queued, round=state.round)
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators)
-    return RequestDone(request=wanted, result=facts)
+    return RequestDone(request=request, result=facts)
 
 
 def size_of(client: ClientState) -> str:
-    """Identity of what a client was given."""
+    """Return the identity of the submodel architecture that a client was assigned."""
     return "" if client.size is None else client.size.architecture_id
 
 
 def scaled(client: ClientState, scale: float) -> ClientState:
-    """A client's place in a round, its update counting less."""
+    """Return the client state with its update scaled down."""
     assert client.trained is not None
     return replace(client, trained=replace(client.trained, scale=scale))
 
 
 def request_program(client: ClientState) -> RequestedProgram | None:
-    """What a client would rather have been given."""
+    """Return the program that a client's assignment asks for."""
     return None if client.given is None else client.given.requested
 
 
 def training(context: RunContext) -> RunState:
-    """Every client has its task since second 2."""
+    """Every client has had its task since second 2."""
     state = measuring(context)
     for name in CLIENTS:
         state, _ = step(context, state, telemetry(context, name), 2.0)
@@ -174,9 +174,9 @@ def training(context: RunContext) -> RunState:
 
 
 def task(state: RunState, name: str) -> Task:
-    given = state.clients[name].task
-    assert given is not None
-    return given
+    sent_task = state.clients[name].task
+    assert sent_task is not None
+    return sent_task
 
 
 def update(context: RunContext, state: RunState, name: str) -> Update:
@@ -226,35 +226,35 @@ W = TypeVar(
 )
 
 
-def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:
-    """The requests of one kind, in order."""
-    return [one for one in actions if isinstance(one, kind)]
+def select_requests(kind: type[W], actions: Iterable[Action]) -> list[W]:
+    """Return the requests of one kind, in order."""
+    return [action for action in actions if isinstance(action, kind)]
 
 
-def looked_around(
+def perform_searches(
     context: RunContext, state: RunState, actions: Iterable[Action], now_s: float
 ) -> tuple[RunState, tuple[Action, ...]]:
-    """The state, and what is then to be done, after what actions have looked for is found."""
-    found: tuple[Action, ...] = ()
-    wanted: tuple[SearchRequest | NetworksRequest, ...]
-    wanted = (*wanted_of(SearchRequest, actions), *wanted_of(NetworksRequest, actions))
-    for one in wanted:
-        state, more = step(context, state, looked_for(context, state, one), now_s)
-        found += more
-    return state, (*actions, *found)
+    """Perform the searches that `actions` request; return the state and all actions so far."""
+    follow_ups: tuple[Action, ...] = ()
+    requests: tuple[SearchRequest | NetworksRequest, ...]
+    requests = (*select_requests(SearchRequest, actions), *select_requests(NetworksRequest, actions))
+    for request in requests:
+        state, more = step(context, state, perform_search(context, state, request), now_s)
+        follow_ups += more
+    return state, (*actions, *follow_ups)
 
 
-def looked_for(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> RequestDone:
-    """What comes of a look at a state."""
+def perform_search(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> RequestDone:
+    """Return the result of a search in a state."""
     if isinstance(request, SearchRequest):
         return RequestDone(request=request, result=explore_sizes(context, state))
     return RequestDone(request=request, result=choose_networks(context, state))
 
 
-def scored_by_chance(context: RunContext, state: RunState) -> ProposedGeneration:
-    """A generation with scores that follow from its paths alone."""
-    found = (context.declared(one).network for one in list_living_lineages(context, state))
-    supernet = next((one for one in found if one.choices), None)
+def score_generation(context: RunContext, state: RunState) -> ProposedGeneration:
+    """Propose a generation; the score of each path depends on the path alone."""
+    networks = (context.declared(lineage).network for lineage in list_living_lineages(context, state))
+    supernet = next((network for network in networks if network.choices), None)
     if context.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)
     search, seed = context.roles.networks.path_search, context.config.seed

@@ -1,4 +1,4 @@
-"""Rounds in which somebody does not answer, as tests play them."""
+"""Rounds in which a client does not answer."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -30,8 +30,8 @@ LOOSE = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets
 
 def after_misses(count: int, *took_s: float) -> Punctuality:
     known = PUNCTUAL
-    for one in took_s:
-        known = known.after_answer(one)
+    for seconds in took_s:
+        known = known.after_answer(seconds)
     for _ in range(count):
         known = known.after_miss()
     return known
@@ -39,15 +39,15 @@ def after_misses(count: int, *took_s: float) -> Punctuality:
 
 def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> RunState:
     member = replace(state.live.members[name], punctuality=MappingProxyType({duty: known}))
-    return replace(state, live=replace(state.live, members=state.live.members.updated({name: member})))
+    return replace(state, live=replace(state.live, members=state.live.members.with_items({name: member})))
 
 
-def missed(state: RunState, name: str, duty: Duty = "training") -> int:
+def count_misses(state: RunState, name: str, duty: Duty = "training") -> int:
     return get_punctuality(state, name, duty).missed
 
 
-def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
-    """These tell what they can give, and whoever is chosen is sent a task."""
+def hand_out_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
+    """Clients report their telemetry, and each selected client is sent a task."""
     for name in names or CLIENTS:
         state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)
     assert state.phase == "train"
@@ -57,7 +57,7 @@ def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str)
     return state
 
 
-def trained(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
+def train_clients(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     for name in names:
         state, _ = step(
             context,
@@ -68,7 +68,7 @@ def trained(context: RunContext, state: RunState, now_s: float, *names: str) -> 
     return state
 
 
-def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
+def aggregate_round(context: RunContext, state: RunState, now_s: float) -> RunState:
     assert state.phase == "aggregate"
     event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
@@ -77,27 +77,27 @@ def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
     return step(context, state, event, now_s)[0]
 
 
-def ticked(context: RunContext, state: RunState, now_s: float) -> RunState:
+def tick(context: RunContext, state: RunState, now_s: float) -> RunState:
     return step(context, state, Tick(), now_s)[0]
 
 
-def closes_after(context: RunContext, state: RunState, seconds: float) -> RunState:
-    """The state after the phase has closed, neither before this time nor after it."""
+def close_after(context: RunContext, state: RunState, seconds: float) -> RunState:
+    """Return the state after the phase has closed, and check that it closes exactly after `seconds`."""
     phase, entered_s = state.phase, state.live.entered_s
     if seconds:
-        state = ticked(context, state, entered_s + seconds - 0.5)
+        state = tick(context, state, entered_s + seconds - 0.5)
         assert state.phase == phase
-        state = ticked(context, state, entered_s + seconds)
+        state = tick(context, state, entered_s + seconds)
     assert state.phase != phase
     return state
 
 
 def rounds_without_cyd(context: RunContext, count: int) -> RunState:
-    """Round 1 is open and others have answered in as many rounds before; cyd in none."""
+    """The others have answered in `count` rounds and cyd in none; the next round is open."""
     state, now_s = measuring(context), 2.0
     for _ in range(count):
-        state = trained(context, given_tasks(context, state, now_s), now_s, *OTHERS)
+        state = train_clients(context, hand_out_tasks(context, state, now_s), now_s, *OTHERS)
         now_s += context.config.deadlines.round_s
-        state = ticked(context, state, now_s) if state.phase == "train" else state
-        state = aggregated(context, state, now_s)
+        state = tick(context, state, now_s) if state.phase == "train" else state
+        state = aggregate_round(context, state, now_s)
     return state

@@ -69,7 +69,7 @@ architectures = st.builds(
 def replicated(network_id: str = "wide") -> Lineage:
     """A wider and deeper network that computes what the first does."""
     wider, first = network_of(WIDER), network_of(CONFIG)
-    drawn = Replication.drawn(wider, size_in(wider, first), open_stream("tests"))
+    drawn = Replication.draw(wider, size_in(wider, first), open_stream("tests"))
     sources = tuple(sorted(drawn.sources.items()))
     return Lineage(id=network_id, config=WIDER, parent="", map=Replicated(sources=sources), born_round=1)
 
