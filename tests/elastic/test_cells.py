@@ -97,7 +97,7 @@ def grow(
     morph: Morph, state: dict[str, Tensor], seed: int = 1, noise: float = 0.0, *, shares: bool = False
 ) -> dict[str, Tensor]:
     stream = random.Random(seed)
-    replication = Replication.drawn(morph.after, size_in(morph.after, morph.before), stream)
+    replication = Replication.draw(morph.after, size_in(morph.after, morph.before), stream)
     weighted = replication.draw_shares(stream) if shares else replication
     parts = tuple(sorted(weighted.shares.items()))
     replicated = Replicated(sources=tuple(sorted(weighted.sources.items())), shares=parts, noise=noise)

@@ -162,7 +162,7 @@ def test_a_path_takes_the_multiplications_and_numbers_of_its_module(case: tuple[
     if not recurrent:  # PyTorch does not count their fused kernels
         assert 2 * cost.forward_macs == counter.get_total_flops()
     assert cost.parameters == sum(tensor.numel() for tensor in module.state_dict().values())
-    parts = Costs(network).of_parts(network.full_architecture())
+    parts = Costs(network).compute_by_part(network.full_architecture())
     named = ["", *(f"{choice}.{operators[0]}" for choice, operators in path.choices)]
     assert sum(parts[name][0] for name in named) == cost.parameters
     assert sum(parts[name][1] for name in named) == cost.forward_macs

@@ -156,7 +156,7 @@ def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: G
     size = size_in(after, before)
     assert size.blocks == tuple(block.name for block in before.blocks)
     if all(can_be_identity(after, name) for name in growth.names):
-        replication = Replication.drawn(after, size, random.Random(1))
+        replication = Replication.draw(after, size, random.Random(1))
         local = draw_small_state(before, 5)
         grown = replication.grow(local, init_state(after, 2))
         expected = outputs(before, before.full_architecture(), local, training=False)
@@ -166,7 +166,7 @@ def test_a_network_is_a_size_of_what_it_became_and_their_union_is_that(growth: G
         assert all(torch.equal(down[name], tensor) for name, tensor in local.items())
     else:
         with pytest.raises(ConfigError, match="so it cannot be the identity"):
-            Replication.drawn(after, size, random.Random(1))
+            Replication.draw(after, size, random.Random(1))
     for families in ((growth.before, growth.after), (growth.after, growth.before)):
         assert network_of(unite_families(families)) == replace(after, config=unite_families(families))
 

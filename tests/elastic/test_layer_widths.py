@@ -90,7 +90,7 @@ def check_copied(larger: Network, smaller: Network, seed: int = 1) -> None:
     """P1 and P2: the larger network has the outputs of the smaller one, and gives its weights back."""
     size = size_in(larger, smaller)
     assert is_replicable(larger, size)
-    replication = Replication.drawn(larger, size, random.Random(seed))
+    replication = Replication.draw(larger, size, random.Random(seed))
     local = weights_of(smaller, seed)
     grown = replication.grow(local, init_state(larger, seed))
     expected = outputs(smaller, local)

@@ -16,7 +16,7 @@ LARGE = replace(SMALL, widths=(8,))
 
 def make_narrowing() -> Narrowing:
     network = network_of(LARGE)
-    return Narrowing(replication=Replication.drawn(network, size_in(network, network_of(SMALL)), random.Random(1)))
+    return Narrowing(replication=Replication.draw(network, size_in(network, network_of(SMALL)), random.Random(1)))
 
 
 def test_what_reads_the_neurons_that_are_cut_is_shared_out_among_those_that_stay() -> None:

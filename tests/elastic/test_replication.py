@@ -60,7 +60,7 @@ def replications(draw: st.DrawFn) -> Replication:
     left_out = {name for name in list_identity_blocks(network) if draw(st.booleans())}
     blocks = tuple(block.name for block in network.blocks if block.name not in left_out)
     size = network.size_of(tie_axes(network, Architecture(axes=tuple(sorted(cut.items())), blocks=blocks)))
-    return Replication.drawn(network, size, draw(st.randoms(use_true_random=False)))
+    return Replication.draw(network, size, draw(st.randoms(use_true_random=False)))
 
 
 def draw_state(network: Network, size: Architecture) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as
     names = ("section0.block1.inner", "section0.stream")
     halved = tuple((name, Prefix(size=network.axes[name].size // 2)) for name in names)
     size = Architecture(axes=halved, blocks=network.full_architecture().blocks)
-    replication = Replication.drawn(network, size, random.Random(2))
+    replication = Replication.draw(network, size, random.Random(2))
     assert {source.count(index) for source in replication.sources.values() for index in source} == {2}
     local = draw_state(network, size)
     restored = replication.down(replication.up(local))
@@ -132,7 +132,7 @@ def test_down_after_up_has_the_same_bits_where_every_index_has_as_many_copies_as
 def test_both_ways_are_linear_so_that_changes_go_them_too() -> None:
     network = _declared(MLP)
     size = Architecture(axes=(("section0.stream", Prefix(size=4)),), blocks=network.full_architecture().blocks)
-    replication = Replication.drawn(network, size, random.Random(2))
+    replication = Replication.draw(network, size, random.Random(2))
     first, full_state = draw_state(network, size), init_state(network, 1)
     local = extract(network, size, full_state)
     added = replication.up({name: first[name] + local[name] for name in first})
@@ -146,7 +146,7 @@ def test_a_change_that_went_up_is_averaged_with_those_of_whole_networks() -> Non
     network = _declared(RESNET)
     axes = (("section0.block1.inner", Prefix(size=4)),)
     blocks = tuple(block.name for block in network.blocks)[:-1]
-    replication = Replication.drawn(network, Architecture(axes=axes, blocks=blocks), random.Random(2))
+    replication = Replication.draw(network, Architecture(axes=axes, blocks=blocks), random.Random(2))
     state = init_state(network, 1)
     change = draw_state(network, replication.size)
     accumulator = Accumulator(network, state, total_weight=4.0)
@@ -166,7 +166,7 @@ def test_nobody_trains_and_nothing_moves(config: Family) -> None:
     name = list_copyable_axes(network)[0]
     axis = network.axes[name]
     size = Architecture(axes=((name, Prefix(size=axis.granularity)),), blocks=network.full_architecture().blocks)
-    replication = Replication.drawn(network, size, random.Random(2))
+    replication = Replication.draw(network, size, random.Random(2))
     received = replication.down(init_state(network, 1))
     up = replication.up({key: tensor - tensor for key, tensor in received.items()})
     assert not any(tensor.any() for tensor in up.values())
@@ -192,7 +192,7 @@ def test_a_copy_that_leaves_one_out_or_splits_a_group_is_refused(source: tuple[i
 def test_a_block_that_cannot_be_the_identity_is_refused() -> None:
     network = network_of(Vgg(input_shape=(1, 4, 4), class_count=2, widths=(4,), depths=(2,), norm="group"))
     with pytest.raises(ConfigError, match="no layer that passes its input on, so it cannot be the identity"):
-        Replication.drawn(network, Architecture(), random.Random(1))
+        Replication.draw(network, Architecture(), random.Random(1))
 
 
 def test_a_union_is_the_smallest_network_that_holds_all() -> None:
@@ -207,7 +207,7 @@ def test_a_union_is_the_smallest_network_that_holds_all() -> None:
         size = size_in(network, smaller)
         assert network.shapes(size) == {name: decl.shape for name, decl in smaller.tensors.items()}
         local = draw_state(network, size)
-        replication = Replication.drawn(network, size, random.Random(1))
+        replication = Replication.draw(network, size, random.Random(1))
         grown = replication.grow(local, init_state(network, 2))
         before = outputs(smaller, smaller.full_architecture(), local, training=False)
         after = outputs(network, network.full_architecture(), grown, training=False)

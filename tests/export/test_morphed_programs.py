@@ -62,7 +62,7 @@ def test_every_cell_wider_and_deeper_gives_the_same_logits(target: str, case: st
             config = deepen_cell(config, cell)
     after = network_of(config)
     assert len(list_cells(after)) == 2 * len(list_cells(before))
-    drawn = Replication.drawn(after, size_in(after, before), random.Random(1))
+    drawn = Replication.draw(after, size_in(after, before), random.Random(1))
     state = {name: tensor.float() for name, tensor in weights_of(before).items()}
     how = Replicated(sources=tuple(sorted(drawn.sources.items())))
     grown = inherit(how, after, before, state, seed=2)
@@ -107,7 +107,7 @@ def test_a_union_of_what_clients_bring_gives_the_logits_of_each_of_them(target: 
     for place, family in enumerate(UNITED[case]):
         own = network_of(family)
         state = {name: tensor.float() for name, tensor in weights_of(own).items()}
-        drawn = Replication.drawn(union, size_in(union, own), random.Random(place))
+        drawn = Replication.draw(union, size_in(union, own), random.Random(place))
         assert drawn.sources or drawn.lacking, "a member that is the union shows nothing"
         up = drawn.grow(state, init_state(union, 3))
         then, now = (logits(target, one, of, inputs) for one, of in ((own, state), (union, up)))

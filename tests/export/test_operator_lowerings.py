@@ -16,7 +16,7 @@ from subfleet.export.lowerings.norms import NORMS
 from subfleet.export.lowerings.pooling import AVERAGE_POOLS, MAXIMUM_POOL_BACKWARD, MAXIMUM_POOLS
 from subfleet.export.lowerings.separable import RESAMPLINGS
 from subfleet.export.lowerings.shaping import SHAPING
-from subfleet.export.lowerings.tables import COMMON, without
+from subfleet.export.lowerings.tables import COMMON, remove_operators
 from subfleet.protocol.errors import ExportError
 
 aten = torch.ops.aten
@@ -279,6 +279,6 @@ def test_log1p_and_expm1_keep_small_numbers() -> None:
 
 def test_a_table_without_what_a_runtime_has() -> None:
     kept: Callable[..., Any] = COMMON[aten.silu.default]
-    less = without(COMMON, aten.gelu.default)
+    less = remove_operators(COMMON, aten.gelu.default)
     assert aten.gelu.default not in less
     assert less[aten.silu.default] is kept

@@ -47,16 +47,16 @@ def test_a_wait_must_be_above_zero(retry_s: float) -> None:
         Outbox(retry_s)
 
 
-def disturb(broker: MemoryBroker, now_s: float, chance: random.Random, seed: int) -> None:
-    """Cut a link now and then, and let all be well after 2,900 s.
+def disturb(broker: MemoryBroker, now_s: float, generator: random.Random, seed: int) -> None:
+    """Cut a link now and then, and remove all faults after 2,900 s.
 
-    A message and its ack get through together once in forty times, which bounds nothing. A good link does: the
-    longest wait is 16 s, and nothing is on its way for longer than the delay.
+    On the faulty link a message and its ack get through once in forty times, which bounds no time. On a good link the
+    longest wait is 16 s, and no message is under way for longer than the delay.
     """
     if now_s >= 2900:
         broker.faults = Faults(seed=seed)
-    elif chance.random() < 0.002:
-        broker.cut(chance.choice("sr"), mend_after_s=1.0)
+    elif generator.random() < 0.002:
+        broker.cut(generator.choice("sr"), mend_after_s=1.0)
 
 
 @pytest.mark.slow
@@ -69,12 +69,12 @@ def test_everything_arrives_with_acks_over_a_bad_link(seed: int, loss: float, de
     sender, receiver = broker.client("s"), broker.client("r")
     sender.open(("ack",))
     receiver.open(("data",))
-    outbox, chance, stored = Outbox(), random.Random(seed), set()
+    outbox, generator, stored = Outbox(), random.Random(seed), set()
     for number in range(20):
         outbox.put(str(number), "data", str(number).encode())
     while outbox.pending:
         assert clock.now_s < 3000
-        disturb(broker, clock.now_s, chance, seed)
+        disturb(broker, clock.now_s, generator, seed)
         for outgoing in outbox.due(clock.now_s):
             sender.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
         while (event := receiver.poll(0)) is not None:

@@ -34,7 +34,7 @@ from subfleet.testing.submodels import have_same_bits
 def replication(network: Network, size: Architecture, client_id: str) -> Replication:
     """Drawn once for each client: a model whose indices meant something else in each round would mean nothing."""
     seed = hashlib.sha256(f"{client_id}/{size.architecture_id}".encode()).digest()
-    return Replication.drawn(network, size, random.Random(seed))
+    return Replication.draw(network, size, random.Random(seed))
 
 
 def replicated(network: Network, client: Participant, kept: Mapping[str, Tensor]) -> Exchange:
@@ -104,7 +104,7 @@ def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_do
     whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
     state = play(context, replace(first, shared=whole), [client], tmp_path).state
     views = Views(context=context, samples=torch.zeros(1))
-    own = extract(network, size, views.for_use(views.of(state, who)))
+    own = extract(network, size, views.prepare_tensors(views.of(state, who)))
     torch.testing.assert_close(
         outputs(network, network.full_architecture(), dict(state.shared)),
         outputs(network, size, own),
