@@ -47,7 +47,7 @@ def _out(world: World) -> bool:
 def _sent_later(world: World, kind: str) -> list[str]:
     """The topics of a kind of message on which the server sends something again, if no device answers for a while."""
     watcher = world.broker.client("watcher")
-    watcher.open((TOPICS.down("+", kind),))
+    watcher.open((TOPICS.downlink("+", kind),))
     while watcher.poll(0.0) is not None:  # retained ones
         pass
     world.clock.now_s += 20.0
@@ -191,7 +191,7 @@ def test_a_ack_settles_only_its_senders_task(tmp_path: Path) -> None:
         _say(eve, Ack(of=task.message_id, status="accepted"))
     world.server.step(0.0)
     sent = _sent_later(world, "task")
-    assert sorted(sent) == sorted(TOPICS.down(task.client_id, "task") for task in tasks)
+    assert sorted(sent) == sorted(TOPICS.downlink(task.client_id, "task") for task in tasks)
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) 
         world.turn()
     (partial,) = _partials(world)
     assert partial.stat().st_size <= count_partial_bytes(weights)
-    assert _sent_later(world, "request") == [TOPICS.down("ada", "request")]
+    assert _sent_later(world, "request") == [TOPICS.downlink("ada", "request")]
 
 
 def _partials(world: World) -> list[Path]:
