@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from server.coordinator_cases import measuring, program_result
 from server.server_rig import World, config, fleet
-from server.test_export_queue import RequestedPrograms, aggregated, asked, is_aggregating, trained, wishing, written
+from server.test_export_queue import (
+    RequestedPrograms,
+    aggregate,
+    assign_all,
+    context_requesting,
+    is_aggregating,
+    train_all,
+    write_queue,
+)
 
 from subfleet.export.requests import AnyRequest, EvaluateRequest, TrainRequest
 from subfleet.methods.fedtrans import FedTrans
@@ -26,24 +34,24 @@ GROWING = FedTrans(first="configured", gamma=1, delta=1, beta=1e9, stop_rounds=0
 
 
 def test_no_round_waits_where_the_method_lets_rounds_go_on() -> None:
-    context = wishing(RequestedPrograms(ada=1))
+    context = context_requesting(RequestedPrograms(ada=1))
     context = replace(context, roles=with_steps(context.roles, awaits_programs=False))
-    state, actions = trained(context, asked(context, measuring(context))[0])
+    state, actions = train_all(context, assign_all(context, measuring(context))[0])
     assert (state.phase, is_aggregating(actions), len(state.queue)) == ("aggregate", True, 1)
 
 
 def test_replayed_rounds_assign_programs_from_the_same_rounds() -> None:
     """With one slow program and one that never came: a replay uses no program earlier, and waits for slow ones."""
     requested_programs = RequestedPrograms(ada=1, bob=2)
-    context = wishing(requested_programs, rounds=4)
+    context = context_requesting(requested_programs, rounds=4)
     context = replace(context, roles=with_steps(context.roles, awaits_programs=False))
-    state, (slow, lost) = asked(context, measuring(context))
+    state, (slow, lost) = assign_all(context, measuring(context))
     assigned = []
     for number in (1, 2, 3):
         if number == 2:
             state, _ = step(context, state, program_result(state, slow, 1), 3.0)
-        state, _ = aggregated(context, trained(context, state)[0])
-        state, _ = asked(context, state)
+        state, _ = aggregate(context, train_all(context, state)[0])
+        state, _ = assign_all(context, state)
         assigned.append([client.size for client in state.clients.values()])
     smallest, larger = context.space[0], context.space[1]
     assert assigned == [[smallest] * 3, [larger, smallest, smallest], [larger, smallest, smallest]]
@@ -52,24 +60,24 @@ def test_replayed_rounds_assign_programs_from_the_same_rounds() -> None:
     assert attempts == {first: 2, slow.key: 3, lost.key: NEVER}
 
     again = replace(context, config=replace(context.config, programs_from=dict(attempts)))
-    fast, _ = asked(again, measuring(again))
-    fast = written(again, fast)
+    fast, _ = assign_all(again, measuring(again))
+    fast = write_queue(again, fast)
     for number, expected in enumerate(assigned, start=1):
-        fast, actions = trained(again, fast)
+        fast, actions = train_all(again, fast)
         assert is_aggregating(actions), number
-        fast, _ = asked(again, aggregated(again, fast)[0])
+        fast, _ = assign_all(again, aggregate(again, fast)[0])
         assert [client.size for client in fast.clients.values()] == expected
     assert list_first_attempts(again, fast) == attempts
 
-    late, _ = asked(again, measuring(again))
-    late, actions = trained(again, late)
+    late, _ = assign_all(again, measuring(again))
+    late, actions = train_all(again, late)
     assert is_aggregating(actions), "the program was not available after the first round"
-    late, _ = asked(again, aggregated(again, late)[0])
-    late, actions = trained(again, late)
+    late, _ = assign_all(again, aggregate(again, late)[0])
+    late, actions = train_all(again, late)
     assert not is_aggregating(actions), "it was available after the second"
     late, actions = step(again, late, program_result(late, slow, 1), 3.5)
     assert is_aggregating(actions)
-    late, _ = asked(again, aggregated(again, late)[0])
+    late, _ = assign_all(again, aggregate(again, late)[0])
     assert [client.size for client in late.clients.values()] == assigned[1]
 
 

@@ -52,9 +52,9 @@ def test_messages_become_events() -> None:
     ],
 )
 def test_what_is_not_valid_is_dropped_with_a_complaint_of_its_sender(delivery: Delivery) -> None:
-    said: list[tuple[str, str]] = []
-    assert read_delivery(TOPICS, delivery, lambda *one: said.append(one)) is None
-    ((sender, text),) = said
+    complaints: list[tuple[str, str]] = []
+    assert read_delivery(TOPICS, delivery, lambda *complaint: complaints.append(complaint)) is None
+    ((sender, text),) = complaints
     assert sender == ("ada" if "/ada/" in delivery.topic else "a sender without an id")
     assert text.startswith(f"dropped a message on {delivery.topic}: ")
 
@@ -66,8 +66,8 @@ def test_a_cleared_topic_says_nothing() -> None:
 def test_what_the_broker_had_kept_says_nothing() -> None:
     presence = Presence(client_id="ada", session_id="s", online=True)
     for kind, payload in (("presence", encode(presence)), ("profile", encode(profile("ada"))), ("presence", b"?")):
-        kept = replace(_up(kind, payload), retained=True)
-        assert read_delivery(TOPICS, kept, _no_complaint) is None
+        retained = replace(_up(kind, payload), retained=True)
+        assert read_delivery(TOPICS, retained, _no_complaint) is None
 
 
 @given(

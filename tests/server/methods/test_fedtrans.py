@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.test_networks import evolving
+from server.test_networks import evolution_context
 
 from subfleet.elastic.building import network_of
 from subfleet.elastic.cost import Costs
@@ -84,8 +84,8 @@ def outcome(
 ) -> tuple[Evolution, EvolutionContext]:
     before = draw_state(CONTEXT.network)
     known = FedTransMemory(**{"losses": (2.0,), **memory})
-    (first,) = evolving(before).lineages
-    asked = evolving(
+    (first,) = evolution_context(before).lineages
+    asked = evolution_context(
         before,
         after=moved(before, "", moves),
         clients=trained_by(told, first),
@@ -172,7 +172,7 @@ def test_cells_at_random_are_as_many_others() -> None:
     drawn = set()
     for number in range(12):
         before = draw_state(CONTEXT.network)
-        asked = evolving(
+        asked = evolution_context(
             before,
             round=number,
             after=moved(before, "", moves),
