@@ -140,7 +140,7 @@ def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quart
         )
 
 
-def test_telemetry_makes_up_for_what_was_missed() -> None:
+def test_telemetry_resets_the_misses() -> None:
     state = with_record(measuring(CONTEXT), "cyd", "telemetry", after_misses(2))
     state, _ = step(CONTEXT, state, telemetry(CONTEXT, "cyd"), 3.0)
     assert get_punctuality(state, "cyd", "telemetry") == Punctuality(took_s=(2.0,))
