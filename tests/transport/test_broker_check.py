@@ -67,7 +67,7 @@ def test_each_limit_is_one_finding(
 def test_a_fleet_at_work_hears_nothing_of_it_and_nothing_stays(tmp_path: Path) -> None:
     with _broker(tmp_path) as address, contextlib.ExitStack() as stack:
         listeners = [MqttTransport(address, name) for name in ("server", "device", "everything")]
-        subscriptions = (TOPICS.up("+", "+"),), (TOPICS.all("+"), TOPICS.down("pi", "+")), ("#",)
+        subscriptions = (TOPICS.uplink("+", "+"),), (TOPICS.all("+"), TOPICS.downlink("pi", "+")), ("#",)
         for listener, topics in zip(listeners, subscriptions, strict=True):
             listener.open(topics)
             stack.callback(listener.close)

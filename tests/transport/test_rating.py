@@ -32,7 +32,7 @@ class Rig:
             burst_units=40.0,
             clock=self.clock,
         )
-        self.server.open((TOPICS.up("+", "+"),))
+        self.server.open((TOPICS.uplink("+", "+"),))
         self.eve, self.ada = broker.client("eve"), broker.client("ada")
         for client in (self.eve, self.ada):
             client.open(())
@@ -50,7 +50,7 @@ class Rig:
 
 
 def say(transport: Transport, name: str, kind: str = "presence", payload: bytes = b"{}") -> None:
-    transport.publish(TOPICS.up(name, kind), payload)
+    transport.publish(TOPICS.uplink(name, kind), payload)
 
 
 def test_who_says_too_much_is_not_heard_and_the_others_are() -> None:
