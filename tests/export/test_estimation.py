@@ -1,4 +1,4 @@
-"""Memory estimates of submodels need no programs and are close to the plans of these, for families and targets."""
+"""Memory estimates of submodels, computed without programs, are close to the plans of programs for every target."""
 
 import random
 from dataclasses import replace

@@ -101,7 +101,7 @@ def test_a_damaged_result_is_exported_anew(pool: ExportPool) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     again = decode_program(pool.submit(train_request("onnx")).result(PATIENCE_S).read_bytes())
-    # The plan in the manifest holds counted memory, which moves by some kilobytes; the program is the same.
+    # The plan in the manifest contains measured memory, which varies by some kilobytes; the program is the same.
     assert bytes(again.body) == bytes(decode_program(whole).body)
 
 

@@ -144,7 +144,7 @@ def test_what_is_not_drawn_keeps_its_momentum_and_its_weights(tmp_path: Path, mo
     for (_, before), (path, after) in pairwise(seen):
         changed = {name for name in after if after[name] != before[name]}
         assert all(name.startswith(tuple(path)) for name in changed)
-        # Paths operators change, including any momentum that they already have.
+        # Drawn operators change, including any momentum that they already have.
         momentum_changes += sum("momentum" in name for name in changed)
     assert momentum_changes > 0
 
