@@ -87,7 +87,7 @@ def test_the_one_that_came_later_leaves_and_both_are_told(faults: Faults | None)
     )
     assert not first.ended
     assert first.messages == [
-        "another device of the id 'cam' came to this fleet; it is to leave, as this one was first"
+        "another device of the id 'cam' joined this fleet; it should leave, as this one was first"
     ]
     assert not later.messages
 
@@ -198,7 +198,7 @@ def test_a_second_server_publishes_nothing_before_the_first_could_answer() -> No
         later.transport.publish(TOPICS.all("round"), b"mine")
     assert later.ended == "run 'long' serves this fleet on this broker already; choose another fleet, or stop that run"
     assert first.messages == [
-        "another server, of run 'short', came to this fleet; it is to leave, as this one was first"
+        "another server, of run 'short', joined this fleet; it should leave, as this one was first"
     ]  # fmt: skip
     assert not [event for event in iter(lambda: device.poll(0), None) if isinstance(event, Delivery)]
 

@@ -213,7 +213,7 @@ def test_an_unreachable_broker_is_one_sentence(url: str, words: str) -> None:
         (bytes([0x20, 2, 0, 5]), "refuses us .*; check the user name and password"),
         (bytes([0x20, 2, 0, 2]), "does not take the client id 'a'; choose a shorter name"),
         (None, "ends the connection without an MQTT answer; check the address, and whether the broker has room"),
-        (CONNECTED + bytes([0x90, 3, 0, 1, 0x80]), "lets us not subscribe to 'n'"),
+        (CONNECTED + bytes([0x90, 3, 0, 1, 0x80]), "does not let us subscribe to 'n'"),
     ],
 )
 def test_a_broker_that_refuses_is_one_sentence(answer: bytes | None, words: str) -> None:

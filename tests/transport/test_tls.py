@@ -102,16 +102,16 @@ def _wrong(brokers: Brokers) -> dict[str, tuple[BrokerAddress, str]]:
     return {
         "unknown authority": (
             brokers.address("tls"),
-            f"the certificate of the broker at {tls} is signed by an authority that nobody here knows; name that auth",
+            f"the certificate of the broker at {tls} is signed by an authority that is unknown here; name that auth",
         ),
         "expired": (brokers.address("expired", ca=certificates.ca), "has expired; renew it, or correct the clock"),
         "wrong name": (
             brokers.address("elsewhere", ca=certificates.ca),
-            "is made out to another name than 'localhost'; use a name that it holds",
+            "is issued for another name than 'localhost'; use a name that it holds",
         ),
         "wrong address": (
             brokers.address("elsewhere", host="127.0.0.1", ca=certificates.ca),
-            "is made out to another address than 127.0.0.1; use a name that it holds",
+            "is issued for another address than 127.0.0.1; use a name that it holds",
         ),
         "no certificate": (
             brokers.address("asking", ca=certificates.ca),
