@@ -1,4 +1,4 @@
-"""A request's id says what the program is, and nothing else."""
+"""A request's id depends on everything that changes the program, and on nothing else."""
 
 import dataclasses
 import re
@@ -78,7 +78,7 @@ PRESET_IDS = {
     "vgg19_wider": "9300ccbc4ead1858",
     "vit_tiny": "2d40ddfd1d79cf14",
 }
-"""The first digits of each, without the versions of tools."""
+"""The first digits of each id, without the versions of tools."""
 SHAPES = {
     "cnn_s": (1, 49, 10),
     "ds_cnn": (1, 49, 10),
@@ -100,13 +100,13 @@ def test_ids_of_published_networks_programs_stay(name: str, monkeypatch: pytest.
     assert request.program_id.startswith(PRESET_IDS[name])
 
 
-def test_a_network_whose_blocks_are_numbered_otherwise_has_another_program() -> None:
+def test_a_network_with_other_block_numbers_has_another_program() -> None:
     deeper = dataclasses.replace(RESNET, depths=(2, 3))
     assert deeper != GROWN_RESNET
     assert train_request("onnx", GROWN_RESNET).program_id != train_request("onnx", deeper).program_id
 
 
-def test_batches_in_one_part_are_those_whose_gradients_are_summed() -> None:
+def test_batches_in_one_part_need_summed_gradients() -> None:
     with pytest.raises(ValueError, match="set accumulate too"):
         dataclasses.replace(train_request("onnx"), one_part=True)
 

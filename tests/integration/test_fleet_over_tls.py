@@ -119,7 +119,7 @@ def _claim_until_end(fleet: Fleet, user: str, topic: str, program: Program) -> N
         stranger.close()
 
 
-def test_the_recipe_works_and_a_place_that_is_taken_ends_either_side(fleet: Fleet) -> None:
+def test_the_recipe_works_and_a_taken_lock_ends_device_and_server(fleet: Fleet) -> None:
     _write_run(fleet.folder)
     topics = Topics("main")
     serve = ["serve", "fleet.toml", "--broker", fleet.url("subfleet-server"), "--http-port", "0"]
@@ -133,7 +133,7 @@ def test_the_recipe_works_and_a_place_that_is_taken_ends_either_side(fleet: Flee
         )
         device.await_words("connected as cam")
         server.await_words("client cam joined")
-        _claim_until_end(fleet, "cam", topics.up("cam", Claim.KIND), device)
+        _claim_until_end(fleet, "cam", topics.uplink("cam", Claim.KIND), device)
         _claim_until_end(fleet, "subfleet-server", topics.all(Claim.KIND), server)
         assert (device.process.wait(), server.process.wait()) == (ExitCode.TAKEN, ExitCode.TAKEN)
     outputs = device.output.read_text(encoding="utf-8"), server.output.read_text(encoding="utf-8")
@@ -142,17 +142,17 @@ def test_the_recipe_works_and_a_place_that_is_taken_ends_either_side(fleet: Flee
     assert not any("Traceback" in text or password in text for text in outputs for password in PASSWORDS.values())
 
 
-def test_no_user_may_speak_for_another(fleet: Fleet) -> None:
+def test_no_user_may_publish_for_another(fleet: Fleet) -> None:
     topics = Topics("main")
     server, cam, eve = (fleet.transport(user) for user in PASSWORDS)
     try:
         for transport in (server, cam, eve):
             transport.open(("subfleet/1/#",))
-        eve.publish(topics.up("cam", Claim.KIND), b"of another device")
+        eve.publish(topics.uplink("cam", Claim.KIND), b"of another device")
         eve.publish(topics.all(Claim.KIND), b"of the server")
-        eve.publish(topics.down("cam", "task"), b"of the server")
-        eve.publish(topics.up("eve", "presence"), b"of eve")
-        server.publish(topics.down("cam", "task"), b"for cam")
+        eve.publish(topics.downlink("cam", "task"), b"of the server")
+        eve.publish(topics.uplink("eve", "presence"), b"of eve")
+        server.publish(topics.downlink("cam", "task"), b"for cam")
         payloads: dict[str, set[bytes]] = {}
         for name, transport in zip(PASSWORDS, (server, cam, eve), strict=True):
             events = iter(lambda transport=transport: transport.poll(0.5), None)  # type: ignore[misc]

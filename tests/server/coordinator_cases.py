@@ -239,8 +239,8 @@ def perform_searches(
     requests: tuple[SearchRequest | NetworksRequest, ...]
     requests = (*select_requests(SearchRequest, actions), *select_requests(NetworksRequest, actions))
     for request in requests:
-        state, more = step(context, state, perform_search(context, state, request), now_s)
-        follow_ups += more
+        state, new_actions = step(context, state, perform_search(context, state, request), now_s)
+        follow_ups += new_actions
     return state, (*actions, *follow_ups)
 
 
@@ -253,7 +253,7 @@ def perform_search(context: RunContext, state: RunState, request: SearchRequest 
 
 def score_generation(context: RunContext, state: RunState) -> ProposedGeneration:
     """Propose a generation; the score of each path depends on the path alone."""
-    networks = (context.declared(lineage).network for lineage in list_living_lineages(context, state))
+    networks = (context.get_declared(lineage).network for lineage in list_living_lineages(context, state))
     supernet = next((network for network in networks if network.choices), None)
     if context.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)

@@ -71,8 +71,8 @@ SKIPPED = replace(
 
 
 def build_result(*rounds: RoundRecord, **changes: Any) -> RunResult:
-    usual: dict[str, Any] = {"method": "heterofl", "method_status": "exact", "deployed": (), "model_path": None}
-    return RunResult(run_id="r", finished=True, accuracy=0.5, rounds=rounds, **{**usual, **changes})
+    defaults: dict[str, Any] = {"method": "heterofl", "method_status": "exact", "deployed": (), "model_path": None}
+    return RunResult(run_id="r", finished=True, accuracy=0.5, rounds=rounds, **{**defaults, **changes})
 
 
 def record(number: int, seconds: float, *rows: ClientRow, model_bytes: int = 0) -> RoundRecord:

@@ -229,7 +229,7 @@ def test_a_damaged_value_is_named_when_the_run_is_resumed(
     assert message in str(raised.value)
 
 
-def test_a_time_that_no_clock_shows_is_damage(tmp_path: Path, written: Written) -> None:
+def test_an_impossible_time_is_damage(tmp_path: Path, written: Written) -> None:
     engine = open_database(written.copy(tmp_path))
     record = '{"client_id": "ada", "kind": "silent", "reason": "gone", "seen_at": 1e300}'
     with engine.begin() as connection:

@@ -170,8 +170,8 @@ def test_a_refused_declaration_is_final_in_its_round(reason: Any) -> None:
 def test_a_new_declaration_counts_from_the_next_announcement_on() -> None:
     state = announce(PLAN, PLAN.space[0], PLAN.space[0], PLAN.space[0])
     state, _ = step(PLAN, state, telemetry(PLAN, "ada"), 2.0)
-    anew = replace(profile("ada"), architecture=PLAN.space[-1])
-    state, _ = step(PLAN, state, anew, 2.0)
+    redeclared = replace(profile("ada"), architecture=PLAN.space[-1])
+    state, _ = step(PLAN, state, redeclared, 2.0)
     for name in CLIENTS[1:]:
         state, actions = step(PLAN, state, telemetry(PLAN, name), 2.0)
         state, _ = perform_searches(PLAN, state, actions, 2.0)

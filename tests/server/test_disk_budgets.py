@@ -177,8 +177,8 @@ def test_a_refusal_with_a_budget_is_answered_with_what_fits_and_remembered_in_la
     assert (later.clients["ada"].size, later.clients["ada"].limit) == (PLAN.space[1], "disk")
     reported, _ = assign_sizes(PLAN, state, SIZES[-1] + 100)
     assert reported.clients["ada"].size == PLAN.space[-1], "its own report is newer"
-    anew, _ = step(PLAN, state, replace(state.profiles["ada"], session_id="ada-2"), 5.0)
-    assert anew.disks == {}
+    restarted, _ = step(PLAN, state, replace(state.profiles["ada"], session_id="ada-2"), 5.0)
+    assert restarted.disks == {}
 
 
 def test_a_program_that_cannot_arrive_within_the_round_is_not_sent() -> None:

@@ -131,7 +131,7 @@ ERRORS = MetricSums(
     ],
 )
 def test_it_is_due_after_each_so_many_rounds_and_after_the_last(evaluation: Evaluations, due: tuple[int, ...]) -> None:
-    assert tuple(number for number in (1, 2, 3) if evaluation.due(number, 3)) == due
+    assert tuple(number for number in (1, 2, 3) if evaluation.is_due(number, 3)) == due
     context = context_of(evaluation=evaluation, rounds=3)
     state, _ = aggregate_rounds(context, dict.fromkeys(CLIENTS, HELD_OUT))
     assert (state.phase == "evaluate") == (1 in due)

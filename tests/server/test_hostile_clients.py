@@ -47,7 +47,7 @@ def _has_open_task(world: World) -> bool:
 def _list_resent_topics(world: World, kind: str) -> list[str]:
     """The topics on which the server sends messages of a kind again when no device answers for a while."""
     watcher = world.broker.client("watcher")
-    watcher.open((TOPICS.down("+", kind),))
+    watcher.open((TOPICS.downlink("+", kind),))
     while watcher.poll(0.0) is not None:  # retained ones
         pass
     world.clock.now_s += 20.0
@@ -191,7 +191,7 @@ def test_an_ack_settles_only_its_senders_task(tmp_path: Path) -> None:
         _publish(eve, Ack(of=task.message_id, status="accepted"))
     world.server.step(0.0)
     topics = _list_resent_topics(world, "task")
-    assert sorted(topics) == sorted(TOPICS.down(task.client_id, "task") for task in tasks)
+    assert sorted(topics) == sorted(TOPICS.downlink(task.client_id, "task") for task in tasks)
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_a_client_that_offers_ever_new_updates_has_one_transfer(tmp_path: Path) 
         world.turn()
     (partial,) = _partials(world)
     assert partial.stat().st_size <= count_partial_bytes(weights)
-    assert _list_resent_topics(world, "request") == [TOPICS.down("ada", "request")]
+    assert _list_resent_topics(world, "request") == [TOPICS.downlink("ada", "request")]
 
 
 def _partials(world: World) -> list[Path]:

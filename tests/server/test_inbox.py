@@ -17,7 +17,7 @@ PLAN = context_of()
 
 
 def _up(kind: str, payload: bytes, client_id: str = "ada") -> Delivery:
-    return Delivery(topic=TOPICS.up(client_id, kind), payload=payload)
+    return Delivery(topic=TOPICS.uplink(client_id, kind), payload=payload)
 
 
 def _no_complaint(sender: str, text: str) -> None:
@@ -46,7 +46,7 @@ def test_messages_become_events() -> None:
         _up("presence", encode(Presence(client_id="bob", session_id="s", online=True))),
         _up("profile", encode(Presence(client_id="ada", session_id="s", online=True))),
         _up("task", b"{}"),
-        Delivery(topic=TOPICS.down("ada", "task"), payload=b"{}"),
+        Delivery(topic=TOPICS.downlink("ada", "task"), payload=b"{}"),
         Delivery(topic="another/topic", payload=b"{}"),
         _up("chunk", b"short"),
     ],
@@ -79,9 +79,9 @@ def test_no_bytes_raise(kind: str, payload: bytes) -> None:
 
 def test_traffic_is_counted_by_client_and_direction() -> None:
     traffic = Traffic(TOPICS)
-    traffic.count("sent", TOPICS.down("ada", "task"), 5)
+    traffic.count("sent", TOPICS.downlink("ada", "task"), 5)
     traffic.count("sent", TOPICS.all("round"), 100)
-    traffic.count("received", TOPICS.up("ada", "update"), 7)
+    traffic.count("received", TOPICS.uplink("ada", "update"), 7)
     traffic.count("received", "another/topic", 7)
     assert traffic.of("ada") == (5, 7)
     assert traffic.of("bob") == (0, 0)

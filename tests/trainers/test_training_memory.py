@@ -61,7 +61,7 @@ def test_where_the_mark_cannot_be_reset_the_resident_size_is_sampled(tmp_path: P
     assert watch.growth_bytes() == 120 * 1024
 
 
-def test_a_mark_that_can_be_reset_is_what_is_read(tmp_path: Path) -> None:
+def test_a_mark_that_can_be_reset_is_read(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("VmHWM:\t  500 kB\nVmRSS:\t  500 kB\n")
     watch = MemoryWatch(2**20, tmp_path)
@@ -81,5 +81,5 @@ def test_pages_of_libraries_grow_the_process_and_are_not_held(tmp_path: Path) ->
     status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\nRssAnon:\t  230 kB\n")
     assert watch.growth_bytes() == 500 * 1024
     assert watch.measure_held_bytes() == 130 * 1024
-    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\n")  # a kernel that does not tell them apart
+    status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\n")  # a kernel that does not list them separately
     assert MemoryWatch(2**20, tmp_path, held_bytes=0).measure_held_bytes() == 0

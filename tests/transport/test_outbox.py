@@ -11,14 +11,14 @@ from subfleet.transport.in_memory import Faults, MemoryBroker
 from subfleet.transport.outbox import Outbox, Outgoing
 
 
-def test_a_message_is_sent_again_ever_more_rarely_until_its_ack() -> None:
+def test_a_message_is_repeated_at_growing_intervals_until_its_ack() -> None:
     outbox = Outbox(retry_s=2.0)
     outbox.put("m", "t", b"x", retain=True)
-    sent_s = [now_s for now_s in range(100) if outbox.due(float(now_s))]
+    sent_s = [now_s for now_s in range(100) if outbox.list_due(float(now_s))]
     assert sent_s == [0, 2, 6, 14, 30, 46, 62, 78, 94]
     assert outbox.settle("m")
     assert not outbox.settle("m")
-    assert outbox.due(1000.0) == ()
+    assert outbox.list_due(1000.0) == ()
     assert outbox.pending == 0
 
 
@@ -26,18 +26,18 @@ def test_everything_is_due_after_a_reconnect_in_the_order_of_putting() -> None:
     outbox = Outbox()
     outbox.put("b", "t/b", b"1")
     outbox.put("a", "t/a", b"2")
-    first = outbox.due(0.0)
-    assert outbox.due(0.1) == ()
+    first = outbox.list_due(0.0)
+    assert outbox.list_due(0.1) == ()
     outbox.resend_all()
-    assert outbox.due(0.2) == first == (Outgoing(topic="t/b", payload=b"1"), Outgoing(topic="t/a", payload=b"2"))
+    assert outbox.list_due(0.2) == first == (Outgoing(topic="t/b", payload=b"1"), Outgoing(topic="t/a", payload=b"2"))
 
 
 def test_the_same_id_replaces_what_was_there() -> None:
     outbox = Outbox()
     outbox.put("m", "t", b"old")
-    outbox.due(0.0)
+    outbox.list_due(0.0)
     outbox.put("m", "t", b"new")
-    assert [outgoing.payload for outgoing in outbox.due(0.1)] == [b"new"]
+    assert [outgoing.payload for outgoing in outbox.list_due(0.1)] == [b"new"]
     assert outbox.pending == 1
 
 
@@ -75,7 +75,7 @@ def test_everything_arrives_with_acks_over_a_bad_link(seed: int, loss: float, de
     while outbox.pending:
         assert clock.now_s < 3000
         disturb(broker, clock.now_s, generator, seed)
-        for outgoing in outbox.due(clock.now_s):
+        for outgoing in outbox.list_due(clock.now_s):
             sender.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
         while (event := receiver.poll(0)) is not None:
             if isinstance(event, Delivery):

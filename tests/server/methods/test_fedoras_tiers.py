@@ -42,7 +42,7 @@ def found_by(context: RunContext) -> tuple[Lineage, ...]:
 
 def tuning(context: RunContext, forward_macs: int | None, number: int = 1) -> Assignment:
     """What a client is given once the tiers' networks have been found."""
-    declared = [context.declared(one) for one in found_by(context)]
+    declared = [context.get_declared(one) for one in found_by(context)]
     asked = replace(
         make_assignee(context, "ada", round_number=number),
         networks={one.network.id: one.network for one in declared},
@@ -53,9 +53,9 @@ def tuning(context: RunContext, forward_macs: int | None, number: int = 1) -> As
 
 
 def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
-    sizes = [CONTEXT.declared(one).network.full_architecture() for one in found_by(CONTEXT)]
+    sizes = [CONTEXT.get_declared(one).network.full_architecture() for one in found_by(CONTEXT)]
     macs = [
-        estimate_cost(CONTEXT.declared(one).network, size, batch_size=1).forward_macs
+        estimate_cost(CONTEXT.get_declared(one).network, size, batch_size=1).forward_macs
         for one, size in zip(found_by(CONTEXT), sizes, strict=True)
     ]
     assert [get_tier(one) for one in sizes] == [1, 2, 3]
@@ -68,7 +68,7 @@ def test_clients_of_a_tier_and_above_fine_tune_its_network() -> None:
 def test_each_tiers_network_has_rounds_of_its_own() -> None:
     """Fine-tuning is federated averaging of one network, by clients of its tier and above (section 3.3)."""
     context = context_of(tiers=3, supernet_rounds=4)
-    declared = [context.declared(one) for one in found_by(context)]
+    declared = [context.get_declared(one) for one in found_by(context)]
     networks = {one.network.id: one.network for one in declared}
     macs = [sum(own for _, own in part_costs(one).values()) for one in networks.values()]
     clients = tuple(
@@ -104,7 +104,7 @@ def test_of_drawn_tiers_nobody_trains_a_network_above_its_own() -> None:
 @pytest.mark.parametrize("by", ["drawn", "measured"])
 def test_each_client_is_left_with_the_network_of_its_tier(by: str) -> None:
     context = context_of(tiers_by=by, tiers=3)
-    networks = {one.id: context.declared(one).network for one in found_by(context)}
+    networks = {one.id: context.get_declared(one).network for one in found_by(context)}
     standing, left = context.roles.networks.standing, set[int]()
     assert standing is not None
     whole = context.network.full_architecture()
@@ -167,7 +167,7 @@ def test_every_tiers_best_path_lies_in_its_bracket(objectives: Literal["accuracy
     found = search.conclude(memory, NETWORK, 4)
     assert [one.id for one in found] == ["t1", "t2", "t3"]
     for one, tier in zip(found, list_network_tiers(NETWORK, 3), strict=True):
-        network = context.declared(one).network
+        network = context.get_declared(one).network
         macs = estimate_cost(network, network.full_architecture(), batch_size=1).forward_macs
         assert tier.low_macs <= macs <= tier.high_macs
 

@@ -34,7 +34,7 @@ def lineages() -> tuple[Lineage, ...]:
 
 
 def question(name: str, number: int, *, written: tuple[str, ...]) -> AssignmentContext:
-    declared = [CONTEXT.declared(one) for one in lineages()]
+    declared = [CONTEXT.get_declared(one) for one in lineages()]
     asked = make_assignee(CONTEXT, name, round_number=number)
     sizes = {one.network.id: one.space[-1] for one in declared}
     return replace(
@@ -93,7 +93,7 @@ def test_nobody_is_given_what_it_cannot_carry(memory_bytes: int, macs: int | Non
 def test_evaluation_takes_the_highest_utility_of_those_that_are_ready() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
-    networks = {one.id: CONTEXT.declared(one).network for one in lineages()}
+    networks = {one.id: CONTEXT.get_declared(one).network for one in lineages()}
     client = Participant(client_id="ada", architecture=WHOLE, size=WHOLE)
     for utilities, ready, expected in (
         ({"": 1.0, "m1": 2.0}, ("", "m1"), "m1"),

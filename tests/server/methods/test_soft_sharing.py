@@ -49,7 +49,7 @@ def family(
     assert remember is not None
     for number in range(1, 9):
         living = lineages[-1] if lineages else Lineage(id="", config=context.config.model)
-        drawn = clients_of(replace(context, first=context.declared(living)), folder, number)
+        drawn = clients_of(replace(context, first=context.get_declared(living)), folder, number)
         found = aggregate_clients(context, BlobStore(folder), state, number, drawn, memory, lineages)
         memory = remember(memory, closed(found.observation, LOSSES))
         state, lineages = found.state, found.lineages

@@ -80,7 +80,7 @@ def first_model(context: RunContext, lineages: tuple[Lineage, ...]) -> ModelStat
 def evolving(
     context: RunContext, state: ModelState, lineages: tuple[Lineage, ...], *brought: AnyFamily
 ) -> EvolutionContext:
-    networks = {one.id: context.declared(one).network for one in lineages if one.living}
+    networks = {one.id: context.get_declared(one).network for one in lineages if one.living}
     return EvolutionContext(
         round=2,
         seed=3,
@@ -107,7 +107,7 @@ def test_a_run_begins_with_one_union_of_all_networks_of_a_family(method: AnyMeth
     assert (union.id, union.config) == ("union1", replace(SMALL, widths=(16,), depths=(3,)))
     assert union.members == (SMALL, DEEP, WIDE)
     assert "3 networks of family mlp" in union.reason
-    sizes = context_of(method).declared(union).members
+    sizes = context_of(method).get_declared(union).members
     assert set(sizes) == {SMALL, DEEP, WIDE}
     for family, size in sizes.items():
         own = network_of(family)
@@ -171,16 +171,18 @@ def drawn(network: Network, seed: int) -> dict[str, Tensor]:
 
 
 def member(context: RunContext, lineage: Lineage, client_id: str, family: AnyFamily) -> Participant:
-    size = context.declared(lineage).members[family]
+    size = context.get_declared(lineage).members[family]
     return Participant(client_id=client_id, architecture=size, size=size)
 
 
 def trained(context: RunContext, lineage: Lineage, state: ModelState) -> ModelState:
     """Every copy that the clients have is drawn, and so is what is shared."""
-    network = context.declared(lineage).network
+    network = context.get_declared(lineage).network
     own = state.of(lineage.id)
     sizes = (
-        tuple(sorted(context.declared(lineage).members.values())) if context.roles.aggregator.groups_by_sizes else ()
+        tuple(sorted(context.get_declared(lineage).members.values()))
+        if context.roles.aggregator.groups_by_sizes
+        else ()
     )
     copies: dict[str, Any] = {}
     for place, family in enumerate(lineage.members):
@@ -206,7 +208,7 @@ def test_who_has_a_slice_or_a_copy_has_the_same_in_the_successor(method: AnyMeth
         seen = []
         for lineage, model in ((before[1], state), (lineages[-1], after)):
             who = member(context, lineage, f"client{place}", family)
-            seen.append(extract(context.declared(lineage).network, who.architecture, views.of(model, who).tensors))
+            seen.append(extract(context.get_declared(lineage).network, who.architecture, views.of(model, who).tensors))
         assert have_same_bits(seen[0], seen[1])
     assert {one.network for one in after.of("union2").sizes} <= {"union2"}
     assert len(after.of("union2").sizes) == len(state.of("union1").sizes)
@@ -224,7 +226,7 @@ def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) ->
     context = context_of(FedADP(choice="declared"))
     before = (retired(context), *begun(context, SMALL))
     state = first_model(context, before)
-    declared = context.declared(before[1])
+    declared = context.get_declared(before[1])
     alone = replace(context, first=declared)
     blobs = BlobStore(tmp_path)
     client = store_update(alone, DrawnClient(name="ada", size=0), blobs)
@@ -237,6 +239,6 @@ def test_a_aggregate_that_hears_of_a_network_leaves_its_union(tmp_path: Path) ->
     seen = []
     for lineage, model in ((before[1], aggregated.aggregated), (larger, aggregated.state)):
         who = member(context, lineage, "ada", SMALL)
-        seen.append(extract(context.declared(lineage).network, who.architecture, views.of(model, who).tensors))
+        seen.append(extract(context.get_declared(lineage).network, who.architecture, views.of(model, who).tensors))
     for name, tensor in seen[0].items():
         torch.testing.assert_close(seen[1][name], tensor, rtol=1e-5, atol=1e-6)
