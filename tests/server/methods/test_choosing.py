@@ -389,17 +389,15 @@ def test_what_is_not_sent_is_held_by_nobody(tmp_path: Path) -> None:
     state, blobs, clients = draw_state(network), BlobStore(tmp_path), []
     for name, tensors in sent_tensors.items():
         drawn = DrawnClient(name=name, size=len(context.space) - 1)
-        make_client = store_update(context, drawn, blobs)
-        assert make_client.task is not None
-        assert make_client.update is not None
+        client = store_update(context, drawn, blobs)
+        assert client.task is not None
+        assert client.update is not None
         changes = draw_change(context, drawn, 1)
         ref = blobs.add(encode_arrays({tensor: changes[tensor].numpy() for tensor in tensors}))
-        assert isinstance(make_client.task.work, Train)
-        task = replace(make_client.task, work=replace(make_client.task.work, sends=tensors))
-        make_client = replace(
-            make_client, task=task, trained=AcceptedUpdate(update=replace(make_client.update, blob=ref))
-        )
-        clients.append(make_client)
+        assert isinstance(client.task.work, Train)
+        task = replace(client.task, work=replace(client.task.work, sends=tensors))
+        client = replace(client, task=task, trained=AcceptedUpdate(update=replace(client.update, blob=ref)))
+        clients.append(client)
     aggregated = aggregate_clients(context, blobs, state, 1, clients)
     assert not aggregated.refused
     whole = find_held_elements(network, context.space[-1])
