@@ -258,7 +258,7 @@ def test_fast_clients_are_explored_rather() -> None:
     counts = Counter(
         name for seed in range(200) for name in OORT.select(make_selection_context(*new, count=3, seed=seed)).clients
     )
-    assert min(counts[f"c{place}"] for place in range(5)) > 5 * max(counts[f"c{place}"] for place in range(5, 10))
+    assert min(counts[f"c{index}"] for index in range(5)) > 5 * max(counts[f"c{index}"] for index in range(5, 10))
 
 
 def test_those_close_to_the_best_are_drawn_and_no_others() -> None:
