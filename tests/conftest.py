@@ -1,4 +1,4 @@
-"""What every test needs of the process that it runs in."""
+"""Settings of the test process, and fixtures that all tests share."""
 
 import gc
 import os
@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # tests that export nothing load no exporter
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C again where a shell started us in the background, deaf to it; what tests start inherits that."""
+    """Handle Ctrl-C although a shell that starts a job in the background ignores it; child processes inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    silence(os.environ)  # tests import libraries themselves
+    silence(os.environ)  # tests import these libraries themselves
     # Nothing timed is asserted, and a busy machine takes longer than any deadline.
     settings.register_profile("short", deadline=None, max_examples=SHORT_EXAMPLES, derandomize=True)
     settings.register_profile("thorough", deadline=None, max_examples=10 * SHORT_EXAMPLES)
@@ -29,19 +29,19 @@ def pytest_configure() -> None:
 
 
 def pytest_collection() -> None:
-    """Look for no garbage while modules are loaded: what they make stays."""
+    """Collect no garbage while modules are imported: their objects stay."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is loaded by now to itself: looking through millions of objects again and again takes minutes."""
+    """Exempt the imported objects from garbage collection: to scan millions of them repeatedly takes minutes."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session")
 def cache() -> "CacheFolder":
-    """Programs that all tests share; see `shared_programs`."""
+    """The folder of the programs that all tests share; see `shared_programs`."""
     from shared_programs import folder_of_programs
 
     return folder_of_programs()
@@ -52,5 +52,5 @@ def exports(cache: "CacheFolder") -> "Iterator[ExportPool]":
     """The exporter of emulated fleets, with the programs that all tests share."""
     from subfleet.export.pool import ExportPool
 
-    with ExportPool(cache, workers=1, timeout_s=300.0) as opened:
-        yield opened
+    with ExportPool(cache, workers=1, timeout_s=300.0) as pool:
+        yield pool

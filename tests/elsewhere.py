@@ -1,7 +1,7 @@
-"""A second device without a second device: tensors that say that they are elsewhere, and are computed with on the CPU.
+"""A simulated second device: its tensors report another device, but are computed on the CPU.
 
-An operation with tensors of both places is refused, as an accelerator refuses it; so is whatever looks into the memory
-of one that is elsewhere. Numbers without dimensions, and indices, may be on the CPU, as PyTorch has it.
+An operation on tensors of both devices raises an error, as with an accelerator; so does access to the memory of a
+tensor on the simulated device. Scalars and indices may be on the CPU, as in PyTorch.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 __all__ = ["ELSEWHERE", "elsewhere"]
 
 ELSEWHERE = torch.device("lazy")
-"""A kind of device that PyTorch knows by name, and that is nowhere built in."""
+"""A device type that PyTorch knows by name, but that no build supports."""
 aten = torch.ops.aten
 _INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
 
-class _There(Tensor):
+class _RemoteTensor(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> "_There":
-        made: _There = Tensor._make_wrapper_subclass(
+    def __new__(cls, inner: Tensor) -> "_RemoteTensor":
+        tensor: _RemoteTensor = Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -36,15 +36,15 @@ class _There(Tensor):
             device=ELSEWHERE,
             requires_grad=inner.requires_grad,
         )
-        made.held = inner
-        return made
+        tensor.held = inner
+        return tensor
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["held"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> "_There":
-        return _There(inner["held"])
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> "_RemoteTensor":
+        return _RemoteTensor(inner["held"])
 
     @classmethod
     def __torch_function__(cls, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,19 +52,19 @@ class _There(Tensor):
             return call(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # whose declaration lacks the call
+    def __torch_dispatch__(  # type: ignore[override]  # its declaration lacks the call
         cls, call: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return _computed(call, args, kwargs or {})
+        return _compute(call, args, kwargs or {})
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _computed(call, args, kwargs or {})
+        return _compute(call, args, kwargs or {})
 
 
-class _Literals(TorchFunctionMode):
-    """Tensors out of Python's numbers, which PyTorch makes on their device behind the back of the mode above."""
+class _LiteralsMode(TorchFunctionMode):
+    """Tensors made from Python numbers, which PyTorch creates on their device without the dispatch mode above."""
 
     def __torch_function__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -74,41 +74,41 @@ class _Literals(TorchFunctionMode):
         return call(*args, **kwargs)
 
 
-def _computed(call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-    there = [one for one in given if isinstance(one, _There)]
+def _compute(call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    tensors = [tensor for tensor in tree_flatten((args, kwargs))[0] if isinstance(tensor, Tensor)]
+    remote = [tensor for tensor in tensors if isinstance(tensor, _RemoteTensor)]
     device = kwargs.get("device")
-    moved = None if device is None else torch.device(device) == ELSEWHERE
+    to_remote = None if device is None else torch.device(device) == ELSEWHERE
     if call in (aten._to_copy.default, aten.copy_.default):
-        pass  # these go from one place to the other
-    elif there and call not in _INDEXING:
-        odd = [one for one in given if not isinstance(one, _There) and one.dim()]
+        pass  # these copy between the devices
+    elif remote and call not in _INDEXING:
+        odd = [tensor for tensor in tensors if not isinstance(tensor, _RemoteTensor) and tensor.dim()]
         if odd:
             raise RuntimeError(
                 f"{call} is called with tensors of both places, such as {tuple(odd[0].shape)} on the CPU"
             )
-    elif call in _INDEXING and there and not isinstance(args[0], _There):
+    elif call in _INDEXING and remote and not isinstance(args[0], _RemoteTensor):
         raise RuntimeError(f"{call} is called on the CPU with indices or values that are elsewhere")
-    if moved:
+    if to_remote:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    answer_there = bool(there) if moved is None else moved
+    is_remote = bool(remote) if to_remote is None else to_remote
     if call is aten.copy_.default:
-        args[0].held.copy_(_inside(args[1])) if isinstance(args[0], _There) else args[0].copy_(_inside(args[1]))
+        args[0].held.copy_(_unwrap(args[1])) if isinstance(args[0], _RemoteTensor) else args[0].copy_(_unwrap(args[1]))
         return args[0]
-    found = call(*tree_map_only(_There, _inside, args), **tree_map_only(_There, _inside, kwargs))
-    if call.__name__.split(".")[0].endswith("_") and isinstance(args[0], _There):
+    result = call(*tree_map_only(_RemoteTensor, _unwrap, args), **tree_map_only(_RemoteTensor, _unwrap, kwargs))
+    if call.__name__.split(".")[0].endswith("_") and isinstance(args[0], _RemoteTensor):
         return args[0]
-    if "out" in kwargs and isinstance(kwargs["out"], _There):
+    if "out" in kwargs and isinstance(kwargs["out"], _RemoteTensor):
         return kwargs["out"]
-    return tree_map_only(Tensor, _There, found) if answer_there else found
+    return tree_map_only(Tensor, _RemoteTensor, result) if is_remote else result
 
 
-def _inside(one: Tensor) -> Tensor:
-    return one.held if isinstance(one, _There) else one
+def _unwrap(tensor: Tensor) -> Tensor:
+    return tensor.held if isinstance(tensor, _RemoteTensor) else tensor
 
 
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
-    """Within it tensors can be made and moved there."""
-    with _Mode(), _Literals():  # type: ignore[no-untyped-call]
+    """Within the context, tensors can be created on the simulated device and moved to it."""
+    with _DispatchMode(), _LiteralsMode():  # type: ignore[no-untyped-call]
         yield ELSEWHERE

@@ -1,4 +1,4 @@
-"""How much is tried: a case for each seam and few examples in `make test`, all and many of them in `make test-long`."""
+"""The extent of parametrised tests: selected cases and few examples in `make test`, all in `make test-long`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,26 +9,26 @@ from hypothesis import settings
 __all__ = ["SHORT_EXAMPLES", "crossed", "examples", "mostly_long"]
 
 SHORT_EXAMPLES = 30
-"""Examples of a property in `make test`, the same in every run."""
+"""Examples of a property test in `make test`, the same in every run."""
 
 
 def examples(count: int, **options: Any) -> settings:
-    """Settings of a property with this many examples in `make test`, and with as many times more in `make test-long`.
+    """Settings of a property test with this many examples in `make test`, and ten times as many in `make test-long`.
 
     Args:
-        count: where examples are expensive, or have to be many.
+        count: examples in `make test`.
         options: other settings of Hypothesis.
     """
     return settings(max_examples=count * settings().max_examples // SHORT_EXAMPLES, **options)
 
 
 def mostly_long(cases: Iterable[Any], *quick: Any) -> list[Any]:
-    """Cases for `pytest.mark.parametrize`, of which all but the quick ones are marked as long.
+    """Cases for `pytest.mark.parametrize`; all but the quick ones are marked as long.
 
     A tuple is a case of several arguments.
 
     Raises:
-        ValueError: a quick case is none of the cases.
+        ValueError: a quick case is not among the cases.
     """
     cases = list(cases)
     missing = [case for case in quick if case not in cases]
@@ -42,12 +42,12 @@ def mostly_long(cases: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 def crossed(cases: Iterable[str], targets: Iterable[str], *on_all: str) -> list[Any]:
-    """Each case with each target, as pairs, for what follows from the step that all targets are written from.
+    """Each case with each target, as pairs, for properties of the step that all targets share.
 
     `make test` takes all cases with the first target, and with the other targets only those of `on_all`.
 
     Raises:
-        ValueError: one of `on_all` is none of the cases.
+        ValueError: one of `on_all` is not among the cases.
     """
     cases, targets = list(cases), list(targets)
     missing = [case for case in on_all if case not in cases]

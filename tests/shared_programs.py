@@ -1,7 +1,7 @@
-"""Exported programs that all tests share, written once for one state of the exporter.
+"""Exported programs that all tests share, written once for each state of the exporter.
 
-They lie in `build/test-programs/`, in a folder named after the sources that decide what a program is: a later run finds
-them again until one of these changes. Tests of the exporter itself write their own.
+They are stored in `build/test-programs/`, in a folder named by a digest of the sources that determine a program: later
+runs reuse them until one of these sources changes. Tests of the exporter itself export their own.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ __all__ = ["folder_of_programs", "program_bytes", "program_of"]
 _ROOT = Path(__file__).parents[1]
 _FOLDER = _ROOT / "build" / "test-programs"
 _SOURCES = ("protocol/subfleet", "tasks/subfleet", "elastic/subfleet", "export/subfleet")
-_KEPT_FOLDERS = 3
+_MAX_FOLDERS = 3
 
 
 @cache
 def folder_of_programs() -> CacheFolder:
-    """Where programs of these sources lie; what the oldest sources wrote is removed."""
+    """The folder of the programs of these sources; the oldest folders are removed."""
     digest = hashlib.sha256(sys.version.encode())
     for source in _SOURCES:
         for path in sorted((_ROOT / source).rglob("*.py")):
@@ -35,15 +35,15 @@ def folder_of_programs() -> CacheFolder:
     folder = _FOLDER / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     folder.touch()
-    others = sorted(_FOLDER.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in others[_KEPT_FOLDERS:]:
+    folders = sorted(_FOLDER.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in folders[_MAX_FOLDERS:]:
         shutil.rmtree(old, ignore_errors=True)
     return CacheFolder(path=folder)
 
 
 @cache
 def program_bytes(request: ProgramRequest) -> bytes:
-    """A request's packed program, exported in this process where no other test has asked for it."""
+    """A request's packed program, exported in this process if no test has exported it before."""
     path = ExportCache(folder_of_programs()).path(request)
     if not is_whole(path, request):
         run_job(ExportJob(request=request, result_path=str(path)))

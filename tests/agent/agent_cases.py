@@ -83,24 +83,24 @@ PROGRAM = ProgramRef(program_id="p", target="fake", blob=blob("program"))
 def _task(
     name: str, number: int, work: Work, changes: dict[str, Any], submodels: tuple[TaskSubmodel, ...] = ()
 ) -> Task:
-    """A task of that work; changes are of the work or the submodel if those have the field, else of the envelope."""
+    """A task with this work; a change applies to the work or the submodel if it has the field, else to the envelope."""
     submodel = TaskSubmodel(architecture=Architecture(name="w1/2 d1"), program=PROGRAM, weights=blob(f"weights {name}"))
-    parts = {one.name for one in fields(submodel)} & changes.keys()
-    submodels = submodels or (replace(submodel, **{key: changes.pop(key) for key in parts}),)
-    own = {one.name for one in fields(work)}
+    submodel_fields = {part.name for part in fields(submodel)} & changes.keys()
+    submodels = submodels or (replace(submodel, **{key: changes.pop(key) for key in submodel_fields}),)
+    work_fields = {part.name for part in fields(work)}
     values: dict[str, Any] = {
         "task_id": name,
         "run_id": "run",
         "round": number,
         "client_id": "pi",
         "submodels": submodels,
-        "work": replace(work, **{key: value for key, value in changes.items() if key in own}),
+        "work": replace(work, **{key: value for key, value in changes.items() if key in work_fields}),
         "planned_peak_bytes": 500,
         "budget": Budget(memory_bytes=1000),
         "deadline_s": 60.0,
         "message_id": f"m-{name}",
     }
-    return Task(**{**values, **{key: value for key, value in changes.items() if key not in own}})
+    return Task(**{**values, **{key: value for key, value in changes.items() if key not in work_fields}})
 
 
 def with_work(task: Task, **changes: Any) -> Task:
@@ -136,7 +136,7 @@ def deploy_task(name: str = "d1", run_id: str = "run") -> Task:
 
 
 def score_task(name: str = "s1", number: int = 1, **changes: Any) -> Task:
-    """Two candidates of one program with weights of their own."""
+    """Two candidates with the same program and different weights."""
     candidates = changes.pop("submodels", None) or tuple(
         TaskSubmodel(
             architecture=Architecture(name=architecture), program=PROGRAM, weights=blob(f"weights {name} {part}")
@@ -153,9 +153,9 @@ def evaluate_task(name: str = "e1", number: int = 1, **changes: Any) -> Task:
 
 @dataclass
 class Agent:
-    """The pure agent with its state held, so that a test reads like a story.
+    """The pure agent together with its state.
 
-    `free_bytes` and `downlink_bps` are what every reading finds, `room_bytes` what every look at the disk.
+    Every reading returns `free_bytes` and `downlink_bps`; every check of the disk returns `room_bytes`.
     """
 
     settings: AgentSettings = field(default_factory=lambda: AgentSettings(profile=profile()))
@@ -171,19 +171,19 @@ class Agent:
         self.state, self.first = start(self.settings, self.saved, self.now_s)
 
     def step(self, event: Event) -> tuple[Action, ...]:
-        """One event alone."""
+        """Handle one event alone."""
         self.state, actions = step(self.settings, self.state, event, self.now_s)
         return actions
 
     def see(self, event: Event) -> tuple[Action, ...]:
-        """One event, and the readings that it asks for."""
-        done = list(self.step(event))
-        for action in done:
+        """Handle one event and the readings that it requests."""
+        actions = list(self.step(event))
+        for action in actions:
             if isinstance(action, Measure):
-                done += self.step(self.measured(action))
+                actions += self.step(self.measured(action))
             elif isinstance(action, Weigh):
-                done += self.step(self.weighed(action))
-        return tuple(done)
+                actions += self.step(self.weighed(action))
+        return tuple(actions)
 
     def weighed(self, weigh: Weigh) -> Weighed:
         lacking = frozenset(blob.sha256 for blob in weigh.task.blobs)
@@ -198,30 +198,30 @@ class Agent:
         )
 
     def step_heard(self, message: RoundInfo | Task | Ack) -> tuple[Action, ...]:
-        """A message alone, without the readings that it asks for."""
+        """Handle a message without the readings that it requests."""
         return self.step(Received(message=message))
 
     def hear(self, message: RoundInfo | Task | Ack) -> tuple[Action, ...]:
         return self.see(Received(message=message))
 
     def fetch_all(self) -> tuple[Action, ...]:
-        """Every blob that the job lacks arrives."""
+        """Deliver every blob that the current task lacks."""
         actions: tuple[Action, ...] = ()
         for sha256 in sorted(self.state.current.lacking) if self.state.current is not None else ():
             actions += self.see(BlobArrived(sha256=sha256))
         return actions
 
     def train(self, task: Task) -> tuple[Action, ...]:
-        """The whole way from the announcement to the worker's start."""
+        """Handle everything from the announcement to the start of the worker."""
         actions = self.hear(announce(task.round, "train", task.run_id))
         return actions + self.hear(task) + self.fetch_all()
 
     def score(self, task: Task) -> tuple[Action, ...]:
-        """The worker ends with scores."""
+        """Let the worker end with scores."""
         return self.step(ScoringEnded(task_id=task.task_id, scores=SCORES))
 
     def evaluate(self, task: Task) -> tuple[Action, ...]:
-        """The worker ends with an evaluation."""
+        """Let the worker end with an evaluation."""
         return self.step(EvaluationEnded(task_id=task.task_id, result=EVALUATION))
 
     def finish(self, task: Task) -> tuple[Action, ...]:
@@ -229,7 +229,7 @@ class Agent:
 
 
 def log_time_of(measure: Measure) -> float | None:
-    """Where a replayed log is to be read."""
+    """The time at which a replayed log is read."""
     match measure:
         case MeasureForRound(info=info):
             return info.log_time_s
@@ -238,7 +238,7 @@ def log_time_of(measure: Measure) -> float | None:
     return None
 
 
-def connected(**changes: Any) -> Agent:
+def connected_agent(**changes: Any) -> Agent:
     agent = Agent(**changes)
     agent.see(LinkUp())
     return agent
@@ -248,7 +248,7 @@ def kinds(actions: tuple[Action, ...]) -> list[str]:
     return [type(action).__name__ for action in actions]
 
 
-def one(actions: tuple[Action, ...], kind: type) -> Any:
-    """The single action of a kind."""
-    (found,) = [action for action in actions if isinstance(action, kind)]
-    return found
+def find_action(actions: tuple[Action, ...], kind: type) -> Any:
+    """The only action of a kind."""
+    (result,) = [action for action in actions if isinstance(action, kind)]
+    return result

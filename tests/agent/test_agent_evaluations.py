@@ -1,4 +1,4 @@
-"""The agent and models that it evaluates, state by state: what each event leads to."""
+"""The agent's transitions while it evaluates models: the actions that each event leads to."""
 
 from dataclasses import replace
 
@@ -8,10 +8,10 @@ from agent.agent_cases import (
     Agent,
     announce,
     blob,
-    connected,
+    connected_agent,
     deploy_task,
     evaluate_task,
-    one,
+    find_action,
     profile,
     train_task,
 )
@@ -28,13 +28,13 @@ def ack(of: str) -> Ack:
 
 
 def duplicate(task: Task) -> Publish:
-    """What answers a task that was there before."""
+    """The answer to a task that was received before."""
     message_id = f"ack.s1.{task.message_id}"
     return Publish(message=Ack(of=task.message_id, status="duplicate", message_id=message_id))
 
 
 def test_an_evaluation_from_task_to_ack() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.hear(announce(1, "train"))
     task = evaluate_task()
     assert {action.blob for action in agent.hear(task) if isinstance(action, Fetch)} == {
@@ -42,11 +42,11 @@ def test_an_evaluation_from_task_to_ack() -> None:
         blob("weights e1"),
     }
     actions = agent.fetch_all()
-    assert one(actions, MeasureForTask)
-    assert (one(actions, StartWork).task, one(actions, StartWork).memory_limit_bytes) == (task, 1000)
+    assert find_action(actions, MeasureForTask)
+    assert (find_action(actions, StartWork).task, find_action(actions, StartWork).memory_limit_bytes) == (task, 1000)
     agent.now_s += 7.0
     actions = agent.evaluate(task)
-    message = one(actions, Keep).message
+    message = find_action(actions, Keep).message
     assert message == Evaluated(
         task_id="e1",
         run_id="run",
@@ -62,48 +62,50 @@ def test_an_evaluation_from_task_to_ack() -> None:
         seconds=7.0,
         message_id="evaluated.e1",
     )
-    assert one(actions, Save).saved.evaluated == (message,)
-    assert one(actions, Prune).keep == {blob("program").sha256}, "weights go; the next round has the same program"
+    assert find_action(actions, Save).saved.evaluated == (message,)
+    assert find_action(actions, Prune).keep == {blob("program").sha256}, (
+        "weights go; the next round has the same program"
+    )
     actions = agent.hear(ack(message.message_id))
-    assert one(actions, Settle).message_id == message.message_id
-    assert one(actions, Save).saved.evaluated == ()
+    assert find_action(actions, Settle).message_id == message.message_id
+    assert find_action(actions, Save).saved.evaluated == ()
 
 
 def test_an_evaluation_that_comes_again_is_done_once() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(evaluate_task())
-    assert one(agent.hear(evaluate_task()), Publish) == duplicate(evaluate_task())
+    assert find_action(agent.hear(evaluate_task()), Publish) == duplicate(evaluate_task())
     agent.evaluate(evaluate_task())
     assert agent.hear(evaluate_task()) == (duplicate(evaluate_task()),)
-    again = connected(saved=agent.state.saved)
+    again = connected_agent(saved=agent.state.saved)
     again.hear(announce(1, "train"))
     assert again.hear(evaluate_task()) == (duplicate(evaluate_task()),), "not after a new start, either"
 
 
 def test_a_training_follows_in_the_same_round_and_takes_the_place_of_an_evaluation() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(evaluate_task())
     agent.evaluate(evaluate_task())
-    assert one(agent.train(train_task()), StartWork).task.work.TYPE == "train"
-    assert isinstance(one(agent.finish(train_task()), Keep).message, Update)
-    other = connected()
+    assert find_action(agent.train(train_task()), StartWork).task.work.TYPE == "train"
+    assert isinstance(find_action(agent.finish(train_task()), Keep).message, Update)
+    other = connected_agent()
     other.train(evaluate_task())
-    assert one(other.train(train_task()), StopWork).task_id == "e1"
+    assert find_action(other.train(train_task()), StopWork).task_id == "e1"
     actions = other.evaluate(evaluate_task())
     assert not any(isinstance(action, Keep) for action in actions)
     assert other.state.running is None
 
 
 def test_a_device_without_held_out_data_says_so_at_once() -> None:
-    agent = connected(settings=AgentSettings(profile=replace(profile(), held_out_count=0)))
+    agent = connected_agent(settings=AgentSettings(profile=replace(profile(), held_out_count=0)))
     agent.hear(announce(1, "train"))
     actions = agent.hear(evaluate_task())
-    refusal = one(actions, Keep).message
+    refusal = find_action(actions, Keep).message
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "data"
     assert refusal.detail == "this device has no held-out data to evaluate on; name some with --held-out when it joins"
     assert not any(isinstance(action, Fetch) for action in actions), "nothing is fetched for it"
-    assert one(agent.train(train_task("t2")), StartWork).task.work.TYPE == "train"
+    assert find_action(agent.train(train_task("t2")), StartWork).task.work.TYPE == "train"
 
 
 @pytest.mark.parametrize(
@@ -114,23 +116,26 @@ def test_a_device_without_held_out_data_says_so_at_once() -> None:
     ],
 )
 def test_an_evaluation_that_the_device_cannot_do_is_refused(task: Task, reason: str) -> None:
-    agent = connected()
+    agent = connected_agent()
     actions = agent.train(task)
-    assert one(actions, Keep).message.reason == reason
+    assert find_action(actions, Keep).message.reason == reason
     assert not any(isinstance(action, StartWork) for action in actions)
 
 
 def test_an_evaluation_that_fails_is_refused() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(evaluate_task())
     actions = agent.step(WorkFailed(task_id="e1", reason="data", detail="other classes"))
-    assert (one(actions, Keep).message.reason, one(actions, Keep).message.detail) == ("data", "other classes")
+    assert (find_action(actions, Keep).message.reason, find_action(actions, Keep).message.detail) == (
+        "data",
+        "other classes",
+    )
 
 
 def test_an_evaluation_is_sent_until_its_ack_or_the_end_of_its_run() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(evaluate_task())
-    message = one(agent.evaluate(evaluate_task()), Keep).message
+    message = find_action(agent.evaluate(evaluate_task()), Keep).message
     for info in (announce(1, "train"), announce(2), announce(3)):
         agent.hear(info)
     assert message in [entry.message for entry in agent.state.pending]
@@ -139,27 +144,29 @@ def test_an_evaluation_is_sent_until_its_ack_or_the_end_of_its_run() -> None:
 
 
 def test_a_new_start_sends_kept_evaluations_again_and_does_unanswered_ones_anew() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(evaluate_task())
-    again = connected(saved=agent.state.saved)
-    assert one(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == evaluate_task()
-    message = one(again.evaluate(evaluate_task()), Keep).message
+    again = connected_agent(saved=agent.state.saved)
+    assert find_action(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == evaluate_task()
+    message = find_action(again.evaluate(evaluate_task()), Keep).message
     once_more = Agent(saved=again.state.saved)
     assert once_more.first == (Keep(message=message),)
 
 
 def test_an_evaluation_writes_nothing_to_the_disk_but_what_it_fetches() -> None:
     fetched_bytes = sum(part.size_bytes for part in evaluate_task().blobs)
-    agent = connected(room_bytes=fetched_bytes)
-    assert one(agent.train(evaluate_task()), StartWork).task == evaluate_task()
-    assert one(connected(room_bytes=fetched_bytes - 1).train(evaluate_task()), Keep).message.reason == "disk"
-    assert one(connected(room_bytes=fetched_bytes).train(train_task()), Keep).message.reason == "disk"
+    agent = connected_agent(room_bytes=fetched_bytes)
+    assert find_action(agent.train(evaluate_task()), StartWork).task == evaluate_task()
+    assert (
+        find_action(connected_agent(room_bytes=fetched_bytes - 1).train(evaluate_task()), Keep).message.reason == "disk"
+    )
+    assert find_action(connected_agent(room_bytes=fetched_bytes).train(train_task()), Keep).message.reason == "disk"
 
 
 def test_nothing_is_saved_of_evaluations_where_there_are_none() -> None:
-    """An agent of before must be able to read the file."""
+    """An agent of an earlier release must be able to read the file."""
     assert "evaluated" not in to_plain(Saved())
-    agent = connected()
+    agent = connected_agent()
     agent.train(evaluate_task())
     agent.evaluate(evaluate_task())
     saved = agent.state.saved

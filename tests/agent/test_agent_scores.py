@@ -1,9 +1,19 @@
-"""The agent and its candidates, state by state: what each event leads to."""
+"""The agent's transitions while it scores candidates: the actions that each event leads to."""
 
 from dataclasses import replace
 
 import pytest
-from agent.agent_cases import SCORES, Agent, announce, blob, connected, deploy_task, one, score_task, train_task
+from agent.agent_cases import (
+    SCORES,
+    Agent,
+    announce,
+    blob,
+    connected_agent,
+    deploy_task,
+    find_action,
+    score_task,
+    train_task,
+)
 
 from subfleet.agent.actions import Fetch, Keep, MeasureForTask, Prune, Publish, Save, Settle, StartWork, StopWork
 from subfleet.agent.events import ScoringEnded
@@ -18,45 +28,45 @@ def ack(of: str) -> Ack:
 
 
 def duplicate(task: Task) -> Publish:
-    """What answers a task that was there before."""
+    """The answer to a task that was received before."""
     message_id = f"ack.s1.{task.message_id}"
     return Publish(message=Ack(of=task.message_id, status="duplicate", message_id=message_id))
 
 
 def test_candidates_from_task_to_ack() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.hear(announce(1, "train"))
     task = score_task()
-    wanted = {blob("program"), blob("weights s1 a"), blob("weights s1 b")}
-    assert {action.blob for action in agent.hear(task) if isinstance(action, Fetch)} == wanted
+    expected = {blob("program"), blob("weights s1 a"), blob("weights s1 b")}
+    assert {action.blob for action in agent.hear(task) if isinstance(action, Fetch)} == expected
     actions = agent.fetch_all()
-    assert one(actions, MeasureForTask)
-    assert (one(actions, StartWork).task, one(actions, StartWork).memory_limit_bytes) == (task, 1000)
-    assert agent.state.saved.blobs == {one.sha256 for one in wanted}
+    assert find_action(actions, MeasureForTask)
+    assert (find_action(actions, StartWork).task, find_action(actions, StartWork).memory_limit_bytes) == (task, 1000)
+    assert agent.state.saved.blobs == {ref.sha256 for ref in expected}
     agent.now_s += 7.0
     actions = agent.score(task)
-    scores = one(actions, Keep).message
+    scores = find_action(actions, Keep).message
     assert isinstance(scores, Scores)
     assert (scores.task_id, scores.scores, scores.seconds) == ("s1", SCORES, 7.0)
-    assert one(actions, Save).saved.scores == (scores,)
-    assert one(actions, Prune).keep == frozenset(), "what was scored is not kept for later rounds"
-    assert one(agent.hear(ack(scores.message_id)), Settle).message_id == scores.message_id
+    assert find_action(actions, Save).saved.scores == (scores,)
+    assert find_action(actions, Prune).keep == frozenset(), "what was scored is not kept for later rounds"
+    assert find_action(agent.hear(ack(scores.message_id)), Settle).message_id == scores.message_id
 
 
 def test_candidates_come_again_as_a_duplicate_and_the_training_follows_in_the_same_round() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(score_task())
-    assert one(agent.hear(score_task()), Publish) == duplicate(score_task())
+    assert find_action(agent.hear(score_task()), Publish) == duplicate(score_task())
     agent.score(score_task())
     assert agent.hear(score_task()) == (duplicate(score_task()),)
-    assert one(agent.train(train_task()), StartWork).task.work.TYPE == "train"
-    assert isinstance(one(agent.finish(train_task()), Keep).message, Update)
+    assert find_action(agent.train(train_task()), StartWork).task.work.TYPE == "train"
+    assert isinstance(find_action(agent.finish(train_task()), Keep).message, Update)
 
 
 def test_a_training_takes_the_place_of_candidates_and_their_scores_are_thrown_away() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(score_task())
-    assert one(agent.train(train_task()), StopWork).task_id == "s1"
+    assert find_action(agent.train(train_task()), StopWork).task_id == "s1"
     actions = agent.score(score_task())
     assert not any(isinstance(action, Keep) for action in actions)
     assert agent.state.running is None
@@ -70,33 +80,33 @@ def test_a_training_takes_the_place_of_candidates_and_their_scores_are_thrown_aw
     ],
 )
 def test_candidates_that_the_device_cannot_try_are_refused(task: Task, reason: str) -> None:
-    agent = connected()
+    agent = connected_agent()
     actions = agent.train(task)
-    assert one(actions, Keep).message.reason == reason
+    assert find_action(actions, Keep).message.reason == reason
     assert not any(isinstance(action, StartWork) for action in actions)
 
 
 def test_scores_that_nobody_waits_for_are_not_sent_again() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(score_task())
-    scores = one(agent.score(score_task()), Keep).message
+    scores = find_action(agent.score(score_task()), Keep).message
     assert not any(isinstance(action, Settle) for action in agent.hear(announce(1, "train")))
-    assert one(agent.hear(announce(2)), Settle).message_id == scores.message_id
+    assert find_action(agent.hear(announce(2)), Settle).message_id == scores.message_id
 
 
 def test_a_new_start_sends_kept_scores_again_and_scores_unanswered_candidates_anew() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(score_task())
-    again = connected(saved=agent.state.saved)
-    assert one(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == score_task()
-    scores = one(again.score(score_task()), Keep).message
+    again = connected_agent(saved=agent.state.saved)
+    assert find_action(again.hear(announce(1, "train")) + again.fetch_all(), StartWork).task == score_task()
+    scores = find_action(again.score(score_task()), Keep).message
     once_more = Agent(saved=again.state.saved)
     assert once_more.first == (Keep(message=scores),)
 
 
 def test_reasons_can_be_sent_whatever_stands_in_them() -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(score_task())
-    odd = CandidateScore(score=None, reason="no image: \udcff\0.png" + "x" * 5000)
-    scores = one(agent.step(ScoringEnded(task_id="s1", scores=(odd, odd))), Keep).message
+    candidate = CandidateScore(score=None, reason="no image: \udcff\0.png" + "x" * 5000)
+    scores = find_action(agent.step(ScoringEnded(task_id="s1", scores=(candidate, candidate))), Keep).message
     assert decode(encode(scores)) == scores

@@ -1,4 +1,4 @@
-"""The agent under any sequence of events: what must hold always."""
+"""Invariants of the agent under any sequence of events."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ MESSAGES: list[RoundInfo | Task] = [*TASKS, *ROUNDS, announce(1, run_id="next"),
 
 
 class AgentMachine(RuleBasedStateMachine):
-    """Drives one agent and checks every action; a crash starts it anew from what was saved last."""
+    """Drives one agent and checks every action; a crash restarts it from the state saved last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ class AgentMachine(RuleBasedStateMachine):
         self.on_disk = Saved()
         self.worker: str | None = None
         self.trained: set[str] = set()  # tasks that this process handed to its worker
-        self.deaths: Counter[str] = Counter()  # processes that ended while they did a task, and were not stopped
+        self.deaths: Counter[str] = Counter()  # by task, processes that ended during it without having been stopped
         self.outbox: dict[str, Message] = {}
-        self.over: set[str] = set()  # runs whose updates nobody waits for
+        self.over: set[str] = set()  # runs in which no update is awaited
         self.weighed: Task | None = None
         self.do(LinkUp())
 
@@ -105,10 +105,10 @@ class AgentMachine(RuleBasedStateMachine):
             self.over = {"run", "next"} - current
         self.do(Received(message=message))
 
-    @rule(place=st.integers(0, 5), status=st.sampled_from(["accepted", "duplicate", "refused"]))
-    def ack(self, place: int, status: str) -> None:
+    @rule(index=st.integers(0, 5), status=st.sampled_from(["accepted", "duplicate", "refused"]))
+    def ack(self, index: int, status: str) -> None:
         known = sorted(self.outbox) or ["nothing"]
-        of = known[place % len(known)]
+        of = known[index % len(known)]
         self.acks = self.acks | {of}
         self.do(Received(message=Ack(of=of, status=status)))  # type: ignore[arg-type]  # one of its Literals
         assert of not in self.outbox

@@ -1,10 +1,10 @@
-"""Results that no message takes: a program or a plug-in may give any number. Evaluations check themselves."""
+"""Results that no message accepts: a program or a plug-in may return any number. Evaluations check their own values."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from agent.agent_cases import RESULT, blob, connected, one, train_task
+from agent.agent_cases import RESULT, blob, connected_agent, find_action, train_task
 
 from subfleet.agent.actions import Keep
 from subfleet.agent.events import TrainingEnded
@@ -13,9 +13,11 @@ from subfleet.protocol.messages import Refusal
 
 @pytest.mark.parametrize("odd", [{"sample_count": -1}, {"loss": 1e300}, {"square_loss": -1.0}])
 def test_a_training_with_one_is_refused(odd: dict[str, Any]) -> None:
-    agent = connected()
+    agent = connected_agent()
     agent.train(train_task())
-    refusal = one(agent.step(TrainingEnded(task_id="t1", result=replace(RESULT, **odd), blob=blob("u"))), Keep).message
+    refusal = find_action(
+        agent.step(TrainingEnded(task_id="t1", result=replace(RESULT, **odd), blob=blob("u"))), Keep
+    ).message
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "failed"
     assert refusal.detail.startswith("the result cannot be sent: ")

@@ -1,8 +1,8 @@
-"""What the agent learns from processes that died at work: killed at every start, it works less and not for ever."""
+"""The agent after processes that died at work: it offers less memory, so that a device is not killed endlessly."""
 
 import pytest
-from agent.agent_cases import announce, deploy_task, evaluate_task, kinds, one, score_task, train_task
-from agent.survival_cases import BUDGET_BYTES, Board, twice_killed
+from agent.agent_cases import announce, deploy_task, evaluate_task, find_action, kinds, score_task, train_task
+from agent.survival_cases import BUDGET_BYTES, Board, board_killed_twice
 from hypothesis import given
 from hypothesis import strategies as st
 from matrices import examples
@@ -25,9 +25,9 @@ def test_a_task_that_kills_its_process_at_each_start_is_begun_twice_and_refused_
     board = Board()
     board.begin(task)
     for _ in range(10):
-        board.killed()
+        board.kill()
     assert board.begun == [task.task_id] * 2
-    (refusal,) = board.told
+    (refusal,) = board.refusals
     assert (refusal.task_id, refusal.reason, refusal.available_bytes) == (task.task_id, "memory", 250)
     assert refusal.detail == (
         "the device's process ended 2 times in a row while it worked, the last time on this task, as it does when the "
@@ -40,10 +40,10 @@ def test_a_task_that_kills_its_process_at_each_start_is_begun_twice_and_refused_
 def test_a_task_that_killed_its_process_once_is_done_again() -> None:
     board = Board()
     board.begin(train_task())
-    board.killed()
+    board.kill()
     assert board.begun == ["t1", "t1"]
     board.note(board.agent.finish(train_task()))
-    assert board.told == []
+    assert board.refusals == []
     assert [update.task_id for update in board.disk.updates] == ["t1"]
     assert board.disk.survival == Survival()
 
@@ -56,7 +56,7 @@ def test_a_death_before_the_work_begins_is_none_at_work() -> None:
         board.start()
     board.note(board.agent.fetch_all())
     board.note(board.agent.finish(train_task()))
-    assert (board.begun, board.told) == (["t1"], [])
+    assert (board.begun, board.refusals) == (["t1"], [])
 
 
 def test_models_that_are_placed_are_no_work_that_kills() -> None:
@@ -65,8 +65,8 @@ def test_models_that_are_placed_are_no_work_that_kills() -> None:
     board.note(board.agent.hear(deploy_task()))
     board.note(board.agent.fetch_all())
     for _ in range(5):
-        board.killed()
-    assert (board.told, board.disk.survival) == ([], Survival())
+        board.kill()
+    assert (board.refusals, board.disk.survival) == ([], Survival())
     assert board.agent.state.current is not None
 
 
@@ -87,29 +87,29 @@ def test_a_work_that_came_to_its_end_shows_that_the_death_before_it_was_a_chance
     for number in (1, 2, 3):
         task = train_task(f"t{number}", number)
         board.begin(task)
-        board.killed()
+        board.kill()
         end(board, task)  # type: ignore[operator]  # one of the two above
     assert board.begun == ["t1", "t1", "t2", "t2", "t3", "t3"]
-    assert [refusal for refusal in board.told if refusal.reason == "memory"] == []
+    assert [refusal for refusal in board.refusals if refusal.reason == "memory"] == []
     assert board.offered_bytes() == BUDGET_BYTES
 
 
 def test_a_work_that_was_told_to_stop_does_not_show_that() -> None:
     board = Board()
     board.begin(train_task("t1", 1))
-    board.killed()
-    board.begin(train_task("t2", 2))  # t1 is told to stop
+    board.kill()
+    board.begin(train_task("t2", 2))  # t1 is asked to stop
     board.note(board.agent.see(WorkFailed(task_id="t1", reason="failed", detail="stopped")))
     assert board.begun == ["t1", "t1", "t2"]
-    board.killed()
-    assert board.told[-1].task_id == "t2"
+    board.kill()
+    assert board.refusals[-1].task_id == "t2"
     assert board.offered_bytes() == 250
 
 
 def test_a_result_that_nobody_waits_for_shows_it_all_the_same() -> None:
     board = Board()
     board.begin(train_task("t1", 1))
-    board.killed()
+    board.kill()
     board.begin(train_task("t2", 2))
     board.note(board.agent.finish(train_task("t1")))
     assert board.disk.survival.deaths == ()
@@ -122,7 +122,7 @@ def test_one_death_in_each_of_two_tasks_teaches_by_the_leaner_one() -> None:
     board.begin(train_task("t2", 2, planned_peak_bytes=900))
     assert board.begun == ["t1", "t2"]
     board.start()
-    (refusal,) = board.told
+    (refusal,) = board.refusals
     assert (refusal.task_id, refusal.reason, refusal.available_bytes) == ("t2", "memory", 200)
     assert board.offered_bytes() == 200
 
@@ -137,27 +137,27 @@ def test_a_device_that_dies_once_in_every_task_learns() -> None:
 
 
 def test_a_newer_task_is_begun_when_it_takes_no_more_than_what_was_learned() -> None:
-    board = twice_killed()
+    board = board_killed_twice()
     board.begin(train_task("t2", 1, planned_peak_bytes=251))
-    refusal = board.told[-1]
+    refusal = board.refusals[-1]
     assert (refusal.task_id, refusal.reason, refusal.available_bytes) == ("t2", "memory", 250)
     assert refusal.detail == (
         "the program needs 251 bytes, but the device gives 250 bytes since its process ended while it worked"
     )
     actions = board.agent.train(train_task("t3", 1, planned_peak_bytes=250))
-    assert one(actions, StartWork).memory_limit_bytes == 250
+    assert find_action(actions, StartWork).memory_limit_bytes == 250
 
 
 def test_a_budget_that_is_smaller_anyway_is_told_as_such() -> None:
-    board = twice_killed()
+    board = board_killed_twice()
     board.agent.free_bytes = 400
     board.begin(train_task("t2", 1, planned_peak_bytes=240))
-    assert (board.told[-1].available_bytes, "are free for training now" in board.told[-1].detail) == (200, True)
+    assert (board.refusals[-1].available_bytes, "are free for training now" in board.refusals[-1].detail) == (200, True)
 
 
 def test_a_task_that_draws_paths_by_free_memory_was_to_take_all_of_it() -> None:
-    board = twice_killed(train_task(paths=PathSettings()))
-    assert board.told[0].available_bytes == BUDGET_BYTES // 2
+    board = board_killed_twice(train_task(paths=PathSettings()))
+    assert board.refusals[0].available_bytes == BUDGET_BYTES // 2
 
 
 def test_a_worker_that_the_system_killed_teaches_at_once() -> None:
@@ -165,7 +165,7 @@ def test_a_worker_that_the_system_killed_teaches_at_once() -> None:
     board.begin(train_task())
     failed = WorkFailed(task_id="t1", reason="memory", detail="killed", available_bytes=250, killed=True)
     board.note(board.agent.step(failed))
-    assert (board.told[0].available_bytes, board.offered_bytes()) == (250, 250)
+    assert (board.refusals[0].available_bytes, board.offered_bytes()) == (250, 250)
     board.note(board.agent.step(failed))
     assert board.offered_bytes() == 250
 
@@ -177,19 +177,19 @@ def test_a_process_that_is_stopped_on_purpose_has_not_died() -> None:
     board = Board()
     board.begin(train_task())
     for _ in range(5):
-        board.stopped()
+        board.stop()
     assert board.begun == ["t1"] * 6
-    assert (board.told, board.disk.survival.deaths) == ([], ())
+    assert (board.refusals, board.disk.survival.deaths) == ([], ())
 
 
 def test_a_stop_shows_nothing_of_a_death_before_it() -> None:
     board = Board()
     board.begin(train_task())
-    board.killed()
-    board.stopped()
+    board.kill()
+    board.stop()
     assert board.begun == ["t1"] * 3
-    board.killed()
-    assert board.told[0].task_id == "t1"
+    board.kill()
+    assert board.refusals[0].task_id == "t1"
 
 
 def test_a_stop_without_work_asks_for_nothing() -> None:
@@ -199,49 +199,49 @@ def test_a_stop_without_work_asks_for_nothing() -> None:
     assert kinds(board.note(board.agent.step(Stopping()))) == ["Save"]
 
 
-# --- what is offered, and how it comes back ---
+# --- the memory that is offered, and its recovery ---
 
 
 def test_less_is_told_in_rounds_between_them_and_of_a_log() -> None:
-    board = twice_killed()
-    told = board.measure(2, log_low_bytes=600)
-    assert told.memory_budget_bytes == 250
-    assert told.log_low == LogLow(memory_budget_bytes=250)
+    board = board_killed_twice()
+    telemetry = board.measure(2, log_low_bytes=600)
+    assert telemetry.memory_budget_bytes == 250
+    assert telemetry.log_low == LogLow(memory_budget_bytes=250)
     assert board.offered_bytes() == 250
     low = board.measure(2, log_low_bytes=30).log_low
     assert low == LogLow(memory_budget_bytes=30)
-    assert told.reading.memory_free_bytes == 2000, "what was read is told as it is"
+    assert telemetry.reading.memory_free_bytes == 2000, "what was read is told as it is"
 
 
 def test_a_sixteenth_comes_back_for_each_round_that_was_survived_until_all_is_offered_again() -> None:
-    board = twice_killed()
-    told = [board.measure(number).memory_budget_bytes for number in range(2, 27)]
-    assert told[:6] == [250, 265, 281, 298, 316, 335]
-    assert told[-2:] == [981, 1000]
+    board = board_killed_twice()
+    budgets = [board.measure(number).memory_budget_bytes for number in range(2, 27)]
+    assert budgets[:6] == [250, 265, 281, 298, 316, 335]
+    assert budgets[-2:] == [981, 1000]
     assert board.disk.survival == Survival()
     assert "survival" not in to_plain(board.disk), "readers of an earlier release understand it again"
 
 
 def test_a_round_that_is_announced_again_gives_nothing_back() -> None:
-    board = twice_killed()
+    board = board_killed_twice()
     assert [board.measure(1).memory_budget_bytes for _ in range(3)] == [250] * 3
     assert [board.measure(2).memory_budget_bytes for _ in range(3)] == [250] * 3
     assert [board.measure(3).memory_budget_bytes for _ in range(3)] == [265] * 3
 
 
 def test_a_round_with_a_death_in_it_gives_nothing_back() -> None:
-    board = twice_killed()
+    board = board_killed_twice()
     board.measure(2)
     assert board.measure(3).memory_budget_bytes == 265
     board.begin(train_task("t3", 3, planned_peak_bytes=100))
-    board.killed()
+    board.kill()
     board.note(board.agent.finish(train_task("t3", 3)))
     assert board.measure(4).memory_budget_bytes == 265
     assert board.measure(5).memory_budget_bytes == 281
 
 
 def test_a_moment_with_little_memory_does_not_end_what_was_learned() -> None:
-    board = twice_killed()
+    board = board_killed_twice()
     board.agent.free_bytes = 100
     assert [board.measure(number).memory_budget_bytes for number in (2, 3)] == [50, 50]
     board.agent.free_bytes = 2000
@@ -249,12 +249,12 @@ def test_a_moment_with_little_memory_does_not_end_what_was_learned() -> None:
 
 
 def test_who_dies_again_at_what_was_left_gives_half_of_that() -> None:
-    board = twice_killed()
+    board = board_killed_twice()
     board.measure(2)
     board.begin(train_task("t2", 2, planned_peak_bytes=200))
-    board.killed()
-    board.killed()
-    assert board.told[-1].available_bytes == 100
+    board.kill()
+    board.kill()
+    assert board.refusals[-1].available_bytes == 100
     assert board.measure(3).memory_budget_bytes == 100
     assert board.disk.survival.ceiling == Ceiling(
         memory_bytes=100, free_bytes=BUDGET_BYTES, run_id="run", round=3, survived=True
@@ -292,7 +292,7 @@ def test_a_damaged_record_is_refused_as_a_whole_file_is(damaged: dict[str, objec
 
 
 def play(board: Board, number: int, sizes: list[int], capacity_bytes: int) -> tuple[int, bool]:
-    """One round of a device whose system kills what takes more than it has: the deaths, and whether it trained."""
+    """Play a round on a device that kills processes beyond its capacity: the deaths, and whether it trained."""
     budget_bytes, deaths = board.measure(number).memory_budget_bytes, 0
     for attempt in range(100):
         fitting = [size for size in sizes if size <= budget_bytes]
@@ -302,11 +302,11 @@ def play(board: Board, number: int, sizes: list[int], capacity_bytes: int) -> tu
         board.begin(task)
         while board.agent.state.running is not None and max(fitting) > capacity_bytes:
             deaths += 1
-            board.killed()
+            board.kill()
         if board.agent.state.running is not None:
             board.note(board.agent.finish(task))
             return deaths, True
-        budget_bytes = board.told[-1].available_bytes or 0
+        budget_bytes = board.refusals[-1].available_bytes or 0
     pytest.fail("the round has no end")
 
 
@@ -327,5 +327,5 @@ def test_a_device_is_killed_twice_for_each_halving_and_trains_in_every_round(
         assert deaths <= 2 * halvings
         assert deaths == 0 or free_bytes * 17 // 16 + 1 > capacity_bytes, "who offers what it has is not killed"
         assert trained or min(sizes) * 2 > capacity_bytes, "something is left for it, where there is something"
-        left = board.disk.survival.ceiling
-        assert left is None or left.memory_bytes * 2 + 1 >= min(*sizes, capacity_bytes)
+        ceiling = board.disk.survival.ceiling
+        assert ceiling is None or ceiling.memory_bytes * 2 + 1 >= min(*sizes, capacity_bytes)

@@ -1,20 +1,20 @@
-"""What a device tells of the log that it replays, where a run asks for it."""
+"""Figures of the log that a device replays, reported where a run asks for them."""
 
 from dataclasses import replace
 
-from agent.agent_cases import announce, connected, one
+from agent.agent_cases import announce, connected_agent, find_action
 
 from subfleet.agent.actions import Keep, MeasureForRound
 from subfleet.protocol.readings import LogLow
 
 
 def test_what_a_log_has_is_told_to_who_asks_for_it() -> None:
-    agent = connected()
-    plain = one(agent.hear(announce(1)), Keep).message
+    agent = connected_agent()
+    plain = find_action(agent.hear(announce(1)), Keep).message
     assert plain.log_low is None
     actions = agent.hear(announce(2, log_quantile=0.2))
-    measure = one(actions, MeasureForRound)
+    measure = find_action(actions, MeasureForRound)
     assert measure.info.log_quantile == 0.2
     low = LogLow(memory_budget_bytes=7, downlink_bps=8.0, uplink_bps=9.0)
-    told = agent.step(replace(agent.measured(measure), log_low=low))
-    assert one(told, Keep).message.log_low == low
+    actions = agent.step(replace(agent.measured(measure), log_low=low))
+    assert find_action(actions, Keep).message.log_low == low

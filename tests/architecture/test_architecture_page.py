@@ -26,8 +26,8 @@ def test_the_table_has_every_package_in_its_folder() -> None:
         folder = first.strip(" `/") or folder
         listed.setdefault(folder, set()).update(re.findall(r"`(\w+)`", packages))
     portions = {path.parent.name: path for path in ROOT.glob("*/subfleet") if path.is_dir()}
-    there = {name: {init.parent.name for init in path.glob("*/__init__.py")} for name, path in portions.items()}
-    assert listed == there
+    existing = {name: {init.parent.name for init in path.glob("*/__init__.py")} for name, path in portions.items()}
+    assert listed == existing
 
 
 def test_the_page_has_the_layers_that_import_linter_enforces() -> None:

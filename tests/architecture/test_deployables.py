@@ -1,4 +1,4 @@
-"""READMEs of deployable folders, the citation and the hooks agree with the project."""
+"""READMEs of deployable folders, the citation and the pre-commit hooks agree with the project."""
 
 import re
 import sys
@@ -25,9 +25,9 @@ def project() -> dict[str, Any]:
 def test_a_deployable_folder_names_its_packages_who_installs_it_and_where_to_start(portion: Path) -> None:
     text = (portion / "README.md").read_text(encoding="utf-8")
     packages = {path.parent for path in (portion / "subfleet").rglob("__init__.py")}
-    own = {f"subfleet.{folder.name}" for folder in packages if folder.parent.name == "subfleet"}
+    top_level = {f"subfleet.{folder.name}" for folder in packages if folder.parent.name == "subfleet"}
     named = set(re.findall(r"^\| `(subfleet[\w.]+)` \|", text, re.MULTILINE))
-    assert own <= named
+    assert top_level <= named
     assert named <= {".".join(folder.relative_to(portion).parts) for folder in packages}
     extras = set(re.findall(r"subfleet\[([a-z-]+)\]", text))
     assert extras <= set(project()["optional-dependencies"])
@@ -38,11 +38,13 @@ def test_a_deployable_folder_names_its_packages_who_installs_it_and_where_to_sta
 def test_the_citation_has_the_version_the_licence_and_the_address_of_the_project() -> None:
     lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     cited = dict(line.split(": ", 1) for line in lines if re.match(r"[a-z-]+: ", line))
-    told = project()
+    declared = project()
     assert (cited["cff-version"], cited["title"]) == ("1.2.0", "Subfleet")
-    assert (cited["version"], cited["license"]) == (told["version"], told["license"])
-    assert cited["repository-code"] == told["urls"]["Homepage"]
-    assert [f"  - name: {author['name']}" for author in told["authors"]] == [line for line in lines if "name: " in line]
+    assert (cited["version"], cited["license"]) == (declared["version"], declared["license"])
+    assert cited["repository-code"] == declared["urls"]["Homepage"]
+    assert [f"  - name: {author['name']}" for author in declared["authors"]] == [
+        line for line in lines if "name: " in line
+    ]
 
 
 def test_hooks_before_a_commit_are_what_make_check_runs_and_need_no_network() -> None:

@@ -1,4 +1,4 @@
-"""Every module of the agent imports where nothing but its own few packages is installed."""
+"""Every module of the agent can be imported with only the few packages of the agent installed."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ PROGRAM = """
 import importlib, sys
 blocked, modules = sys.argv[1].split(","), sys.argv[2].split(",")
 for name in blocked:
-    sys.modules[name] = None  # importing it raises ImportError, as where it is not installed
+    sys.modules[name] = None  # importing it raises ImportError, as if it were not installed
 for name in modules:
     importlib.import_module(name)
 loaded = [name for name in sys.modules if name.split(".")[0] in blocked and sys.modules[name] is not None]
@@ -28,7 +28,7 @@ assert not loaded, loaded
 """
 
 
-def _modules(package: str) -> list[str]:
+def _list_modules(package: str) -> list[str]:
     folder = PACKAGES[package]
     names = []
     for path in sorted(folder.rglob("*.py")):
@@ -47,7 +47,7 @@ def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_every_module_imports_without_heavy_packages(package: str) -> None:
-    modules = _modules(package)
+    modules = _list_modules(package)
     assert f"subfleet.{package}" in modules or len(modules) > 1
     result = _run(PROGRAM, ",".join(BLOCKED), ",".join(modules))
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""One concept a file, and functions that fit on a screen."""
+"""Modules and functions do not exceed their maximum numbers of lines."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,7 @@ MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 
 
 def long_functions(tree: ast.Module) -> list[str]:
-    """Functions of more lines than are allowed, each with its line."""
+    """Functions that are too long, each with its line number."""
     return [
         f"{node.name} at line {node.lineno}"
         for node in ast.walk(tree)

@@ -1,4 +1,4 @@
-"""Tests that the documentation names are there."""
+"""Tests that the documentation names exist."""
 
 import ast
 import functools
@@ -16,10 +16,10 @@ ROWS = [line for line in LINES if line.startswith("| ") and not line.startswith(
 
 @functools.cache
 def names_in(path: Path) -> set[str]:
-    """Names of a file's functions, of those of its contracts, and of what hypothesis makes of state machines."""
+    """Names of the tests of a file: functions, methods of contract classes and test cases of state machines."""
     names = set()
     body = ast.parse(path.read_text(encoding="utf-8")).body
-    contracts = (one for node in body if isinstance(node, ast.ClassDef) for one in node.body)
+    contracts = (method for node in body if isinstance(node, ast.ClassDef) for method in node.body)
     for node in (*body, *contracts):
         if isinstance(node, ast.FunctionDef):
             names.add(node.name)
@@ -29,17 +29,17 @@ def names_in(path: Path) -> set[str]:
 
 
 def missing_tests(row: str) -> list[str]:
-    """What a row of the page names and the tests lack; a row without a test is such a thing itself."""
+    """Tests that a row of the page names but that do not exist; the row itself if it names no test."""
     named = NAMED.findall(row.rstrip(" |").rpartition(" | ")[2])
     missing = [] if named else [row]
     for name in named:
         file, _, test = name.partition("::")
         path = ROOT / file
         if test:
-            found = test in names_in(path)
+            exists = test in names_in(path)
         else:
-            found = bool(names_in(path) if path.suffix else list(path.rglob("test_*.py")))
-        if not found:
+            exists = bool(names_in(path) if path.suffix else list(path.rglob("test_*.py")))
+        if not exists:
             missing.append(name)
     return missing
 

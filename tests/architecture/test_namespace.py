@@ -1,4 +1,4 @@
-"""`subfleet` is a namespace that several folders share: none of them may own it."""
+"""`subfleet` is a namespace package in several folders: none of them has an `__init__.py` for it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests use the product from outside: they touch no name that begins with an underscore, but for a few of libraries."""
+"""Tests use the public interface: no name that begins with an underscore, except for a few of libraries."""
 
 import ast
 import re
@@ -16,10 +16,10 @@ ALLOWED = {
     "torch.utils._pytree": "PyTorch has its functions on nested arguments there alone",
     "torch._subclasses.functional_tensor": "the product traces with it, and is compared with PyTorch's own tracer",
 }
-"""Patterns of private names of libraries, with the reason why a test needs each."""
+"""Patterns of private names of libraries, with the reason why tests need each."""
 DOTTED = re.compile(r"\w+(\.\w+)*")
 BY_NAME = frozenset({"attrgetter", "delattr", "getattr", "hasattr", "object", "patch", "setattr"})
-"""Functions that take the name of an attribute as a text, as those of `monkeypatch` and `unittest.mock` do."""
+"""Functions that take the name of an attribute as a string, such as those of `monkeypatch` and `unittest.mock`."""
 
 
 def is_private(dotted: str) -> bool:
@@ -27,7 +27,7 @@ def is_private(dotted: str) -> bool:
 
 
 def list_private_names(source: str) -> Iterator[tuple[int, str]]:
-    """List the private names of others that a module uses, with their lines; those of `self` and `cls` are its own."""
+    """List the private names that a module uses, with their lines, except for those of `self` and `cls`."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
@@ -38,8 +38,8 @@ def list_private_names(source: str) -> Iterator[tuple[int, str]]:
                 names = [module or "", *(alias.name for alias in aliases if is_private(alias.name))]
             case ast.Import(aliases):
                 names = [alias.name for alias in aliases]
-            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=given) if called in BY_NAME:
-                texts = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=args) if called in BY_NAME:
+                texts = [arg.value for arg in args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
                 names = [text for text in texts if DOTTED.fullmatch(text)]
             case _:
                 names = []
@@ -52,13 +52,13 @@ def find_reason(name: str) -> str | None:
 
 @pytest.mark.slow
 def test_no_test_touches_a_private_name() -> None:
-    found = [
+    uses = [
         (f"{path.relative_to(TESTS)}:{line}: {name}", find_reason(name))
         for path in sorted(TESTS.rglob("*.py"))
         for line, name in list_private_names(path.read_text(encoding="utf-8"))
     ]
-    assert [place for place, reason in found if reason is None] == []
-    assert {reason for _, reason in found} == ALLOWED.keys()
+    assert [use for use, reason in uses if reason is None] == []
+    assert {reason for _, reason in uses} == ALLOWED.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The page of the public API says what is there."""
+"""The page of the public API agrees with the code."""
 
 import ast
 import importlib
@@ -22,10 +22,10 @@ PAGE = (ROOT / "docs" / "reference" / "public-api.md").read_text(encoding="utf-8
 
 
 def rows(heading: str) -> dict[str, list[str]]:
-    """The second column of a section's first table by the first; names in backticks alone."""
+    """A section's first table: the names in backticks in its second column by those in its first."""
     section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     table = re.findall(r"^\| `([\w.-]+)` \| (.*) \|$", section, re.MULTILINE)
-    return {name: re.findall(r"`([\w.-]+)`", told) for name, told in table}
+    return {name: re.findall(r"`([\w.-]+)`", text) for name, text in table}
 
 
 NAMES = rows("Modules and names")
@@ -33,13 +33,13 @@ NAMES = rows("Modules and names")
 
 @pytest.mark.parametrize("module", NAMES)
 def test_every_name_that_is_promised_can_be_imported(module: str) -> None:
-    found = importlib.import_module(module)
+    imported_module = importlib.import_module(module)
     assert NAMES[module] == sorted(
         set(NAMES[module]), key=lambda name: (not name.isupper(), not name[0].isupper(), name)
     )
     for name in NAMES[module]:
-        assert hasattr(found, name), f"{module} has no {name}"
-        assert name in found.__all__, f"{name} is no public name of {module}"
+        assert hasattr(imported_module, name), f"{module} has no {name}"
+        assert name in imported_module.__all__, f"{name} is no public name of {module}"
 
 
 def test_only_packages_and_public_modules_list_their_names() -> None:
@@ -54,9 +54,9 @@ def test_modules_are_found_in_order() -> None:
 
 
 def test_the_groups_are_those_that_we_register_under() -> None:
-    ours = re.findall(r'^\[project\.entry-points\."([\w.]+)"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert sorted(rows("Entry points")) == sorted(ours)
-    assert {registry.group for registry in (METHODS, FAMILIES, PRESETS, DATASETS)} <= set(ours)
+    groups = re.findall(r'^\[project\.entry-points\."([\w.]+)"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert sorted(rows("Entry points")) == sorted(groups)
+    assert {registry.group for registry in (METHODS, FAMILIES, PRESETS, DATASETS)} <= set(groups)
     for names in rows("Entry points").values():
         for name in (name for name in names if name.startswith("subfleet.")):
             module, _, thing = name.rpartition(".")
@@ -64,10 +64,10 @@ def test_the_groups_are_those_that_we_register_under() -> None:
 
 
 def test_the_commands_are_those_that_there_are() -> None:
-    told = rows("Commands")
+    documented = rows("Commands")
     group = typer.main.get_group(app)
-    assert told["subfleet"] == sorted(group.commands)
-    assert told["subfleet-edge"] == sorted(options.COMMANDS)
+    assert documented["subfleet"] == sorted(group.commands)
+    assert documented["subfleet-edge"] == sorted(options.COMMANDS)
 
 
 def test_the_versions_are_those_on_the_wire() -> None:
@@ -76,7 +76,7 @@ def test_the_versions_are_those_on_the_wire() -> None:
     assert Topics("main").all("round").split("/")[1] == versions["topics"]
 
 
-def imported(folder: Path) -> Iterator[tuple[str, str]]:
+def list_imports(folder: Path) -> Iterator[tuple[str, str]]:
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("subfleet."):
@@ -84,6 +84,6 @@ def imported(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_a_plug_in_needs_nothing_but_what_is_promised() -> None:
-    found = set(imported(ROOT / "examples" / "plugin"))
-    assert len(found) > 10
-    assert [pair for pair in sorted(found) if pair[1] not in NAMES.get(pair[0], ())] == []
+    imports = set(list_imports(ROOT / "examples" / "plugin"))
+    assert len(imports) > 10
+    assert [pair for pair in sorted(imports) if pair[1] not in NAMES.get(pair[0], ())] == []

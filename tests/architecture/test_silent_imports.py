@@ -1,4 +1,4 @@
-"""Libraries that report to their vendors are loaded where they do not, wherever we use one."""
+"""Libraries that report to their vendors are imported only with reporting switched off."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ IMPORT = re.compile(
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "matches"),
     [
         ("    import onnxruntime\n", True),
         ("import onnxruntime as ort", True),
@@ -28,15 +28,15 @@ IMPORT = re.compile(
         ("from subfleet.observers.wandb import wandb\n", False),
     ],
 )
-def test_what_is_looked_for(line: str, found: bool) -> None:
-    assert bool(IMPORT.search(line)) == found
+def test_what_is_looked_for(line: str, matches: bool) -> None:
+    assert bool(IMPORT.search(line)) == matches
 
 
 def test_no_module_of_ours_imports_one_by_itself() -> None:
     modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     assert len(modules) > 400
-    found = [str(path.relative_to(ROOT)) for path in modules if IMPORT.search(path.read_text(encoding="utf-8"))]
-    assert found == [], "load it by subfleet.protocol.silence.import_silently"
+    importing = [str(path.relative_to(ROOT)) for path in modules if IMPORT.search(path.read_text(encoding="utf-8"))]
+    assert importing == [], "load it by subfleet.protocol.silence.import_silently"
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: str(switch.variable))
@@ -50,8 +50,8 @@ def test_a_switch_is_documented(switch: Switch) -> None:
 def test_an_installed_library_knows_its_switch(switch: Switch) -> None:
     if switch.modules[0] == "onnxruntime" and tuple(map(int, version("onnxruntime").split(".")[:2])) < (1, 29):
         pytest.skip("ONNX Runtime reports from 1.29 on, and this one is older")
-    found = importlib.util.find_spec(switch.modules[0])
-    assert found is not None
-    assert found.origin is not None
-    files = [path for ending in ("*.py", "*.so*") for path in Path(found.origin).parent.rglob(ending)]
+    spec = importlib.util.find_spec(switch.modules[0])
+    assert spec is not None
+    assert spec.origin is not None
+    files = [path for pattern in ("*.py", "*.so*") for path in Path(spec.origin).parent.rglob(pattern)]
     assert any(switch.variable.encode() in path.read_bytes() for path in files)

@@ -1,4 +1,4 @@
-"""What a user installs has everything that the commands name, and says whose it is."""
+"""The wheel has every file that the commands need, and names its authors."""
 
 import configparser
 import re
@@ -45,13 +45,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr
     (built,) = folder.glob("*.whl")
     return built
 
 
-def _metadata(wheel: Path) -> Message:
+def _read_metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return Parser().parsestr(archive.read(name).decode("utf-8"))
@@ -59,7 +59,7 @@ def _metadata(wheel: Path) -> Message:
 
 @pytest.mark.slow
 def test_the_wheel_says_whose_it_is_and_where_to_look(wheel: Path) -> None:
-    metadata = _metadata(wheel)
+    metadata = _read_metadata(wheel)
     assert metadata["Author"] == "The Subfleet authors"
     urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
     assert set(urls) == {"Homepage", "Documentation", "Changelog", "Issues"}
@@ -68,9 +68,9 @@ def test_the_wheel_says_whose_it_is_and_where_to_look(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_a_board_with_a_build_of_its_own_is_brought_no_runtime_and_no_numpy(wheel: Path) -> None:
-    needed = _metadata(wheel).get_all("Requires-Dist", [])
+    requirements = _read_metadata(wheel).get_all("Requires-Dist", [])
     bare, edge = (
-        {re.split(r"[<>=\[; ]", line)[0] for line in needed if f"extra == '{extra}'" in line}
+        {re.split(r"[<>=\[; ]", line)[0] for line in requirements if f"extra == '{extra}'" in line}
         for extra in ("edge-bare", "edge")
     )
     assert bare == {"paho-mqtt", "psutil", "pillow"}
@@ -90,21 +90,21 @@ def test_the_wheel_registers_our_methods_families_networks_and_data_and_has_thei
         files = set(archive.namelist())
         (name,) = (name for name in files if name.endswith(".dist-info/entry_points.txt"))
         registered.read_string(archive.read(name).decode("utf-8"))
-    found = {group: dict(registered[group]) for group in registered if group.startswith("subfleet.")}
-    ours = {f"subfleet.{group}" for group in ("trainers", "methods", "families", "presets", "datasets", "observers")}
-    assert set(found) == ours
-    for value in (value for names in found.values() for value in names.values()):
+    groups = {group: dict(registered[group]) for group in registered if group.startswith("subfleet.")}
+    kinds = {f"subfleet.{group}" for group in ("trainers", "methods", "families", "presets", "datasets", "observers")}
+    assert set(groups) == kinds
+    for value in (value for names in groups.values() for value in names.values()):
         assert value.partition(":")[0].replace(".", "/") + ".py" in files, value
     for registry in (METHODS, FAMILIES, PRESETS, DATASETS):
-        assert set(found[registry.group]) <= set(registry.names), "install the checkout again: it has new entry points"
+        assert set(groups[registry.group]) <= set(registry.names), "install the checkout again: it has new entry points"
 
 
 @pytest.mark.slow
 def test_the_example_is_read_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "site")],
         capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "1 359\n"), done.stderr
+    assert (process.returncode, process.stdout) == (0, "1 359\n"), process.stderr

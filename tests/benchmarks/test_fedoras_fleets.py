@@ -1,4 +1,4 @@
-"""The fleets of FedorAS' games are what their files say: devices of each speed have the budget of their tier."""
+"""The fleets of the FedorAS runs: devices of each speed have the budget of their tier."""
 
 from pathlib import Path
 
@@ -26,5 +26,5 @@ def test_each_speed_reaches_the_bound_of_its_tier(name: str) -> None:
         assert budget is not None
         tier = find_tier(tiers, budget)
         assert (tier.number, budget >= tier.high_macs) == (number, True)
-        assert run.training_s == 0, "by which a device with many samples would have less"
+        assert run.training_s == 0, "with it, a device with many samples would have less"
     assert run.rounds == run.method.supernet_rounds + run.method.tiers * run.method.tuning_rounds

@@ -1,4 +1,4 @@
-"""The benchmark of liars: its verdict, and the valid messages of its liars."""
+"""The benchmark of lying clients: its verdict, and the messages of these clients."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -29,11 +29,11 @@ def _make_benchmarks_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _import(module: str, name: str) -> Any:
-    """Import from the benchmark, a folder of scripts that is not installed."""
+    """Import from the benchmark, which is a folder of scripts and not installed."""
     return getattr(importlib.import_module(f"liar_benchmark.{module}"), name)
 
 
-class Recording:
+class RecordingTransport:
     """A transport that records messages, and delivers given events."""
 
     def __init__(self, *events: Event) -> None:
@@ -92,7 +92,7 @@ UPDATE = Update(
 
 def _rewrite(kind: str, *messages: Message) -> list[Message]:
     create_link = _import("lying", "create_link_wrapper")
-    recording = Recording()
+    recording = RecordingTransport()
     link = create_link(kind, TOPICS)(recording)
     for message in messages:
         link.publish(TOPICS.up("eve", message.KIND), encode(message))
@@ -114,7 +114,7 @@ def test_a_silent_liar_reports_and_receives_no_task() -> None:
     create_link = _import("lying", "create_link_wrapper")
     task = Delivery(topic=TOPICS.down("eve", Task.KIND), payload=b"any")
     other = Delivery(topic=TOPICS.down("eve", "ack"), payload=b"any")
-    link = create_link("silent", TOPICS)(Recording(task, other))
+    link = create_link("silent", TOPICS)(RecordingTransport(task, other))
 
     assert link.poll(0.0) == other
     assert _rewrite("silent", PROFILE, TELEMETRY) == [PROFILE, TELEMETRY]

@@ -1,4 +1,4 @@
-"""Every benchmark still runs: each on as little as it can take. No figure is judged."""
+"""Every benchmark runs on its smallest input. Its figures are not checked."""
 
 import runpy
 import sys
@@ -25,7 +25,7 @@ LONG = frozenset(
         *("liars", "outliers", "plan_memory", "plan_estimate", "quickstart", "search"),
     }
 )
-"""They take seconds each: they play games, export, or start process after process."""
+"""Benchmarks that take seconds each: they run fleets, export programs, or start many processes."""
 CASES = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in PROGRAMS]
 
 
@@ -45,4 +45,4 @@ def test_a_benchmark_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     output = capsys.readouterr()
     assert not status, output.err
-    assert output.out + output.err, "it tells what it measured"
+    assert output.out + output.err, "it prints what it measured"

@@ -1,4 +1,4 @@
-"""The options that name a broker, before anything else is done."""
+"""The options that name a broker are checked before anything else."""
 
 from pathlib import Path
 
@@ -24,8 +24,8 @@ def test_an_option_that_is_for_another_broker_is_refused_without_one(name: str) 
 
 def test_the_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBFLEET_PASSWORD", "word")
-    wanted = BrokerAddress(host="h", port=1883, username="me", password="word")  # noqa: S106
-    assert read_broker_address("mqtt://me@h", **NOTHING) == wanted
+    expected = BrokerAddress(host="h", port=1883, username="me", password="word")  # noqa: S106
+    assert read_broker_address("mqtt://me@h", **NOTHING) == expected
 
 
 def test_a_file_that_is_missing_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`subfleet compare` and `subfleet runs`, on runs as they are left behind."""
+"""`subfleet compare` and `subfleet runs` with finished runs."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ SUMMARY: dict[str, Any] = {
 ACCURACIES = {"heterofl": (0.9, 0.8, 0.85), "fjord": (0.7, 0.65, 0.6)}
 
 
-def left_behind(folder: Path, accuracy: float) -> None:
+def write_summary(folder: Path, accuracy: float) -> None:
     clients = [{"bytes_down": 2_000_000, "bytes_up": 1_000_000}]
     rounds = [{"round": number, "accuracy": accuracy * number / 2, "clients": clients} for number in (1, 2)]
     summary = {**SUMMARY, "accuracy": accuracy, "metrics": {"accuracy": accuracy}, "rounds": rounds}
@@ -37,31 +37,31 @@ def left_behind(folder: Path, accuracy: float) -> None:
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
     """Two methods with three seeds each."""
-    found = []
+    paths = []
     for name, accuracies in ACCURACIES.items():
         for run, accuracy in zip(read_runs(name, ("rounds=2",), (1, 2, 3)), accuracies, strict=True):
             folder = tmp_path / "runs" / run.name
             folder.mkdir(parents=True)
             write_description(folder, run)
-            left_behind(folder, accuracy)
-            found.append(str(folder))
-    return found
+            write_summary(folder, accuracy)
+            paths.append(str(folder))
+    return paths
 
 
-def invoke(*arguments: str, input: str | None = None) -> Any:  # noqa: A002 - typer's word
+def invoke(*arguments: str, input: str | None = None) -> Any:  # noqa: A002 - the name in typer
     return CliRunner().invoke(app, list(arguments), input=input)
 
 
 @pytest.mark.slow
 def test_entrants_are_paired_over_their_seeds(folders: list[str], tmp_path: Path) -> None:
-    done = invoke("compare", *folders, "--json", "--out", str(tmp_path / "out"))
-    assert done.exit_code == 0, done.output
-    first, second = json.loads(done.stdout)
+    result = invoke("compare", *folders, "--json", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)
     assert (first["name"], first["seeds"], first["gain"]) == ("heterofl", [1, 2, 3], None)
     assert first["accuracy"] == pytest.approx(0.85)
     assert (second["name"], second["worst"], second["megabytes"]) == ("fjord", 0.6, pytest.approx(6.0))
     gain = second["gain"]
-    # Differences of -0.2, -0.15 and -0.25: a standard error of 0.05 / sqrt 3, times 4.3027 for two degrees of freedom.
+    # Differences of -0.2, -0.15 and -0.25: standard error 0.05 / sqrt(3), times 4.3027 for two degrees of freedom.
     assert gain["mean"] == pytest.approx(-0.2)
     assert gain["low"] == pytest.approx(-0.2 - 0.1242, abs=1e-4)
     assert gain["high"] == pytest.approx(-0.2 + 0.1242, abs=1e-4)
@@ -74,20 +74,20 @@ def test_entrants_are_paired_over_their_seeds(folders: list[str], tmp_path: Path
 
 @pytest.mark.slow
 def test_a_table_is_shown(folders: list[str]) -> None:
-    done = invoke("compare", *folders)
-    assert done.exit_code == 0, done.output
-    assert "heterofl" in done.stdout
-    assert "-0.2000" in done.stdout
+    result = invoke("compare", *folders)
+    assert result.exit_code == 0, result.output
+    assert "heterofl" in result.stdout
+    assert "-0.2000" in result.stdout
 
 
 @pytest.mark.slow
 def test_figures_of_a_batch_are_columns_where_every_seed_has_them(folders: list[str]) -> None:
-    for place, folder in enumerate(folders):
+    for index, folder in enumerate(folders):
         path = Path(folder) / "summary.json"
-        own = {"own_mean": 0.25} if place else {}
-        figures = {"worst_tier": 0.1 * place, "backdoor": 0.5, **own} if place < 3 else {}
-        told = json.loads(path.read_text(encoding="utf-8")) | {"figures": figures}
-        path.write_text(json.dumps(told), encoding="utf-8")
+        more = {"own_mean": 0.25} if index else {}
+        figures = {"worst_tier": 0.1 * index, "backdoor": 0.5, **more} if index < 3 else {}
+        summary = json.loads(path.read_text(encoding="utf-8")) | {"figures": figures}
+        path.write_text(json.dumps(summary), encoding="utf-8")
     first, second = json.loads(invoke("compare", *folders, "--json").stdout)
     assert first["figures"] == {"worst_tier": pytest.approx(0.1), "backdoor": 0.5}
     assert second["figures"] == {}
@@ -104,19 +104,19 @@ def test_figures_of_a_batch_are_columns_where_every_seed_has_them(folders: list[
 
 @pytest.mark.slow
 def test_what_training_took_is_a_table_of_its_own(folders: list[str]) -> None:
-    for place, folder in enumerate(folders[:3]):
+    for index, folder in enumerate(folders[:3]):
         path = Path(folder) / "summary.json"
-        seconds = {"mean_s": 2.0 + place, "deviation_s": 0.5, "count": 2}
+        seconds = {"mean_s": 2.0 + index, "deviation_s": 0.5, "count": 2}
         costs: dict[str, Any] = {
-            "training_macs": 10**9 * (place + 1),
+            "training_macs": 10**9 * (index + 1),
             "bytes_down": 10**6,
             "bytes_up": 0,
             "storage_bytes": 5 * 10**5,
         }
-        costs |= {"rounds": seconds if place else None, "expected_rounds": seconds}
-        networks = [{"retired_round": 0}, *({"retired_round": None} for _ in range(place + 1))]
-        told = json.loads(path.read_text(encoding="utf-8")) | {"costs": costs, "networks": networks}
-        path.write_text(json.dumps(told), encoding="utf-8")
+        costs |= {"rounds": seconds if index else None, "expected_rounds": seconds}
+        networks = [{"retired_round": 0}, *({"retired_round": None} for _ in range(index + 1))]
+        summary = json.loads(path.read_text(encoding="utf-8")) | {"costs": costs, "networks": networks}
+        path.write_text(json.dumps(summary), encoding="utf-8")
     first, second = json.loads(invoke("compare", *folders, "--json").stdout)
     assert first["costs"] == {
         "networks": 2.0,
@@ -126,9 +126,9 @@ def test_what_training_took_is_a_table_of_its_own(folders: list[str]) -> None:
         "storage_bytes": 5e5,
         "expected_round_s": 3.0,
         "expected_round_deviation_s": 0.5,
-    }, "one seed has not measured any round"
+    }, "one seed has measured no round"
     assert second["costs"] == {"networks": 0.0, "training_macs": 0.0}
-    assert [one["figures"] for one in (first, second)] == [{}, {}]
+    assert [entrant["figures"] for entrant in (first, second)] == [{}, {}]
     shown = invoke("compare", *folders, "--out", str(Path(folders[0]).parent / "out"))
     assert shown.exit_code == 0, shown.output
     with (Path(folders[0]).parent / "out" / "comparison.csv").open(encoding="utf-8", newline="") as file:
@@ -142,28 +142,28 @@ def test_what_training_took_is_a_table_of_its_own(folders: list[str]) -> None:
 
 
 def test_runs_that_cannot_be_compared_are_one_sentence(folders: list[str], tmp_path: Path) -> None:
-    (other,) = read_runs("fjord", ("rounds=3", "name=fjord-s9", "seed=9"))
-    odd = tmp_path / "odd"
-    odd.mkdir()
-    write_description(odd, other)
-    left_behind(odd, 0.5)
-    done = invoke("compare", *folders, str(odd))
-    assert done.exit_code == ExitCode.CONFIG
-    assert "runs named 'fjord' differ in rounds from 2 to 3" in done.stderr
-    done = invoke("compare", folders[0], folders[0])
-    assert "two runs named 'heterofl' have seed 1" in done.stderr
+    (run,) = read_runs("fjord", ("rounds=3", "name=fjord-s9", "seed=9"))
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    write_description(folder, run)
+    write_summary(folder, 0.5)
+    result = invoke("compare", *folders, str(folder))
+    assert result.exit_code == ExitCode.CONFIG
+    assert "runs named 'fjord' differ in rounds from 2 to 3" in result.stderr
+    result = invoke("compare", folders[0], folders[0])
+    assert "two runs named 'heterofl' have seed 1" in result.stderr
     (Path(folders[0]) / "summary.json").unlink()
-    done = invoke("compare", *folders)
-    assert done.exit_code == ExitCode.FILE
-    assert "is not over" in done.stderr
+    result = invoke("compare", *folders)
+    assert result.exit_code == ExitCode.FILE
+    assert "is not over" in result.stderr
     assert invoke("compare", str(tmp_path / "none")).exit_code == ExitCode.FILE
 
 
 def test_runs_are_listed_shown_and_removed(folders: list[str]) -> None:
     runs = str(Path(folders[0]).parent)
     (Path(folders[1]) / "summary.json").unlink()
-    found = json.loads(invoke("runs", "list", "--runs", runs, "--json").stdout)
-    assert [(one["name"], one["over"], one["method"]) for one in found][3:] == [
+    listed = json.loads(invoke("runs", "list", "--runs", runs, "--json").stdout)
+    assert [(run["name"], run["over"], run["method"]) for run in listed][3:] == [
         ("heterofl-s1", True, "heterofl"),
         ("heterofl-s2", False, "heterofl"),
         ("heterofl-s3", True, "heterofl"),
@@ -176,15 +176,15 @@ def test_runs_are_listed_shown_and_removed(folders: list[str]) -> None:
     assert Path(folders[2]).exists()
     assert invoke("runs", "remove", "heterofl-s3", "--runs", runs, "--yes").exit_code == 0
     assert not Path(folders[2]).exists()
-    done = invoke("runs", "show", "heterofl-s4", "--runs", runs)
-    assert done.exit_code == ExitCode.CONFIG
-    assert "did you mean 'heterofl-s" in done.stderr
+    result = invoke("runs", "show", "heterofl-s4", "--runs", runs)
+    assert result.exit_code == ExitCode.CONFIG
+    assert "did you mean 'heterofl-s" in result.stderr
 
 
 def test_a_run_that_is_over_is_not_resumed(folders: list[str]) -> None:
-    done = invoke("runs", "resume", "fjord-s1", "--runs", str(Path(folders[0]).parent))
-    assert done.exit_code == ExitCode.CONFIG
-    assert "is over already" in done.stderr
+    result = invoke("runs", "resume", "fjord-s1", "--runs", str(Path(folders[0]).parent))
+    assert result.exit_code == ExitCode.CONFIG
+    assert "is over already" in result.stderr
 
 
 def test_where_there_is_no_run_the_next_step_is_told(tmp_path: Path) -> None:
@@ -193,15 +193,15 @@ def test_where_there_is_no_run_the_next_step_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_comparison_says_what_accuracies_are_those_of(folders: list[str]) -> None:
-    for place, folder in enumerate(folders):
+    for index, folder in enumerate(folders):
         path = Path(folder) / "summary.json"
-        model = {"short": "w1/2 d1" if place == 1 else "full"} if place < 3 else None
+        model = {"short": "w1/2 d1" if index == 1 else "full"} if index < 3 else None
         figures = {"worst_tier": None, "submodels": 0.5}
-        told = json.loads(path.read_text(encoding="utf-8")) | {"model": model, "figures": figures}
-        path.write_text(json.dumps(told), encoding="utf-8")
+        summary = json.loads(path.read_text(encoding="utf-8")) | {"model": model, "figures": figures}
+        path.write_text(json.dumps(summary), encoding="utf-8")
     first, second = json.loads(invoke("compare", *folders, "--json").stdout)
     assert (first["model"], second["model"]) == ("full or w1/2 d1", "")
-    assert first["figures"] == {"submodels": pytest.approx(0.5)}, "what is blank in a run is no figure"
+    assert first["figures"] == {"submodels": pytest.approx(0.5)}, "a figure that is blank in a run is left out"
     shown = invoke("compare", *folders).stdout
     assert "full or" in shown
     assert "w1/2 d1" in shown
@@ -210,9 +210,9 @@ def test_a_comparison_says_what_accuracies_are_those_of(folders: list[str]) -> N
 def test_a_run_of_which_nothing_was_aggregated_is_refused(folders: list[str]) -> None:
     path = Path(folders[0]) / "summary.json"
     path.write_text(json.dumps({**SUMMARY, "accuracy": None, "metrics": {}, "rounds": []}), encoding="utf-8")
-    done = invoke("compare", *folders)
-    assert done.exit_code == ExitCode.CONFIG
-    assert "was aggregated, so that nothing is known of its model; leave it out" in done.stderr
+    result = invoke("compare", *folders)
+    assert result.exit_code == ExitCode.CONFIG
+    assert "was aggregated, so that nothing is known of its model; leave it out" in result.stderr
 
 
 @pytest.mark.slow
@@ -225,8 +225,8 @@ def test_runs_whose_updates_were_altered_say_so_beside_the_others(folders: list[
     ]
     for folder, outliers in zip(folders[3:], kinds, strict=True):
         path = Path(folder) / "summary.json"
-        told = {**json.loads(path.read_text(encoding="utf-8")), "outliers": outliers}
-        path.write_text(json.dumps(told), encoding="utf-8")
+        summary = {**json.loads(path.read_text(encoding="utf-8")), "outliers": outliers}
+        path.write_text(json.dumps(summary), encoding="utf-8")
     first, second = json.loads(invoke("compare", *folders, "--json").stdout)
     assert first["outliers"] == ""
     assert second["outliers"] == "scaled in 2 of 3, left out in 1 of 3, reported in 1 of 3"
@@ -234,27 +234,27 @@ def test_runs_whose_updates_were_altered_say_so_beside_the_others(folders: list[
 
 @pytest.mark.slow
 def test_runs_are_compared_by_what_their_kind_is_judged_by(folders: list[str], tmp_path: Path) -> None:
-    """Of errors less is better: so go the worst seed and the gain."""
+    """A lower error is better, for the worst seed and for the gain."""
     errors = {"heterofl": (0.5, 0.6, 0.4), "fjord": (0.4, 0.45, 0.35)}
     for folder in map(Path, folders):
         name, seed = folder.name.rsplit("-s", 1)
-        found = {"rmse": errors[name][int(seed) - 1], "r2": 0.25}
-        rounds: list[dict[str, Any]] = [{"round": 1, "accuracy": None, **found, "clients": []}]
+        metrics = {"rmse": errors[name][int(seed) - 1], "r2": 0.25}
+        rounds: list[dict[str, Any]] = [{"round": 1, "accuracy": None, **metrics, "clients": []}]
         evaluation = {"rmse": {"mean": 0.7, "interquartile_range": 0.1, "worst": 0.9}}
-        summary = {**SUMMARY, "accuracy": None, "headline": "rmse", "metrics": found, "rounds": rounds}
+        summary = {**SUMMARY, "accuracy": None, "headline": "rmse", "metrics": metrics, "rounds": rounds}
         figures = {"accuracy": None, "submodels": 0.65}
         text = json.dumps({**summary, "evaluation": evaluation, "figures": figures})
         (folder / "summary.json").write_text(text, encoding="utf-8")
-    done = invoke("compare", *folders, "--json", "--out", str(tmp_path / "out"))
-    assert done.exit_code == 0, done.output
-    first, second = json.loads(done.stdout)
+    result = invoke("compare", *folders, "--json", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)
     assert (first["rmse"], first["worst"], first["figures"]["r2"]) == (pytest.approx(0.5), 0.6, 0.25)
     assert second["gain"]["mean"] == pytest.approx(0.1), "0.1 less of an error is a gain"
     assert second["figures"]["own_worst"] == 0.9
     table = (tmp_path / "out" / "comparison.md").read_text("utf-8")
     assert "| name | seeds | model | RMSE | worst | R2 | submodels | own |" in table
     assert "test RMSE" in (tmp_path / "out" / "comparison.svg").read_text("utf-8")
-    left_behind(Path(folders[0]), 0.9)
+    write_summary(Path(folders[0]), 0.9)
     mixed = invoke("compare", folders[0], folders[3])
     assert mixed.exit_code == ExitCode.CONFIG
     assert "are judged by accuracy and runs 'fjord' by rmse, so that they cannot be compared" in mixed.output

@@ -1,4 +1,4 @@
-"""`subfleet data` tells what is there and what is in it."""
+"""`subfleet data` lists the data sets and describes them."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from subfleet.tasks.named_dataset import DATASETS
 
 
 @pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder with a small FEMNIST, and nothing in the cache."""
     folder = tmp_path / "given"
     (folder / "femnist").mkdir(parents=True)
@@ -26,16 +26,16 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def told(*arguments: str) -> Mapping[str, Any]:
-    done = CliRunner().invoke(data, arguments)
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def read_json(*arguments: str) -> Mapping[str, Any]:
+    result = CliRunner().invoke(data, arguments)
+    assert result.exit_code == 0, result.output
+    output: dict[str, Any] = json.loads(result.stdout)
+    return output
 
 
-def test_the_list_names_every_data_set_and_where_its_files_are(given: Path) -> None:
-    assert given.is_dir()
-    listed = told("list", "--json")
+def test_the_list_names_every_data_set_and_where_its_files_are(data_folder: Path) -> None:
+    assert data_folder.is_dir()
+    listed = read_json("list", "--json")
     assert set(listed) == set(DATASETS)
     assert [listed[name]["files"] for name in ("digits", "femnist", "mnist", "shakespeare")] == [
         "installed",
@@ -44,21 +44,21 @@ def test_the_list_names_every_data_set_and_where_its_files_are(given: Path) -> N
         "missing",
     ]
     assert listed["cifar10_subset"]["stand_in_for"] == "cifar10"
-    done = CliRunner().invoke(data, ["list"])
-    assert done.exit_code == 0
-    assert all(name in done.stdout for name in DATASETS), "whole names, also on a narrow screen"
+    result = CliRunner().invoke(data, ["list"])
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in DATASETS), "whole names, also on a narrow screen"
 
 
-def test_a_set_with_one_file_of_four_is_still_to_be_downloaded(given: Path) -> None:
-    (given / "mnist").mkdir()
-    (given / "mnist/t10k-labels-idx1-ubyte.gz").write_bytes(b"x")
-    assert told("list", "--json")["mnist"]["files"] == "download"
+def test_a_set_with_one_file_of_four_is_still_to_be_downloaded(data_folder: Path) -> None:
+    (data_folder / "mnist").mkdir()
+    (data_folder / "mnist/t10k-labels-idx1-ubyte.gz").write_bytes(b"x")
+    assert read_json("list", "--json")["mnist"]["files"] == "download"
 
 
 @pytest.mark.slow
-def test_show_counts_samples_classes_owners_and_clients(given: Path) -> None:
-    assert given.is_dir()
-    shown = told("show", "femnist", "--json", "--partition", "natural", "--clients", "2")
+def test_show_counts_samples_classes_owners_and_clients(data_folder: Path) -> None:
+    assert data_folder.is_dir()
+    shown = read_json("show", "femnist", "--json", "--partition", "natural", "--clients", "2")
     assert (shown["input_shape"], shown["classes"], shown["owner"]) == ([1, 28, 28], 62, "writer")
     assert shown["class_names"][9:12] == ["9", "A", "B"]
     assert (shown["train"]["samples"], shown["train"]["owners"]) == (6, 2)
@@ -72,10 +72,10 @@ def test_show_counts_samples_classes_owners_and_clients(given: Path) -> None:
 
 
 @pytest.mark.slow
-def test_show_prints_the_same_for_people(given: Path) -> None:
-    assert given.is_dir()
-    done = CliRunner().invoke(data, ["show", "femnist", "--partition", "iid", "--clients", "3"])
-    assert done.exit_code == 0, done.output
+def test_show_prints_the_same_for_people(data_folder: Path) -> None:
+    assert data_folder.is_dir()
+    result = CliRunner().invoke(data, ["show", "femnist", "--partition", "iid", "--clients", "3"])
+    assert result.exit_code == 0, result.output
     for words in (
         "train: 6 samples of 2 writers",
         "sample: 1 x 28 x 28, 62 classes",
@@ -83,7 +83,7 @@ def test_show_prints_the_same_for_people(given: Path) -> None:
         "iid over 3 clients",
         "licence: ",
     ):
-        assert words in done.stdout
+        assert words in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_show_prints_the_same_for_people(given: Path) -> None:
     [(b"PK", ExitCode.DATA, "damaged or another file"), (None, ExitCode.FILE, "put it there")],
 )
 def test_damaged_and_missing_files_are_one_sentence(
-    given: Path, content: bytes | None, code: ExitCode, words: str
+    data_folder: Path, content: bytes | None, code: ExitCode, words: str
 ) -> None:
-    archive = given / "femnist/leaf.zip"
+    archive = data_folder / "femnist/leaf.zip"
     archive.unlink() if content is None else archive.write_bytes(content)
-    done = CliRunner().invoke(data, ["show", "femnist"])
-    assert done.exit_code == code
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+    result = CliRunner().invoke(data, ["show", "femnist"])
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,11 @@ def test_damaged_and_missing_files_are_one_sentence(
         (("--clients", "0"), ExitCode.USAGE, "--clients"),
     ],
 )
-def test_a_wrong_partition_is_one_sentence(given: Path, options: tuple[str, ...], code: ExitCode, words: str) -> None:
-    assert given.is_dir()
-    done = CliRunner().invoke(data, ["show", "femnist", *options])
-    assert done.exit_code == code
-    assert words in done.stderr
-    assert "Traceback" not in done.output
+def test_a_wrong_partition_is_one_sentence(
+    data_folder: Path, options: tuple[str, ...], code: ExitCode, words: str
+) -> None:
+    assert data_folder.is_dir()
+    result = CliRunner().invoke(data, ["show", "femnist", *options])
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert "Traceback" not in result.output

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, a user sees one sentence and a numbered exit code."""
+"""Every error is reported with one sentence and an exit code."""
 
 import os
 import re
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def run_cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
-    """Runs a command in this process, where what it loads is loaded already, and in an empty folder."""
+    """Runs a command in this process, with its modules already imported, and in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(app, list(arguments), prog_name="subfleet")
 
@@ -44,12 +44,12 @@ def test_every_exit_code_is_documented() -> None:
 
 @pytest.mark.slow
 def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
-    """As on a machine whose GPU is hidden, with a PyTorch of any build."""
+    """No GPU is visible, whichever build of PyTorch is installed."""
     command = [sys.executable, "-m", "subfleet.cli.main", "run", "quickstart", "--set", "device=cuda"]
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False, env=hidden)
-    assert done.returncode == ExitCode.CONFIG
-    assert "device is 'cuda', but PyTorch" in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False, env=hidden)
+    assert result.returncode == ExitCode.CONFIG
+    assert "device is 'cuda', but PyTorch" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -72,11 +72,11 @@ def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_wrong_command_gives_one_sentence(
     arguments: tuple[str, ...], code: ExitCode, words: str, run_cli: Callable[..., Result], tmp_path: Path
 ) -> None:
-    done = run_cli(*arguments)
-    assert done.exit_code == code, done.output
-    assert words in done.stderr
-    assert "Traceback" not in done.output
-    assert not list(tmp_path.iterdir()), "nothing was made before it was refused"
+    result = run_cli(*arguments)
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir()), "nothing is created before the error"
 
 
 @pytest.mark.slow
@@ -92,17 +92,17 @@ def test_a_state_folder_of_an_older_release_is_one_sentence(run_cli: Callable[..
     state.mkdir(parents=True)
     with sqlite3.connect(state / "subfleet.sqlite") as connection:
         connection.execute("CREATE TABLE runs (run_id VARCHAR PRIMARY KEY, name VARCHAR NOT NULL UNIQUE)")
-    done = run_cli("serve", "fleet.toml", "--broker", "mqtt://127.0.0.1:1")
-    assert done.exit_code == ExitCode.FILE, done.output
-    assert "was written by another release" in done.stderr
-    assert "Traceback" not in done.output
+    result = run_cli("serve", "fleet.toml", "--broker", "mqtt://127.0.0.1:1")
+    assert result.exit_code == ExitCode.FILE, result.output
+    assert "was written by another release" in result.stderr
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.slow
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "subfleet.cli.main", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"subfleet {version('subfleet')}\n", "")
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"subfleet {version('subfleet')}\n", "")
 
 
 @pytest.mark.slow
@@ -122,29 +122,29 @@ def test_ctrl_c_while_packages_are_loaded_is_one_sentence(name: str, tmp_path: P
         "from subfleet.cli.main import main\n"
         "main()\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, "run", "quickstart", name],
         capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (ExitCode.INTERRUPTED, "")
-    assert done.stderr == "subfleet: stopped; start the same command again to go on\n"
+    assert (result.returncode, result.stdout) == (ExitCode.INTERRUPTED, "")
+    assert result.stderr == "subfleet: stopped; start the same command again to go on\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "serve", "preflight", "example", "examples", "data list", "data show"])
 def test_help_shows_an_example(command: str, run_cli: Callable[..., Result]) -> None:
-    done = run_cli(*command.split(), "--help")
-    assert done.exit_code == 0
-    assert f"Example: subfleet {command}" in done.stdout
+    result = run_cli(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert f"Example: subfleet {command}" in result.stdout
 
 
 @pytest.mark.slow
 def test_without_the_server_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['typer'] = None; from subfleet.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == ExitCode.MISSING_EXTRA
-    assert "pip install 'subfleet[server]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert result.returncode == ExitCode.MISSING_EXTRA
+    assert "pip install 'subfleet[server]'" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
@@ -160,10 +160,10 @@ def test_a_wrong_address_is_refused_before_anything_is_loaded_or_cut(
         "main()\n"
     )
     call = [sys.executable, "-c", code, *command, "--broker", address]
-    done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (ExitCode.CONFIG, "loaded []\n")
-    assert done.stderr.count("\n") == 1
-    assert "the broker's address" in done.stderr
+    result = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert (result.returncode, result.stdout) == (ExitCode.CONFIG, "loaded []\n")
+    assert result.stderr.count("\n") == 1
+    assert "the broker's address" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,7 +174,7 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     first = choose_folder(tmp_path, "quickstart", None)
     assert first.name == "quickstart"
     write_description(create_folder(first), read_run("quickstart"))
-    assert choose_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is taken up by its name"
+    assert choose_folder(tmp_path, "quickstart", "quickstart") == first, "an unfinished run is resumed by its name"
     (first / "summary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="over already"):
         check_not_over(first, read_run("quickstart"))
@@ -188,17 +188,17 @@ def test_what_a_device_wrote_does_not_act_on_the_operators_terminal(tmp_path: Pa
         "    logging.getLogger('x').warning('device %s', 'a\\x1b]8;;http://evil\\x07\\nb')\n"
         "    raise RunError('device a\\x1b]8;;http://evil\\x07 failed')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
-    logged, sentence = done.stderr.splitlines()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    logged, sentence = result.stderr.splitlines()
     assert logged.endswith(r"x WARNING device a\x1b]8;;http://evil\x07\nb")
     assert sentence == "subfleet: device a ]8;;http://evil  failed"
 
 
 @pytest.mark.parametrize(
-    ("verbose", "told"), [(True, ["subfleet.x DEBUG ours", "y WARNING theirs"]), (False, ["y WARNING theirs"])]
+    ("verbose", "lines"), [(True, ["subfleet.x DEBUG ours", "y WARNING theirs"]), (False, ["y WARNING theirs"])]
 )
 def test_verbose_tells_what_happens_in_subfleet_and_not_in_libraries(
-    verbose: bool, told: list[str], tmp_path: Path
+    verbose: bool, lines: list[str], tmp_path: Path
 ) -> None:
     code = (
         "import logging; from subfleet.cli.errors import report_errors\n"
@@ -207,5 +207,5 @@ def test_verbose_tells_what_happens_in_subfleet_and_not_in_libraries(
         "    logging.getLogger('y').debug('theirs in detail')\n"
         "    logging.getLogger('y').warning('theirs')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()] == told
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert [line.split(maxsplit=2)[2] for line in result.stderr.splitlines()] == lines

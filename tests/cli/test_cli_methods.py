@@ -1,4 +1,4 @@
-"""`subfleet methods` lists the methods, and checks them."""
+"""`subfleet methods` lists the methods and checks them."""
 
 import json
 from collections.abc import Iterator
@@ -17,33 +17,33 @@ from subfleet.protocol.exit_codes import ExitCode
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, str]]:
-    """What the checks of methods find."""
+    """The verdicts of the checks of methods, by method and norms."""
     verdicts = {name: {"averaged": "ok", "bank": "ok"} for name in METHODS}
 
-    def found(exports: object) -> Iterator[tuple[str, str, str]]:
+    def check_methods(exports: object) -> Iterator[tuple[str, str, str]]:
         for name, row in verdicts.items():
-            for norms, said in row.items():
-                yield name, norms, said
+            for norms, verdict in row.items():
+                yield name, norms, verdict
 
-    monkeypatch.setattr(method_checks, "check_methods", found)
+    monkeypatch.setattr(method_checks, "check_methods", check_methods)
     monkeypatch.setenv("SUBFLEET_CACHE", str(tmp_path))
     return verdicts
 
 
 def test_every_method_is_listed_with_its_paper() -> None:
-    done = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "3000"})  # wide enough that no cell is wrapped
-    assert done.exit_code == 0, done.output
-    words = " ".join(done.output.replace("│", " ").split())
+    result = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "3000"})  # wide enough that no cell is wrapped
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.replace("│", " ").split())
     for name, kind in METHODS.items():
         assert name in words
         assert kind.INFO.paper in words
-    assert "check" not in done.output
+    assert "check" not in result.output
 
 
 def test_the_list_as_json_has_the_same_fields_for_all() -> None:
-    done = CliRunner().invoke(app, ["methods", "--json"])
-    assert done.exit_code == 0, done.output
-    listed = json.loads(done.stdout)
+    result = CliRunner().invoke(app, ["methods", "--json"])
+    assert result.exit_code == 0, result.output
+    listed = json.loads(result.stdout)
     assert list(listed) == list(METHODS)
     for name, row in listed.items():
         info = METHODS[name].INFO
@@ -61,15 +61,15 @@ def test_the_list_as_json_has_the_same_fields_for_all() -> None:
 
 
 def test_a_methods_parameters_are_shown_beside_what_its_paper_has() -> None:
-    done = CliRunner().invoke(app, ["methods", "fedtrans"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in done.output.splitlines() if "│" in line]
+    result = CliRunner().invoke(app, ["methods", "fedtrans"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in result.output.splitlines() if "│" in line]
     assert ["alpha", "0.9", "0.9"] in rows
     assert ["shares", "drawn", "equal"] in rows
     assert ["delta", "5", "open"] in rows
-    assert "copies have drawn fractions" in done.output
-    told = CliRunner().invoke(app, ["methods", "pyramidfl", "--json"])
-    assert json.loads(told.stdout)["parameters"]["oort.cutoff"] == {"default": 0.95, "paper": 0.95}
+    assert "copies have drawn fractions" in result.output
+    as_json = CliRunner().invoke(app, ["methods", "pyramidfl", "--json"])
+    assert json.loads(as_json.stdout)["parameters"]["oort.cutoff"] == {"default": 0.95, "paper": 0.95}
     assert CliRunner().invoke(app, ["methods", "fedavg", "--check"]).exit_code == ExitCode.CONFIG
     unknown = CliRunner().invoke(app, ["methods", "fedtran"])
     assert unknown.exit_code == ExitCode.CONFIG
@@ -77,16 +77,16 @@ def test_a_methods_parameters_are_shown_beside_what_its_paper_has() -> None:
 
 
 def test_a_check_as_json_is_one_object(checks: dict[str, dict[str, str]]) -> None:
-    done = CliRunner().invoke(app, ["methods", "--check", "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == checks
+    result = CliRunner().invoke(app, ["methods", "--check", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == checks
 
 
 def test_a_check_is_a_column_of_the_table(checks: dict[str, dict[str, str]]) -> None:
-    done = CliRunner().invoke(app, ["methods", "--check"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    assert "check" in done.output
-    assert done.output.count("averaged: ok") == done.output.count("bank: ok") == len(checks)
+    result = CliRunner().invoke(app, ["methods", "--check"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "check" in result.output
+    assert result.output.count("averaged: ok") == result.output.count("bank: ok") == len(checks)
 
 
 @pytest.mark.parametrize("options", [["--check"], ["--check", "--json"]])
@@ -94,18 +94,18 @@ def test_methods_that_fail_give_an_exit_code_and_one_sentence(
     options: list[str], checks: dict[str, dict[str, str]]
 ) -> None:
     checks["fjord"]["bank"], checks["nefl"]["averaged"] = "the loss does not fall", "it moved"
-    done = CliRunner().invoke(app, ["methods", *options])
-    assert done.exit_code == ExitCode.RUN
-    last = done.stderr.strip().splitlines()[-1]
+    result = CliRunner().invoke(app, ["methods", *options])
+    assert result.exit_code == ExitCode.RUN
+    last = result.stderr.strip().splitlines()[-1]
     first = "first fjord with norms 'bank': the loss does not fall"
     assert last == f"subfleet: 2 of {2 * len(METHODS)} checks of methods fail, {first}"
-    assert "Traceback" not in done.output
+    assert "Traceback" not in result.output
     if "--json" in options:
-        assert json.loads(done.stdout) == checks
+        assert json.loads(result.stdout) == checks
 
 
 def test_a_verdict_is_no_markup(checks: dict[str, dict[str, str]]) -> None:
     checks["fjord"]["bank"] = "[/]"
-    done = CliRunner().invoke(app, ["methods", "--check"], env={"COLUMNS": "200"})
-    assert done.exit_code == ExitCode.RUN
-    assert "[/]" in done.stdout
+    result = CliRunner().invoke(app, ["methods", "--check"], env={"COLUMNS": "200"})
+    assert result.exit_code == ExitCode.RUN
+    assert "[/]" in result.stdout

@@ -1,4 +1,4 @@
-"""`subfleet runs path`: any path of a run's supernet, as it was before fine-tuning."""
+"""`subfleet runs path`: any path of a run's supernet, with the weights before fine-tuning."""
 
 import json
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ NETWORK = network_of(CONFIG)
 PATH = ("dsconv3", "conv1")
 
 
-def kept(folder: Path, **files: Mapping[str, Tensor]) -> Path:
-    """A run that is over, with these files of weights."""
+def write_run(folder: Path, **files: Mapping[str, Tensor]) -> Path:
+    """Write a finished run with these files of weights."""
     folder.mkdir(parents=True)
     write_description(folder, make_config(FedorAS()))
     for name, state in files.items():
@@ -34,17 +34,17 @@ def kept(folder: Path, **files: Mapping[str, Tensor]) -> Path:
     return folder.parent
 
 
-def said(*arguments: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["runs", "path", *map(str, arguments)])
-    return done.exit_code, done.output
+def invoke(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["runs", "path", *map(str, arguments)])
+    return result.exit_code, result.output
 
 
 @pytest.mark.slow
 @pytest.mark.export
 def test_a_path_is_written_with_the_weights_from_before_fine_tuning(tmp_path: Path) -> None:
     state = init_state(NETWORK, 4)
-    runs = kept(tmp_path / "runs" / "run", supernet=state, model=init_state(NETWORK, 5))
-    asked = [
+    runs = write_run(tmp_path / "runs" / "run", supernet=state, model=init_state(NETWORK, 5))
+    options = [
         "--runs",
         runs,
         "--operator",
@@ -57,40 +57,40 @@ def test_a_path_is_written_with_the_weights_from_before_fine_tuning(tmp_path: Pa
         tmp_path,
         "--json",
     ]
-    code, output = said("run", *asked)
+    code, output = invoke("run", *options)
     assert code == 0
-    told = json.loads(output)
-    assert tuple(told["operators"].values()) == PATH
+    report = json.loads(output)
+    assert tuple(report["operators"].values()) == PATH
     architecture = path_architecture(NETWORK, PATH)
     module = build_module(NETWORK, architecture).eval()
     module.load_state_dict({name: state[name] for name in module.state_dict()})
-    assert told["parameters"] == sum(tensor.numel() for tensor in module.state_dict().values())
-    assert load_file(told["weights"]).keys() == module.state_dict().keys()
-    session = ort.InferenceSession(told["files"]["onnx"])
+    assert report["parameters"] == sum(tensor.numel() for tensor in module.state_dict().values())
+    assert load_file(report["weights"]).keys() == module.state_dict().keys()
+    session = ort.InferenceSession(report["files"]["onnx"])
     sample = np.random.default_rng(1).random((1, *CONFIG.input_shape), dtype=np.float32)
-    (found,) = session.run(None, {session.get_inputs()[0].name: sample})
-    np.testing.assert_allclose(found, module(torch.from_numpy(sample)).detach(), atol=1e-5)
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: sample})
+    np.testing.assert_allclose(outputs, module(torch.from_numpy(sample)).detach(), atol=1e-5)
 
 
 def test_a_path_that_is_none_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    runs = kept(tmp_path / "runs" / "run", supernet=init_state(NETWORK, 4))
-    code, output = said("run", "--runs", runs)
+    runs = write_run(tmp_path / "runs" / "run", supernet=init_state(NETWORK, 4))
+    code, output = invoke("run", "--runs", runs)
     assert code == 10
     assert "name the operator of each choice with --operator, or draw a path with --random" in output
     assert "conv1, dsconv3, identity" in output
-    code, output = said("run", "--runs", runs, "--operator", "conv1")
+    code, output = invoke("run", "--runs", runs, "--operator", "conv1")
     assert code == 10
     assert "a path has 1 operators, but the network has 2 choices" in output
 
 
 def test_a_run_without_a_supernet_or_that_is_not_over_says_so(tmp_path: Path) -> None:
-    runs = kept(tmp_path / "runs" / "run")
-    code, output = said("run", "--runs", runs, "--random", 1)
+    runs = write_run(tmp_path / "runs" / "run")
+    code, output = invoke("run", "--runs", runs, "--random", 1)
     assert code != 0
     assert "is not over" in " ".join(output.split())
     folder = tmp_path / "runs" / "plain"
     folder.mkdir()
     write_description(folder, make_config(FedAvg()))
-    code, output = said("plain", "--runs", runs, "--random", 1)
+    code, output = invoke("plain", "--runs", runs, "--random", 1)
     assert code == 10
     assert "has no supernet: its model, a 'mlp', has no choices" in " ".join(output.split())

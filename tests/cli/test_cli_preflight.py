@@ -1,4 +1,4 @@
-"""`subfleet preflight` exports a run's programs before any device is there."""
+"""`subfleet preflight` exports a run's programs before any device joins."""
 
 import io
 import json
@@ -34,7 +34,7 @@ depth = true
 """
 
 
-BROUGHT = """
+DEVICE_NETWORKS = """
 [[fleet.devices]]
 id = "small"
 log = "laptop"
@@ -57,19 +57,19 @@ def preflight(folder: Path, config: str, cache: Path) -> Result:
 
 def test_networks_that_devices_bring_are_exported_in_place_of_the_model(cache: CacheFolder, tmp_path: Path) -> None:
     model, _, _ = CONFIG.partition("[method]")
-    done = preflight(tmp_path, model + BROUGHT, cache.path)
-    assert done.exit_code == 0, done.output
-    verdicts = json.loads(done.stdout)
+    result = preflight(tmp_path, model + DEVICE_NETWORKS, cache.path)
+    assert result.exit_code == 0, result.output
+    verdicts = json.loads(result.stdout)
     assert [verdict["submodel"].rsplit(" ", 1)[0] for verdict in verdicts] == ["union1 mlp d1", "union1 mlp d2"]
     assert all(verdict["planned_peak_bytes"] > 0 for verdict in verdicts)
 
 
 def test_every_submodel_is_exported_and_told(tmp_path: Path) -> None:
-    done = preflight(tmp_path, CONFIG, tmp_path / "cache")
-    assert done.exit_code == 0, done.output
-    verdicts = json.loads(done.stdout)
+    result = preflight(tmp_path, CONFIG, tmp_path / "cache")
+    assert result.exit_code == 0, result.output
+    verdicts = json.loads(result.stdout)
     assert [verdict["submodel"] for verdict in verdicts] == ["w1 d1", "w1 d2"]
-    assert done.stderr.splitlines() == [
+    assert result.stderr.splitlines() == [
         "Exporting: 1 done, last w1 d1 for onnx",
         "Exporting: 2 done, last w1 d2 for onnx",
     ]
@@ -85,10 +85,10 @@ def test_every_submodel_is_exported_and_told(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_one_sentence_and_an_exit_code(cache: CacheFolder, tmp_path: Path) -> None:
-    done = preflight(tmp_path, CONFIG.replace("onnx", "abacus"), cache.path)
-    assert done.exit_code == ExitCode.EXPORT
-    assert "'abacus'" in done.stderr
-    assert "Traceback" not in done.output
+    result = preflight(tmp_path, CONFIG.replace("onnx", "abacus"), cache.path)
+    assert result.exit_code == ExitCode.EXPORT
+    assert "'abacus'" in result.stderr
+    assert "Traceback" not in result.output
 
 
 def test_a_name_is_no_markup_in_the_table() -> None:

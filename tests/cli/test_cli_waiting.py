@@ -1,4 +1,4 @@
-"""`subfleet serve --wait` waits for a broker that is not there yet, until it comes or Ctrl-C does."""
+"""`subfleet serve --wait` waits for a broker that cannot be reached, until it can be or Ctrl-C is pressed."""
 
 import signal
 import subprocess
@@ -17,21 +17,21 @@ from subfleet.transport.mqtt import MqttTransport
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 
 
-def seen(lines: Iterable[str], words: str) -> list[str]:
-    """The lines until one has the words."""
-    told = []
+def read_until(lines: Iterable[str], words: str) -> list[str]:
+    """The lines up to the first that contains the words."""
+    lines_read = []
     for line in lines:
-        told.append(line)
+        lines_read.append(line)
         if words in line:
-            return told
-    raise AssertionError(f"{words!r} was never told, but: {told}")
+            return lines_read
+    raise AssertionError(f"{words!r} was not among: {lines_read}")
 
 
-@pytest.mark.parametrize("comes", [True, False])
-def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, comes: bool) -> None:
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, arrives: bool) -> None:
     broker = EmbeddedBroker()
     with broker:
-        pass  # only to have an address
+        pass  # only to get an address
     command = [sys.executable, "-u", "-m", "subfleet.cli.main", "serve", "fleet", "--broker", broker.url]
     command += ["--http-port", "0", "--wait", "--runs", str(tmp_path)]
     with ExitStack() as stack:
@@ -40,14 +40,14 @@ def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, co
         )
         stack.callback(server.kill)
         assert server.stdout is not None
-        told = seen(server.stdout, "waiting for it until Ctrl-C")
-        assert broker.url.removeprefix("mqtt://") in told[-1]
-        if comes:
+        lines = read_until(server.stdout, "waiting for it until Ctrl-C")
+        assert broker.url.removeprefix("mqtt://") in lines[-1]
+        if arrives:
             stack.enter_context(broker)
             listener = MqttTransport(parse_url(broker.url), "listener")
             listener.open(("#",))
             stack.callback(listener.close)
-            assert any(isinstance(listener.poll(1.0), Delivery) for _ in range(60)), "the server has nothing to say"
+            assert any(isinstance(listener.poll(1.0), Delivery) for _ in range(60)), "the server publishes nothing"
         server.send_signal(signal.SIGINT)
         rest, _ = server.communicate(timeout=60)
     assert rest.strip() == "Stopped; the same command takes the run up again"

@@ -1,4 +1,4 @@
-"""Tables and lines of a running round: every cell is text, and the columns that matter find room."""
+"""Tables and lines of a running round: cells are plain text, and the important columns always fit."""
 
 import io
 import itertools
@@ -16,7 +16,7 @@ from subfleet.reporting.texts import CLIENT_COLUMNS
 
 SNAPSHOTS = Path(__file__).parent / "tables"
 EVIL = "cam[/][link=http://evil.example]log in[/link]:skull:\x1b]8;;http://evil.example\x07\nround 9"
-SHOWN = "cam[/][link=http://evil.example]log in[/link]:skull: ]8;;http://evil.example  round 9"
+ESCAPED = "cam[/][link=http://evil.example]log in[/link]:skull: ]8;;http://evil.example  round 9"
 
 JETSON = ClientRow(
     client_id="jetson",
@@ -68,7 +68,7 @@ CAM = replace(
 ROUND = RoundRecord(round=4, accuracy=0.96384, loss=0.1, seconds=13.7, log_time_s=180.0, clients=(JETSON, PHONE, CAM))
 
 
-def shown(record: RoundRecord, width: int) -> str:
+def render_round(record: RoundRecord, width: int) -> str:
     screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     Tables(screen).round_finished(record)
     assert isinstance(screen.file, io.StringIO)
@@ -82,35 +82,37 @@ def columns_of(table: str) -> set[str]:
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
 def test_a_round_looks_as_it_did(width: int) -> None:
-    table = "\n".join(line.rstrip() for line in shown(ROUND, width).splitlines()) + "\n"
+    table = "\n".join(line.rstrip() for line in render_round(ROUND, width).splitlines()) + "\n"
     assert table == (SNAPSHOTS / f"{width}.txt").read_text(encoding="utf-8")
 
 
 def test_why_an_update_counts_less_than_it_claims_finds_room_on_the_narrowest_screen() -> None:
     capped = replace(JETSON, lowered="its share is capped at 0.5 of the round")
-    words = shown(replace(ROUND, clients=(capped, PHONE)), 80).split()
+    words = render_round(replace(ROUND, clients=(capped, PHONE)), 80).split()
     assert " aggregated; its share is capped at 0.5 of the round phone " in " ".join(words)
 
 
 @pytest.mark.parametrize("width", range(80, 200, 3))
 def test_no_line_is_wider_than_the_screen_and_what_matters_is_there(width: int) -> None:
-    table = shown(ROUND, width)
+    table = render_round(ROUND, width)
     assert max(cell_len(line) for line in table.splitlines()) <= width
     for cell in ("jetson", "pi-zero-2w", "w3/4 d3", "w1 d4", "39.1", "aggregated"):
         assert cell in table
 
 
 def test_what_a_narrow_screen_shows_a_wider_one_shows_too() -> None:
-    shown_at = [columns_of(shown(ROUND, width)) for width in (80, 100, 120, 160, 200)]
-    assert all(narrow <= wide for narrow, wide in itertools.pairwise(shown_at))
-    assert shown_at[0] < shown_at[1] < shown_at[2] < shown_at[3]
-    assert shown_at[-1] == {column.title for column in CLIENT_COLUMNS}
+    columns = [columns_of(render_round(ROUND, width)) for width in (80, 100, 120, 160, 200)]
+    assert all(narrow <= wide for narrow, wide in itertools.pairwise(columns))
+    assert columns[0] < columns[1] < columns[2] < columns[3]
+    assert columns[-1] == {column.title for column in CLIENT_COLUMNS}
 
 
 def test_a_name_is_no_markup_in_a_table() -> None:
-    table = shown(replace(ROUND, clients=(replace(JETSON, device=EVIL, architecture="[red]w1", status="[bold]"),)), 250)
+    table = render_round(
+        replace(ROUND, clients=(replace(JETSON, device=EVIL, architecture="[red]w1", status="[bold]"),)), 250
+    )
     assert "\x1b]8" not in table
-    assert "".join(SHOWN.split()) in "".join(table.split())
+    assert "".join(ESCAPED.split()) in "".join(table.split())
     assert "[red]w1" in table
     assert "[bold]" in table
 
@@ -120,7 +122,7 @@ def test_a_name_is_no_markup_in_a_sentence(display: type[Tables] | type[PlainLin
     screen = Console(file=io.StringIO(), width=300, force_terminal=True, color_system="truecolor")
     display(screen).say(f"client cam joined: {EVIL}")
     assert isinstance(screen.file, io.StringIO)
-    assert screen.file.getvalue() == f"client cam joined: {SHOWN}\n"
+    assert screen.file.getvalue() == f"client cam joined: {ESCAPED}\n"
 
 
 def test_a_name_is_no_markup_in_a_line() -> None:
@@ -129,7 +131,7 @@ def test_a_name_is_no_markup_in_a_line() -> None:
     assert isinstance(screen.file, io.StringIO)
     title, row = screen.file.getvalue().splitlines()
     assert title == "round 4: accuracy 0.9638, 1 different submodel, 13.7 s, logs read at 180 s"
-    assert f"profile={SHOWN}  runtime=onnx" in row
+    assert f"profile={ESCAPED}  runtime=onnx" in row
 
 
 class Terminal(io.StringIO):
@@ -157,7 +159,7 @@ HALF = Progress(round=2, round_count=5, answered=3, devices=6, left_s=None)
 
 
 @pytest.mark.parametrize(
-    ("left_s", "said"),
+    ("left_s", "text"),
     [
         (None, "round 2 of 5: 3 of 6 devices have answered"),
         (0.0, "round 2 of 5: 3 of 6 devices have answered, about 1 s left"),
@@ -166,14 +168,14 @@ HALF = Progress(round=2, round_count=5, answered=3, devices=6, left_s=None)
         (7500.0, "round 2 of 5: 3 of 6 devices have answered, about 2 h 5 min left"),
     ],
 )
-def test_progress_tells_rounds_devices_and_the_time_left(left_s: float | None, said: str) -> None:
-    assert format_progress(replace(HALF, left_s=left_s)) == said
+def test_progress_tells_rounds_devices_and_the_time_left(left_s: float | None, text: str) -> None:
+    assert format_progress(replace(HALF, left_s=left_s)) == text
 
 
 def test_progress_tells_who_is_away_and_why() -> None:
     away = ("cyd: it said goodbye (it was stopped), last seen 12 s ago", "bob: no heartbeat for 41 s")
-    said = "round 2 of 5: 3 of 6 devices have answered; away: " + ", ".join(away)
-    assert format_progress(replace(HALF, away=away)) == said
+    text = "round 2 of 5: 3 of 6 devices have answered; away: " + ", ".join(away)
+    assert format_progress(replace(HALF, away=away)) == text
 
 
 def test_on_a_terminal_the_next_thing_takes_the_place_of_progress() -> None:

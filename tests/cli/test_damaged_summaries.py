@@ -1,4 +1,4 @@
-"""A `summary.json` that is half written, damaged or of another release ends every command in one sentence."""
+"""A `summary.json` that is truncated, damaged or of another release ends every command with one sentence."""
 
 import json
 from pathlib import Path
@@ -59,19 +59,19 @@ def test_every_command_that_reads_one_says_so(folder: Path, kind: str) -> None:
     (folder / SUMMARY).write_bytes(DAMAGED[kind])
     runs = ["--runs", str(folder.parent)]
     for command in (["compare", str(folder)], ["runs", "list", *runs]):
-        done = invoke(*command)
-        told = " ".join(done.output.split())
+        result = invoke(*command)
+        output = " ".join(result.output.split())
         if command[1] == "list" and kind in ("rounds of another type", "accuracy of another type"):
-            continue  # it shows neither
-        assert done.exit_code == ExitCode.FILE, told
-        assert "is damaged, or was written by another release" in told
-        assert "Traceback" not in told
+            continue  # the list shows neither of these
+        assert result.exit_code == ExitCode.FILE, output
+        assert "is damaged, or was written by another release" in output
+        assert "Traceback" not in output
 
 
 def test_a_run_that_is_not_over_has_none(folder: Path) -> None:
     assert read_summary(folder) is None
-    done = invoke("compare", str(folder))
-    assert (done.exit_code, "is not over" in " ".join(done.output.split())) == (ExitCode.FILE, True)
+    result = invoke("compare", str(folder))
+    assert (result.exit_code, "is not over" in " ".join(result.output.split())) == (ExitCode.FILE, True)
 
 
 def test_one_whose_turns_are_no_mapping_cannot_be_played_again(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The README shows a recorded run as today's program prints it, and that run keeps the demo's promises."""
+"""The README shows a recorded run as the current program prints it; the run has the properties of the demo."""
 
 import importlib.util
 import json
@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    architecture = importlib.util.spec_from_file_location("readme_demo", ROOT / "scripts" / "readme_demo.py")
-    assert architecture is not None
-    assert architecture.loader is not None
-    module = importlib.util.module_from_spec(architecture)
-    architecture.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("readme_demo", ROOT / "scripts" / "readme_demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -51,8 +51,8 @@ def test_every_round_and_device_is_in_the_block(script: ModuleType, recorded: di
             assert f" {client['limit'] or '-'} " in row
     models = [line.split(", ")[0].split() for line in lines if "models/" in line]
     runtimes = {client["client_id"]: client["runtime"] for client in rounds[0]["clients"]}
-    endings = {name: {"onnx": ".onnx", "executorch": ".pte"}[runtimes[name]] for name in CLIENTS}
-    assert models == [[f"{name}:", f"models/{name}/model{ending}"] for name, ending in endings.items()]
+    suffixes = {name: {"onnx": ".onnx", "executorch": ".pte"}[runtimes[name]] for name in CLIENTS}
+    assert models == [[f"{name}:", f"models/{name}/model{suffix}"] for name, suffix in suffixes.items()]
     assert f"    Test accuracy of the full model: {recorded['summary']['accuracy']:.4f}" in lines
     assert any(f": {recorded['seconds']} s" in line for line in lines)
 

@@ -1,4 +1,4 @@
-"""A start that fails leaves no folder behind; a run's folder is named; nobody is asked who cannot answer."""
+"""A failed start leaves no folder; the run's folder is named; no question is asked without a terminal."""
 
 import io
 import re
@@ -24,8 +24,8 @@ NOBODY = "mqtt://127.0.0.1:1"
 PROGRESS = Progress(round=1, round_count=2, answered=0, devices=1, left_s=None)
 
 
-def invoke(*arguments: str, **more: Any) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments), **more)
+def invoke(*arguments: str, **options: Any) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments), **options)
     return result.exit_code, result.output + (result.stderr if result.stderr_bytes else "")
 
 
@@ -50,14 +50,14 @@ def test_a_start_that_fails_leaves_no_folder(
     arguments: tuple[str, ...], code: ExitCode, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found, said = invoke(*arguments)
-    assert (found, words in said) == (code, True), said
+    exit_code, output = invoke(*arguments)
+    assert (exit_code, words in output) == (code, True), output
     assert list(tmp_path.iterdir()) == []
 
 
 def begin(folder: Path, error: BaseException | None, *, begun: bool = False) -> None:
-    with open_run_folder(folder, read_run("fedfa"), Unobserved()) as (place, observer):
-        (place / "output").mkdir(exist_ok=True)
+    with open_run_folder(folder, read_run("fedfa"), Unobserved()) as (run_folder, observer):
+        (run_folder / "output").mkdir(exist_ok=True)
         if begun:
             observer.progressed(PROGRESS)  # type: ignore[attr-defined]
         if error is not None:
@@ -75,7 +75,7 @@ def test_a_folder_goes_only_where_it_is_new_and_nothing_began(tmp_path: Path) ->
     assert (folder / "output").is_dir()
     with pytest.raises(FileError):
         begin(folder, FileError("x"))
-    assert (folder / "run.json").exists(), "it was there before"
+    assert (folder / "run.json").exists(), "it existed before"
     with pytest.raises(FileError):
         begin(tmp_path / "other", FileError("the disk is full"), begun=True)
     assert (tmp_path / "other" / "run.json").exists()
@@ -110,8 +110,8 @@ def test_serve_names_the_folder_as_run_does(tmp_path: Path, monkeypatch: pytest.
     assert (folder / "run.json").exists()
     assert [path.name for path in folder.parent.iterdir()] == ["mine"]
     (folder / "summary.json").write_text("{}", encoding="utf-8")
-    code, said = invoke("serve", "fleet", "--name", "mine")
-    assert (code, "is over already" in said) == (ExitCode.CONFIG, True)
+    code, output = invoke("serve", "fleet", "--name", "mine")
+    assert (code, "is over already" in output) == (ExitCode.CONFIG, True)
 
 
 @pytest.mark.parametrize("stdin", [io.StringIO(""), None])
@@ -133,11 +133,13 @@ def test_who_cannot_answer_is_told_how_to_do_without(
 
 @pytest.mark.slow
 def test_every_question_has_an_answer_for_who_cannot_be_asked() -> None:
-    """A prompt elsewhere than in the one function that knows what to do without an answer is found here."""
-    asking = re.compile(r"\b(?:typer|click)\.(?:confirm|prompt|getchar|pause)\(|(?<![\w.])input\(|\bgetpass\(")
-    sources = [path for room in ("server", "edge_client", "emulation", "tasks") for path in (ROOT / room).rglob("*.py")]
-    found = [path.name for path in sources for _ in asking.finditer(path.read_text(encoding="utf-8"))]
-    assert found == ["runs.py"]
+    """Only the function that handles a closed standard input may ask a question."""
+    prompts = re.compile(r"\b(?:typer|click)\.(?:confirm|prompt|getchar|pause)\(|(?<![\w.])input\(|\bgetpass\(")
+    sources = [
+        path for folder in ("server", "edge_client", "emulation", "tasks") for path in (ROOT / folder).rglob("*.py")
+    ]
+    names = [path.name for path in sources for _ in prompts.finditer(path.read_text(encoding="utf-8"))]
+    assert names == ["runs.py"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "::ffff:127.0.0.1"])
@@ -148,9 +150,9 @@ def test_nobody_is_warned_of_an_address_of_this_machine_alone(host: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("host", "who"),
+    ("host", "words"),
     [
-        ("0.0.0.0", "reach this one can"),  # noqa: S104 - it is what is warned of
+        ("0.0.0.0", "reach this one can"),  # noqa: S104 - the warning is about it
         ("::", "reach this one can"),
         ("", "reach this one can"),
         ("192.0.2.7", "reach 192.0.2.7 can"),
@@ -158,12 +160,12 @@ def test_nobody_is_warned_of_an_address_of_this_machine_alone(host: str) -> None
         ("127.0.0.1.example", "reach 127.0.0.1.example can"),
     ],
 )
-def test_whoever_opens_the_api_to_other_machines_is_warned_in_one_sentence(host: str, who: str) -> None:
+def test_whoever_opens_the_api_to_other_machines_is_warned_in_one_sentence(host: str, words: str) -> None:
     from subfleet.reporting.api import HttpAddress
 
     warning = HttpAddress(host=host).warning
     assert warning.startswith("the HTTP API asks for no password: every machine that ")
-    assert who in warning
+    assert words in warning
     assert warning.count("\n") == 0
 
 
@@ -172,7 +174,7 @@ def test_the_api_is_opened_to_other_machines_only_with_a_line_that_says_so(
 ) -> None:
     from subfleet.reporting.api import HttpAddress, serve_http
 
-    everywhere = HttpAddress(host="0.0.0.0", port=0)  # noqa: S104 - it is what is warned of
+    everywhere = HttpAddress(host="0.0.0.0", port=0)  # noqa: S104 - the warning is about it
     for address, lines in ((HttpAddress(port=0), []), (everywhere, [everywhere.warning])):
         caplog.clear()
         with serve_http(tmp_path, address):

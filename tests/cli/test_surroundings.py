@@ -1,4 +1,4 @@
-"""Both commands where something is missing around them: a home, a console that can show everything, a system."""
+"""Both commands in restricted environments: without a home folder, with an ASCII console, on Windows."""
 
 import os
 import shutil
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 COMMANDS = ("subfleet.cli.main", "subfleet.edge_client.cli")
 UNKNOWN = 12345
-"""A user's number that has no name here."""
-# May read what only this user may, such as a Python below a home: containers have theirs where everybody can read it.
+"""A user id without a name on this system."""
+# With the capability to read files of this user, such as a Python in a home folder, which a container has elsewhere.
 BECOMING = ("setpriv", f"--reuid={UNKNOWN}", f"--regid={UNKNOWN}", "--clear-groups", "--inh-caps=+dac_read_search",
             "--ambient-caps=+dac_read_search")  # fmt: skip
 NAMES = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "SUBFLEET_CACHE", "LOGNAME", "USER", "LNAME", "USERNAME")
@@ -29,8 +29,8 @@ needs_root = pytest.mark.skipif(
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder in which everybody may write, unlike pytest's own."""
+def open_folder() -> Iterator[Path]:
+    """A folder in which every user may write, unlike `tmp_path`."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)
@@ -47,9 +47,9 @@ def run(
 
 @needs_root
 @pytest.mark.parametrize("home", [None, "/", "/nonexistent"])
-def test_a_user_without_a_home_or_a_name_finds_a_place(home: str | None, place: Path) -> None:
-    """As in a container that is started with a bare number."""
-    environment = {name: text for name, text in os.environ.items() if name not in NAMES} | {"TMPDIR": str(place)}
+def test_a_user_without_a_home_or_a_name_finds_a_place(home: str | None, open_folder: Path) -> None:
+    """As in a container that is started with a numeric user id."""
+    environment = {name: text for name, text in os.environ.items() if name not in NAMES} | {"TMPDIR": str(open_folder)}
     if home is not None:
         environment["HOME"] = home
     libraries = (
@@ -57,21 +57,21 @@ def test_a_user_without_a_home_or_a_name_finds_a_place(home: str | None, place: 
         "import getpass, os, matplotlib\n"
         "print(getpass.getuser(), os.path.expanduser('~'), matplotlib.get_cachedir())\n"
     )
-    own = place / f"subfleet-{UNKNOWN}"
+    created = open_folder / f"subfleet-{UNKNOWN}"
     for arguments, code, words in (
         (("-m", COMMANDS[0], "data", "list"), ExitCode.OK, "digits"),
-        (("-m", COMMANDS[1], "join", "mqtt://127.0.0.1:1", "--data", "digits:train"), ExitCode.TRANSPORT, str(own)),
-        (("-c", libraries), ExitCode.OK, f"uid{UNKNOWN} {own} {own}"),
+        (("-m", COMMANDS[1], "join", "mqtt://127.0.0.1:1", "--data", "digits:train"), ExitCode.TRANSPORT, str(created)),
+        (("-c", libraries), ExitCode.OK, f"uid{UNKNOWN} {created} {created}"),
     ):
-        done = run((sys.executable, *arguments), place, environment=environment, before=BECOMING)
-        assert done.returncode == code, done.stderr
-        assert words in done.stdout + done.stderr
-        assert "defect" not in done.stderr
-    assert own.stat().st_uid == UNKNOWN
+        result = run((sys.executable, *arguments), open_folder, environment=environment, before=BECOMING)
+        assert result.returncode == code, result.stderr
+        assert words in result.stdout + result.stderr
+        assert "defect" not in result.stderr
+    assert created.stat().st_uid == UNKNOWN
 
 
 ASCII = ({"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
-# In one process: what is loaded once is loaded for all.
+# All in one process, so that modules are imported once.
 EVERY_HELP = """
 import sys
 import typer.main
@@ -96,12 +96,14 @@ print("\\u2500 \\udce9 after", len(asked))
 @pytest.mark.parametrize("console", ASCII, ids=["encoding", "locale"])
 def test_a_console_that_cannot_show_everything_is_given_replacements(console: dict[str, str], tmp_path: Path) -> None:
     environment = {**os.environ, **console}
-    done = run((sys.executable, "-c", EVERY_HELP), tmp_path, environment=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("? ? after ")
+    result = run((sys.executable, "-c", EVERY_HELP), tmp_path, environment=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1].startswith("? ? after ")
     for name in ("", *options.COMMANDS):
-        helped = run((sys.executable, "-m", COMMANDS[1], *name.split(), "--help"), tmp_path, environment=environment)
-        assert (helped.returncode, helped.stderr) == (0, "")
+        help_result = run(
+            (sys.executable, "-m", COMMANDS[1], *name.split(), "--help"), tmp_path, environment=environment
+        )
+        assert (help_result.returncode, help_result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("console", ASCII, ids=["encoding", "locale"])
@@ -110,10 +112,10 @@ def test_what_somebody_wrote_does_not_break_the_sentence_about_it(
     console: dict[str, str], command: str, tmp_path: Path
 ) -> None:
     wrong = {COMMANDS[0]: ("run", "naïve─.toml"), COMMANDS[1]: ("predict", "naïve─.onnx", "--data", "digits:test")}
-    done = run((sys.executable, "-m", command, *wrong[command]), tmp_path, environment={**os.environ, **console})
-    assert done.returncode == ExitCode.FILE, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "defect" not in done.stderr
+    result = run((sys.executable, "-m", command, *wrong[command]), tmp_path, environment={**os.environ, **console})
+    assert result.returncode == ExitCode.FILE, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "defect" not in result.stderr
 
 
 WINDOWS = """
@@ -135,6 +137,6 @@ sys.exit(main())
 def test_windows_is_one_sentence_whatever_is_asked_for(
     command: str, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
-    done = run((sys.executable, "-c", WINDOWS, command, *arguments), tmp_path, environment=os.environ)
-    assert (done.returncode, done.stdout) == (ExitCode.SYSTEM, "")
-    assert done.stderr == f"{command}: Subfleet does not support Windows; use WSL 2\n"
+    result = run((sys.executable, "-c", WINDOWS, command, *arguments), tmp_path, environment=os.environ)
+    assert (result.returncode, result.stdout) == (ExitCode.SYSTEM, "")
+    assert result.stderr == f"{command}: Subfleet does not support Windows; use WSL 2\n"

@@ -1,4 +1,4 @@
-"""Packages that break in every way in which a build for another board does, in front of the real ones."""
+"""Fake packages that fail like builds for another board, and are found before the real ones."""
 
 import os
 from collections.abc import Mapping
@@ -37,19 +37,19 @@ real.IOBinding.bind_cpu_input, whole_bind = bind, real.IOBinding.bind_cpu_input
 
 
 def missing(*names: str) -> str:
-    """What every Python process runs first; to import one of the names then fails as where it is not installed."""
+    """A `sitecustomize` module with which an import of one of the names fails as if it were not installed."""
     return f"import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
 
 
 def put(folder: Path, packages: Mapping[str, str]) -> dict[str, str]:
-    """Write packages, by name to what they do when they are imported; the environment in which Python finds them first.
+    """Write packages, given as source by name, and return an environment in which Python finds them first.
 
-    A name with a suffix is a file's.
+    A name with a suffix is the name of a file.
     """
-    place = folder / "site-packages"
+    packages_folder = folder / "site-packages"
     for name, text in packages.items():
-        path = place / name if name.endswith(".py") else place / name / "__init__.py"
+        path = packages_folder / name if name.endswith(".py") else packages_folder / name / "__init__.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    # What is known of the real packages is left where it is.
-    return {**os.environ, "PYTHONPATH": str(place), "XDG_CACHE_HOME": str(folder / "cache")}
+    # Results that are cached for the real packages stay untouched.
+    return {**os.environ, "PYTHONPATH": str(packages_folder), "XDG_CACHE_HOME": str(folder / "cache")}

@@ -29,26 +29,26 @@ def test_a_device_announces_what_its_profile_says_of_its_runtime(
     profile = replace(
         load_profile("raspberry_pi_4"), operators=operators, macs_per_s=macs_per_s, architecture=architecture
     )
-    told = describe_device("pi", profile, "onnx", SUMMARY, METER)
-    assert told.architecture == architecture
-    assert (told.operators, told.macs_per_s) == (operators, macs_per_s)
-    assert told.max_training_bytes is None
+    announced = describe_device("pi", profile, "onnx", SUMMARY, METER)
+    assert announced.architecture == architecture
+    assert (announced.operators, announced.macs_per_s) == (operators, macs_per_s)
+    assert announced.max_training_bytes is None
     limited = describe_device("pi", replace(profile, memory_limit="300M"), "onnx", SUMMARY, METER)
     assert limited.max_training_bytes == 300_000_000
-    assert told.held_out_count == 0
+    assert announced.held_out_count == 0
     held_out = replace(SUMMARY, sample_count=7)
     tested = describe_device("pi", profile, "onnx", SUMMARY, METER, held_out=held_out)
     assert (tested.sample_count, tested.held_out_count) == (3, 7)
-    assert (told.device, told.runtimes, told.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
+    assert (announced.device, announced.runtimes, announced.sample_count) == ("raspberry_pi_4", ("onnx",), 3)
 
 
-@pytest.mark.parametrize(("own", "of_profile", "told"), [(8, 8, 8), (32, 8, 32), (16, 64, 64), (8, None, 8)])
+@pytest.mark.parametrize(("detected", "of_profile", "announced"), [(8, 8, 8), (32, 8, 32), (16, 64, 64), (8, None, 8)])
 def test_the_width_of_kernels_is_the_wider_of_the_profiles_and_of_this_machines(
-    own: PackingWidth, of_profile: PackingWidth | None, told: int, monkeypatch: pytest.MonkeyPatch
+    detected: PackingWidth, of_profile: PackingWidth | None, announced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(describing, "detect_packing_width", lambda: own)
+    monkeypatch.setattr(describing, "detect_packing_width", lambda: detected)
     profile = replace(load_profile("raspberry_pi_4"), packing_width=of_profile)
-    assert describe_device("pi", profile, "onnx", SUMMARY, METER).packing_width == told
+    assert describe_device("pi", profile, "onnx", SUMMARY, METER).packing_width == announced
 
 
 def test_what_no_server_would_keep_is_one_sentence() -> None:
@@ -61,16 +61,16 @@ def test_an_architecture_is_named_in_place_or_by_a_file(tmp_path: Path) -> None:
     architecture = Architecture(axes=(("stream", Prefix(size=4)),), blocks=("b1",))
     text = canonical_json(architecture).decode()
     (tmp_path / "mine.json").write_text(text, encoding="utf-8")
-    before = replace(load_profile("laptop"), network="{}")
-    for said in (text, " " + text, str(tmp_path / "mine.json")):
-        profile = declare_architecture(before, said)
+    laptop = replace(load_profile("laptop"), network="{}")
+    for option in (text, " " + text, str(tmp_path / "mine.json")):
+        profile = declare_architecture(laptop, option)
         assert (profile.architecture, profile.network) == (architecture, "")
 
 
-@pytest.mark.parametrize("said", ['{"preset": "vgg16"}', ' {"family": "mlp", "widths": [8], "depths": [1]}'])
-def test_a_network_of_its_own_is_told_as_it_was_said(said: str, tmp_path: Path) -> None:
-    before = replace(load_profile("laptop"), architecture=Architecture(name="before"))
-    (tmp_path / "mine.json").write_text(said, encoding="utf-8")
-    for one in (said, str(tmp_path / "mine.json")):
-        profile = declare_architecture(before, one)
-        assert (profile.architecture, json.loads(profile.network)) == (None, json.loads(said))
+@pytest.mark.parametrize("network", ['{"preset": "vgg16"}', ' {"family": "mlp", "widths": [8], "depths": [1]}'])
+def test_a_network_of_its_own_is_told_as_it_was_said(network: str, tmp_path: Path) -> None:
+    laptop = replace(load_profile("laptop"), architecture=Architecture(name="before"))
+    (tmp_path / "mine.json").write_text(network, encoding="utf-8")
+    for option in (network, str(tmp_path / "mine.json")):
+        profile = declare_architecture(laptop, option)
+        assert (profile.architecture, json.loads(profile.network)) == (None, json.loads(network))

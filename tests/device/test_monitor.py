@@ -1,4 +1,4 @@
-"""Live readings: control groups of both versions from invented folders, rates from invented transfers."""
+"""Live readings: control groups of both versions in made-up folders, rates of made-up transfers."""
 
 import math
 from pathlib import Path
@@ -42,12 +42,12 @@ ROOM = MemoryHeadroom(limit_bytes=1000, free_bytes=400)
         ("4:cpu,memory:/app\n", {"memory/app": V1}, ROOM),
         ("0::/app\n", {"app": V2 | {"memory.max": "max\n"}}, None),
         ("4:memory:/app\n", {"memory/app": V1 | {"memory.limit_in_bytes": "9223372036854771712\n"}}, None),
-        ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "max\n"}}, ROOM),  # the group above limits too
+        ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "max\n"}}, ROOM),  # the parent group limits too
         ("0::/a/b\n", {"a": V2, "a/b": V2 | {"memory.max": "650\n"}}, MemoryHeadroom(limit_bytes=650, free_bytes=50)),
         ("0::/app\n", {"app": V2 | {"memory.current": "5000\n"}}, MemoryHeadroom(limit_bytes=1000, free_bytes=0)),
         ("0::/app\n", {"app": {**V2, "memory.stat": "\n"}}, MemoryHeadroom(limit_bytes=1000, free_bytes=300)),
         ("0::/../../etc\n", {"": V2}, ROOM),
-        # Above memory.high the kernel takes memory back: it is a limit, beside memory.max or without one.
+        # Above memory.high the kernel reclaims memory, so it is a limit with or without memory.max.
         ("0::/app\n", {"app": V2 | {"memory.high": "800\n"}}, MemoryHeadroom(limit_bytes=800, free_bytes=200)),
         (
             "0::/app\n", {"app": V2 | {"memory.max": "max\n", "memory.high": "800\n"}},
@@ -77,11 +77,11 @@ CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t80\t1\nmemory\
     [
         (True, CGROUPS.format(enabled=0), "cpuset cpu io pids\n", True),
         (True, CGROUPS.format(enabled=0), None, True),
-        (True, CGROUPS.format(enabled=1), "cpuset cpu io pids\n", False),  # there, but not handed on to this group
+        (True, CGROUPS.format(enabled=1), "cpuset cpu io pids\n", False),  # enabled, but not delegated to this group
         (True, "#subsys_name\thierarchy\tnum_cgroups\tenabled\n", "cpu memory\n", False),
         (True, "", None, False),
         (True, None, None, False),
-        (False, CGROUPS.format(enabled=0), "cpu\n", False),  # on the board itself nobody has given a limit
+        (False, CGROUPS.format(enabled=0), "cpu\n", False),  # outside a container there is no limit to lack
     ],
 )
 def test_a_container_without_memory_limits_is_known(
@@ -136,8 +136,8 @@ def test_what_a_system_hides_is_unknown(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_sensor_that_says_nonsense_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = SimpleNamespace(current=math.nan)
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"a": [nowhere, SimpleNamespace(current=41.0)]})
+    broken = SimpleNamespace(current=math.nan)
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"a": [broken, SimpleNamespace(current=41.0)]})
     monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(percent=math.nan, power_plugged=True))
     _, reading = LiveMeter().read(None)
     assert (reading.temperature_c, reading.battery_fraction, reading.charging) == (41.0, None, None)
@@ -145,8 +145,8 @@ def test_a_sensor_that_says_nonsense_is_unknown(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_meter_learns_each_direction_from_its_own_transfers() -> None:
     meter = LiveMeter()
-    for place in range(5):
-        meter.note_transfer("down", 1000, place * 0.1)
+    for index in range(5):
+        meter.note_transfer("down", 1000, index * 0.1)
     _, reading = meter.read(None)
     assert reading.downlink_bps == pytest.approx(80_000)
     assert reading.uplink_bps is None
@@ -175,7 +175,7 @@ def test_newer_bursts_count_more_and_pauses_do_not_count() -> None:
 
 @given(size_bytes=st.integers(1, 10**6), step_s=st.floats(0.03, 0.9), count=st.integers(2, 30))
 def test_a_steady_link_is_measured_exactly(size_bytes: int, step_s: float, count: int) -> None:
-    assert rate_after(*((size_bytes, place * step_s) for place in range(count))) == pytest.approx(
+    assert rate_after(*((size_bytes, index * step_s) for index in range(count))) == pytest.approx(
         8 * size_bytes / step_s
     )
 
@@ -185,7 +185,7 @@ def test_a_replayed_log_is_read_at_the_time_that_is_asked_for_and_paces_the_link
         Reading(memory_free_bytes=1, downlink_bps=5e6, uplink_bps=1e6),
         Reading(memory_free_bytes=2, downlink_bps=0.0),
     )
-    rows = tuple(LogRow(t_s=5.0 * place, reading=reading) for place, reading in enumerate(readings))
+    rows = tuple(LogRow(t_s=5.0 * index, reading=reading) for index, reading in enumerate(readings))
     rates: list[tuple[float | None, float | None]] = []
     log = ResourceLog(device="d", source="s", licence="l", rows=rows)
     meter = ReplayMeter(ReplayedLog(log), lambda down, up: rates.append((down, up)))

@@ -1,4 +1,4 @@
-"""What `ulimit` leaves of the memory that is free, in processes that were really started under it."""
+"""Free memory under `ulimit`, measured in processes that are started with it."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ taken = bytearray(60_000_000)
 print(json.dumps([before, look()]))
 """
 NEAR_BYTES = 4_000_000
-"""What the interpreter itself takes or gives back between two looks."""
+"""Memory that the interpreter may allocate or free between two measurements."""
 
 
 @pytest.mark.slow
@@ -28,12 +28,12 @@ NEAR_BYTES = 4_000_000
     ("option", "kind"), [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA"), ("-v 8000000 && ulimit -d", "RLIMIT_DATA")]
 )
 def test_a_limit_of_the_process_counts_less_what_it_has_taken(option: str, kind: str) -> None:
-    """Of two limits the one that leaves less."""
+    """Of two limits, the tighter one counts."""
     script = f'ulimit {option} 400000 && exec "$0" -c "$1" {kind}'
     command = ["bash", "-c", script, sys.executable, PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    (free_before, room_before), (free_after, room_after) = json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr
+    (free_before, room_before), (free_after, room_after) = json.loads(process.stdout)
     assert 0 < free_before < 400_000 * 1024
     assert abs(free_before - room_before) < NEAR_BYTES
     assert abs(free_after - room_after) < NEAR_BYTES
@@ -43,8 +43,8 @@ def test_a_limit_of_the_process_counts_less_what_it_has_taken(option: str, kind:
 @pytest.mark.slow
 def test_doctor_tells_a_budget_within_the_limit() -> None:
     command = [sys.executable, "-m", "subfleet.edge_client.cli", "doctor", "--json", "--memory-fraction", "1"]
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", 'ulimit -v 400000 && exec "$@"', "bash", *command],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert 0 < json.loads(done.stdout)["budget_bytes"] < 400_000 * 1024
+    assert 0 < json.loads(process.stdout)["budget_bytes"] < 400_000 * 1024

@@ -1,4 +1,4 @@
-"""What a device tries its runtimes on is what the exporter writes, and right."""
+"""The trial programs of devices agree with the exporter and with PyTorch."""
 
 import importlib.util
 import json
@@ -22,13 +22,11 @@ FILES = {DATA, EXPECTED, WEIGHTS, *map(name_program_file, TARGETS)}
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    architecture = importlib.util.spec_from_file_location(
-        "make_trial_programs", ROOT / "scripts" / "make_trial_programs.py"
-    )
-    assert architecture is not None
-    assert architecture.loader is not None
-    module = importlib.util.module_from_spec(architecture)
-    architecture.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("make_trial_programs", ROOT / "scripts" / "make_trial_programs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -45,7 +43,7 @@ def test_a_program_has_the_values_of_todays_exporter(script: ModuleType, target:
 def test_the_loss_is_pytorchs(script: ModuleType) -> None:
     expected = json.loads((SHIPPED / EXPECTED).read_text())["loss"]
     assert script.measure_pytorch_loss(SHIPPED) == pytest.approx(expected, rel=1e-5)
-    assert expected != pytest.approx(np.log(3), rel=1e-2), "what knows nothing yet ends there, too"
+    assert expected != pytest.approx(np.log(3), rel=1e-2), "an untrained model would have that loss, too"
 
 
 def test_nothing_else_is_shipped_and_all_of_it_is_small() -> None:

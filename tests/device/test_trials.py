@@ -1,4 +1,4 @@
-"""Runtimes and packages that break while they are loaded or train: each is one finding, and ends nobody else."""
+"""Runtimes and packages that fail on import or in training: each is one finding, and ends only its own process."""
 
 import json
 import signal
@@ -43,26 +43,26 @@ REMEDIES = {
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where packages stand before the real ones, for processes that are started from here."""
+def package_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages that child processes find before the real ones."""
     for name, value in put(tmp_path, {}).items():
         monkeypatch.setenv(name, value)
-    # A child looks where its parent does, which was started before.
+    # A child uses the search path of its parent, which is already running.
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     return tmp_path
 
 
-@pytest.mark.parametrize(("does", "words"), CASES, ids=[words[:30] for _, words in CASES])
-def test_a_broken_runtime_is_a_finding_with_its_remedy(place: Path, does: str, words: str) -> None:
-    put(place, {"onnxruntime": does})
-    found = try_runtime("onnx", "cpu")
-    assert found.broken, found
-    assert found.code == ExitCode.MISSING_EXTRA
-    assert words in found.sentence
-    assert found.remedy
-    assert len(found.sentence.splitlines()) == 1
+@pytest.mark.parametrize(("fault", "words"), CASES, ids=[words[:30] for _, words in CASES])
+def test_a_broken_runtime_is_a_finding_with_its_remedy(package_folder: Path, fault: str, words: str) -> None:
+    put(package_folder, {"onnxruntime": fault})
+    trial = try_runtime("onnx", "cpu")
+    assert trial.broken, trial
+    assert trial.code == ExitCode.MISSING_EXTRA
+    assert words in trial.sentence
+    assert trial.remedy
+    assert len(trial.sentence.splitlines()) == 1
     for mark, remedy in REMEDIES.items():
-        assert mark not in words or remedy in found.remedy
+        assert mark not in words or remedy in trial.remedy
 
 
 @pytest.mark.parametrize("number", sorted(signal.valid_signals() - {0}))
@@ -74,29 +74,29 @@ def test_every_signal_that_ends_a_child_has_a_sentence(number: int) -> None:
         '  File "/venv/lib/python3/dist-packages/numpy/core/__init__.py", line 2 in <module>\n'
         '  File "/venv/lib/site-packages/onnxruntime/__init__.py", line 2 in <module>\n'
     )
-    found = explain_death(-number, dump, "loaded", "the runtime")
-    assert found.broken
-    assert found.text.endswith("while it was loaded")
-    assert "{" not in found.sentence
-    assert "numpy" in found.sentence or number == signal.SIGKILL or f"signal {number}" in found.text
+    trial = explain_death(-number, dump, "loaded", "the runtime")
+    assert trial.broken
+    assert trial.text.endswith("while it was loaded")
+    assert "{" not in trial.sentence
+    assert "numpy" in trial.sentence or number == signal.SIGKILL or f"signal {number}" in trial.text
     assert "numpy" not in explain_death(-number, "", "loaded", "the runtime").sentence
 
 
-def test_a_runtime_that_hangs_is_given_up(place: Path) -> None:
-    put(place, {"onnxruntime": broken.HANGING})
-    found = try_runtime("onnx", "cpu", deadline_s=2.0)
-    assert (found.broken, found.text) == (True, "it was loaded for 2 s without an end")
+def test_a_runtime_that_hangs_is_given_up(package_folder: Path) -> None:
+    put(package_folder, {"onnxruntime": broken.HANGING})
+    trial = try_runtime("onnx", "cpu", deadline_s=2.0)
+    assert (trial.broken, trial.text) == (True, "it was loaded for 2 s without an end")
 
 
-def test_a_package_that_is_missing_is_not_broken(place: Path) -> None:
-    put(place, {"sitecustomize.py": broken.missing("onnxruntime", "psutil")})
-    for found in (try_runtime("onnx", "cpu"), try_package("psutil", "psutil")):
-        assert (found.works, found.broken, found.code) == (False, False, ExitCode.MISSING_EXTRA)
-        assert "pip install 'subfleet[edge]'" in found.remedy
+def test_a_package_that_is_missing_is_not_broken(package_folder: Path) -> None:
+    put(package_folder, {"sitecustomize.py": broken.missing("onnxruntime", "psutil")})
+    for trial in (try_runtime("onnx", "cpu"), try_package("psutil", "psutil")):
+        assert (trial.works, trial.broken, trial.code) == (False, False, ExitCode.MISSING_EXTRA)
+        assert "pip install 'subfleet[edge]'" in trial.remedy
 
 
-def test_what_a_package_prints_stands_in_nobodys_way(place: Path) -> None:
-    put(place, {"psutil": "import os\nprint('hello')\nos.write(1, b'{}')\nversion_info = ()\n"})
+def test_what_a_package_prints_stands_in_nobodys_way(package_folder: Path) -> None:
+    put(package_folder, {"psutil": "import os\nprint('hello')\nos.write(1, b'{}')\nversion_info = ()\n"})
     assert try_package("psutil", "psutil").works
 
 
@@ -109,9 +109,9 @@ def test_every_runtime_that_is_here_trains_as_pytorch_does(tmp_path: Path, monke
 
 def test_the_native_binding_trains_as_pytorch_does() -> None:
     pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
-    found = try_runtime("executorch", "cpu")
-    assert found.works, found
-    assert "PyTorch" not in found.text
+    trial = try_runtime("executorch", "cpu")
+    assert trial.works, trial
+    assert "PyTorch" not in trial.text
 
 
 @needs_oldest
@@ -123,41 +123,41 @@ def test_the_oldest_onnx_runtime_trains_as_pytorch_does(monkeypatch: pytest.Monk
 def test_what_has_worked_is_not_tried_again_until_something_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[tuple[str, str]] = []
+    attempts: list[tuple[str, str]] = []
     file = tmp_path / "cache" / "runtimes.json"
     packages = tmp_path / "packages"
     packages.mkdir()
     monkeypatch.syspath_prepend(str(packages))
 
-    def once(name: str, provider: str = "cpu", *, works: bool = True) -> bool:
+    def try_runtime_once(name: str, provider: str = "cpu", *, works: bool = True) -> bool:
         def attempt(name: str, provider: str) -> TrialResult:
-            tried.append((name, provider))
+            attempts.append((name, provider))
             return TrialResult(text="it") if works else TrialResult(code=ExitCode.MISSING_EXTRA, text="no")
 
         return try_once(name, provider, file=file, attempt=attempt).works
 
-    assert once("onnx")
-    assert once("onnx")
-    assert once("onnx", "cuda")
-    assert once("torch")
-    assert tried == [("onnx", "cpu"), ("onnx", "cuda"), ("torch", "cpu")]
-    assert once("onnx"), "what was learnt later takes nothing away"
-    assert not once("executorch", works=False)
-    assert not once("executorch", works=False)
-    assert tried[3:] == [("executorch", "cpu")] * 2, "what did not work may work now"
+    assert try_runtime_once("onnx")
+    assert try_runtime_once("onnx")
+    assert try_runtime_once("onnx", "cuda")
+    assert try_runtime_once("torch")
+    assert attempts == [("onnx", "cpu"), ("onnx", "cuda"), ("torch", "cpu")]
+    assert try_runtime_once("onnx"), "later results replace no earlier ones"
+    assert not try_runtime_once("executorch", works=False)
+    assert not try_runtime_once("executorch", works=False)
+    assert attempts[3:] == [("executorch", "cpu")] * 2, "a failed runtime may work now"
     (packages / "new.dist-info").mkdir()
-    assert once("onnx")
-    assert tried[5:] == [("onnx", "cpu")]
+    assert try_runtime_once("onnx")
+    assert attempts[5:] == [("onnx", "cpu")]
     file.write_text("[1")
-    assert once("onnx")
-    assert tried[6:] == [("onnx", "cpu")]
+    assert try_runtime_once("onnx")
+    assert attempts[6:] == [("onnx", "cpu")]
     assert set(json.loads(file.read_text())) == {"onnx cpu"}
 
 
 def test_where_nothing_can_be_noted_each_start_tries(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    found = [
+    trials = [
         try_once("onnx", "cpu", file=tmp_path / "file" / "runtimes.json", attempt=lambda *_: TrialResult(text="it"))
         for _ in range(2)
     ]
-    assert [one.text for one in found] == ["it", "it"]
+    assert [trial.text for trial in trials] == ["it", "it"]

@@ -1,4 +1,4 @@
-"""The shipped logs: complete, honest about their making, and made again from the same data bit for bit."""
+"""The shipped logs are complete, state how they were made, and can be reproduced byte for byte from the same data."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from subfleet.protocol.errors import FileError
 
 ROOT = Path(__file__).parents[2]
 DATA = os.environ.get("SUBFLEET_DATA", "")
-# Megabytes of free memory that each device is meant to have.
+# The free memory of each device, in megabytes.
 RANGES_MB = {
     "raspberry_pi_zero_2_w": (60, 110),
     "raspberry_pi_4": (700, 1500),

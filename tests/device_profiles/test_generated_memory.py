@@ -1,4 +1,4 @@
-"""The free memory in `scripts/make_demo_logs.py`: within its range, a function of its seed, described in words."""
+"""The free memory that `scripts/make_demo_logs.py` generates stays in its range and depends only on its seed."""
 
 import importlib.util
 import sys

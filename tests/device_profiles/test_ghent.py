@@ -1,4 +1,4 @@
-"""The importer of bandwidth traces and the join with memory."""
+"""Reading bandwidth traces and joining them with memory."""
 
 import gzip
 from pathlib import Path

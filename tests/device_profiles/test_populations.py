@@ -1,4 +1,4 @@
-"""Populations give the same devices for the same seed, and what they say is what devices have."""
+"""A population gives the same devices for the same seed, with the profiles and logs that it describes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,7 +34,7 @@ MEMORY = "who,free,cached,used\n" + "".join(
 LINKS = "trace,t_s,dur_s,dl_mbps\n" + "".join(f"{name},0,15,{rate}\n" for name, rate in (("b", 2), ("a", 1), ("c", 3)))
 
 
-def tables(folder: Path) -> Population:
+def write_tables(folder: Path) -> Population:
     (folder / "memory.csv").write_text(MEMORY, encoding="utf-8")
     (folder / "links.csv").write_text(LINKS, encoding="utf-8")
     return parse_population(TABLES, "tables")
@@ -52,22 +52,22 @@ def test_the_same_seed_gives_the_same_devices_and_more_begin_with_them() -> None
 
 @pytest.mark.slow
 def test_kinds_are_drawn_by_their_weights_and_have_their_own_profiles_and_logs() -> None:
-    drawn = draw_devices(TWO, 400, seed="1", data=None)
-    assert 270 <= sum(device.profile.name == "big" for device in drawn) <= 330, "three quarters"
+    devices = draw_devices(TWO, 400, seed="1", data=None)
+    assert 270 <= sum(device.profile.name == "big" for device in devices) <= 330, "three quarters"
     readings = {name: [row.reading for row in load_log(name).rows] for name in ("laptop", "raspberry_pi_4")}
-    for device in drawn[:40]:
+    for device in devices[:40]:
         log = readings["laptop" if device.profile.name == "big" else "raspberry_pi_4"]
-        mine = [row.reading for row in device.log.rows]
-        assert any(mine == [*log[start:], *log[:start]] for start in range(len(log)))
+        replayed = [row.reading for row in device.log.rows]
+        assert any(replayed == [*log[start:], *log[:start]] for start in range(len(log)))
 
 
 def test_even_dealing_keeps_shares_and_begins_equally_far_apart_whatever_the_seed() -> None:
     even = replace(TWO, dealing="even")
-    dealt = draw_devices(even, 8, seed="1", data=None)
-    assert dealt == draw_devices(even, 8, seed="2", data=None)
-    assert [device.profile.name for device in dealt] == ["big"] * 6 + ["small"] * 2
+    devices = draw_devices(even, 8, seed="1", data=None)
+    assert devices == draw_devices(even, 8, seed="2", data=None)
+    assert [device.profile.name for device in devices] == ["big"] * 6 + ["small"] * 2
     rows = load_log("raspberry_pi_4").rows
-    assert dealt[7].log.rows[0].reading == rows[len(rows) // 2].reading
+    assert devices[7].log.rows[0].reading == rows[len(rows) // 2].reading
 
 
 def test_links_of_other_logs_take_the_place_of_a_log_s_own() -> None:
@@ -80,8 +80,8 @@ def test_links_of_other_logs_take_the_place_of_a_log_s_own() -> None:
 
 
 def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
-    devices = draw_devices(tables(tmp_path), 3, seed="1", data=tmp_path)
-    # Half of free and cached, every second row of "pi" that is no "pi-old": the median is 3 MB, the budget 1 MB.
+    devices = draw_devices(write_tables(tmp_path), 3, seed="1", data=tmp_path)
+    # Half of free + cached, every second row of "pi" without "pi-old": the median is 3 MB, the budget 1 MB.
     assert [device.profile.memory_fraction for device in devices] == [pytest.approx(1 / 3)] * 3
     memory = [[row.reading.memory_free_bytes for row in device.log.rows] for device in devices]
     assert memory == [
@@ -97,7 +97,7 @@ def test_tables_are_read_as_the_population_says(tmp_path: Path) -> None:
 def test_what_is_missing_is_told_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'league' needs memory/phone_top_1s.csv, but SUBFLEET_DATA is not set"):
         draw_devices(load_population("league"), 1, seed="1", data=None)
-    population = tables(tmp_path)
+    population = write_tables(tmp_path)
     with pytest.raises(FileError, match=r"needs .*memory.csv, which is missing"):
         draw_devices(population, 1, seed="1", data=tmp_path / "elsewhere")
     (tmp_path / "memory.csv").write_text("who,free\npi,1\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a processor's kernels take at once, from what the system says of it."""
+"""The packing width of a processor's kernels, detected from its features."""
 
 import platform
 from pathlib import Path

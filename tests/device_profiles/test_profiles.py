@@ -1,4 +1,4 @@
-"""Device profiles: what ships is sound, and what is wrong is named."""
+"""The shipped device profiles are valid, and a wrong profile is refused with the name of the field."""
 
 from pathlib import Path
 
@@ -105,7 +105,7 @@ def test_the_budget_is_the_least_of_share_and_limit() -> None:
 
 
 def test_a_profile_may_declare_an_architecture() -> None:
-    told = """
+    text = """
 name = "board"
 title = "A board"
 memory_fraction = 0.5
@@ -115,9 +115,9 @@ runtimes = ["onnx"]
 blocks = ["b1"]
 axes = [["stream", {type = "prefix", size = 4}]]
 """
-    assert parse_profile(told, "board.toml").architecture == Architecture(
+    assert parse_profile(text, "board.toml").architecture == Architecture(
         axes=(("stream", Prefix(size=4)),), blocks=("b1",)
     )
     with pytest.raises(ConfigError, match=r"architecture.axes\[0\]\[1\].size is 0"):
-        parse_profile(told.replace("size = 4", "size = 0"), "board.toml")
+        parse_profile(text.replace("size = 4", "size = 0"), "board.toml")
     assert load_profile("laptop").architecture is None

@@ -1,4 +1,4 @@
-"""The resource log format: what is written is read back exactly, and what is wrong is named by line and column."""
+"""Resource logs are read back exactly as written; errors name the line and column."""
 
 import contextlib
 from pathlib import Path

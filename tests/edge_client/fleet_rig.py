@@ -1,4 +1,4 @@
-"""A scripted server, a fake trainer and one real session, over the memory broker and a clock moved by hand."""
+"""A scripted server, a fake trainer and a real session, connected by the memory broker, with a manual clock."""
 
 import threading
 import time
@@ -57,7 +57,7 @@ class HandClock:
 
 @dataclass
 class FakeTrainer:
-    """Writes what it was given, so that the server can see that it was the right thing. `gate` holds it up."""
+    """Writes its inputs to its output, so that the server can check them. It waits until `gate` is set."""
 
     target: ClassVar[str] = "fake"
     suffix: ClassVar[str] = ".fake"
@@ -84,7 +84,7 @@ class FakeTrainer:
                 raise RuntimeError("stopped")
         if self.error is not None:
             raise self.error
-        job.output_path.write_bytes(trained(job.program_path.read_bytes(), job.weights_path.read_bytes()))
+        job.output_path.write_bytes(fake_update(job.program_path.read_bytes(), job.weights_path.read_bytes()))
         return RESULT
 
     def calibrate(self, job: Job[Calibrate], stopped: Callable[[], bool]) -> TrainResult:
@@ -107,20 +107,20 @@ class FakeTrainer:
         raise NotImplementedError
 
 
-def trained(program: bytes, weights: bytes) -> bytes:
-    """What training makes of its inputs."""
+def fake_update(program: bytes, weights: bytes) -> bytes:
+    """The update that the fake trainer writes for its inputs."""
     return b"trained:" + program[:7] + weights
 
 
 @dataclass
 class FixedMeter:
-    """Finds the same free memory always; notes what it was asked."""
+    """Always reads the same free memory; records the times that it is read at."""
 
-    free_bytes: int = 2480  # DATA_BYTES of them for the samples
-    asked: list[float | None] = field(default_factory=list)
+    free_bytes: int = 2480  # of these, DATA_BYTES are for the samples
+    log_times: list[float | None] = field(default_factory=list)
 
     def read(self, log_time_s: float | None) -> tuple[float | None, Reading]:
-        self.asked.append(log_time_s)
+        self.log_times.append(log_time_s)
         return log_time_s, Reading(memory_free_bytes=self.free_bytes)
 
     def low(self, quantile: float) -> Reading | None:
@@ -131,9 +131,9 @@ class FixedMeter:
 
 
 class FakeServer:
-    """Plays a run of one round by the rules of the wire: announce, give the task, pull the update, deploy, finish.
+    """Plays the server's part of the protocol: announce, assign the task, fetch the update, deploy, finish.
 
-    `hold` names the kinds of messages that it takes without an ack, as a server that is slow does.
+    `hold` names the kinds of messages that it does not acknowledge, like a slow server.
     """
 
     def __init__(self, broker: MemoryBroker, folder: Path, clock: HandClock) -> None:
@@ -156,18 +156,18 @@ class FakeServer:
         self.hold: set[str] = set()
         self.updates: dict[str, Update] = {}  # stored ones, by task
         self._offered: dict[str, Update] = {}
-        self._said_at_s = clock()
+        self._published_at_s = clock()
         self._link.open((self._topics.up("+", "+"),))
 
     def train_task(self, name: str = "t1", number: int = 1) -> Task:
-        """A task whose blobs are in the store."""
+        """A training task; its blobs are in the store."""
         program, weights = self.blobs.add(PROGRAM), self.blobs.add(WEIGHTS + name.encode())
         ref = ProgramRef(program_id="p", target="fake", blob=program)
-        # On a link that loses a third of everything, each way, fetches ask again ever more seldom.
+        # On a link that loses a third of all messages in each direction, fetches are repeated at growing intervals.
         return train_task(name, number, weights=weights, program=ref, deadline_s=self.deadline_s)
 
     def evaluate_task(self, name: str = "e1", number: int = 1) -> Task:
-        """The same for an evaluation."""
+        """An evaluation task; its blobs are in the store."""
         plain = self.train_task(name, number)
         (program,), (weights,) = plain.programs, plain.weights
         return evaluate_task(name, number, weights=weights, program=program, deadline_s=self.deadline_s)
@@ -197,8 +197,8 @@ class FakeServer:
         for result in self._exchange.finished():
             if isinstance(result, Fetched):
                 self._store(result.ref)
-        if self._clock() - self._said_at_s >= 2.0:
-            self._said_at_s = self._clock()
+        if self._clock() - self._published_at_s >= 2.0:
+            self._published_at_s = self._clock()
             self._publish_state()
         for outgoing in (*self._outbox.due(self._clock()), *self._exchange.tick(self._clock())):
             self._link.publish(outgoing.topic, outgoing.payload, retain=outgoing.retain)
@@ -232,7 +232,7 @@ class FakeServer:
 
     def _store(self, ref: BlobRef) -> None:
         update = self._offered.pop(ref.sha256, None)
-        if update is None:  # the offer came twice, and so did its blob
+        if update is None:  # a repeated offer, with its blob fetched twice
             return
         assert update.task_id not in self.updates, "an update is stored once"
         self.updates[update.task_id] = update
@@ -245,7 +245,7 @@ class FakeServer:
 
 
 class Rig:
-    """A server and a device; `start` and `kill` are the device's power switch, and `free_bytes` is free on its disk."""
+    """A server and a device; `start` and `kill` switch the device on and off; `free_bytes` are free on its disk."""
 
     def __init__(self, folder: Path, faults: Faults | None = None, *, disk_limit_bytes: int | None = None) -> None:
         self.free_bytes = 10**10
@@ -273,21 +273,21 @@ class Rig:
             data="d",
             held_out="h",
         )
-        told = replace(profile(f"s{self.starts}"), max_training_bytes=self.max_training_bytes)
-        settings = AgentSettings(profile=told, data_bytes=DATA_BYTES, leave_when_finished=leave_when_finished)
+        declared = replace(profile(f"s{self.starts}"), max_training_bytes=self.max_training_bytes)
+        settings = AgentSettings(profile=declared, data_bytes=DATA_BYTES, leave_when_finished=leave_when_finished)
         self.link: MemoryTransport = self.broker.client("pi")
         device = Device(store=self.store, worker=self.worker, meter=self.meter)
         self.session = EdgeSession(settings, self.link, Topics(), device, clock=self.clock)
         self.session.open()
 
     def kill(self) -> None:
-        """End the device without a goodbye. Its training thread, which would die with a process, is let run out."""
+        """End the device without a goodbye; wait for its training thread, which would die with a real process."""
         self.link.drop_link()
         self.worker.stop()
         self.worker.join(5.0)
 
     def until(self, done: Callable[[], bool], *, seconds: float = 1000.0) -> None:
-        """Let both sides work, and time pass, until something is so."""
+        """Let both sides work, and time pass, until a condition holds."""
         end_s = self.clock.now_s + seconds
         while not done():
             assert self.clock.now_s < end_s, "it did not come to pass"
@@ -302,7 +302,7 @@ class Rig:
         self.clock.now_s += 0.05
 
     def play_round(self, number: int = 1, name: str = "t1") -> None:
-        """One whole round, from the announcement to the stored update."""
+        """Play a whole round, from the announcement to the stored update."""
         self.server.announce(announce(number))
         self.until(lambda: any(telemetry.round == number for telemetry in self.server.of(Telemetry)))  # type: ignore[union-attr]  # of() filtered them
         self.server.announce(announce(number, "train"))

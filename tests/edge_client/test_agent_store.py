@@ -1,4 +1,4 @@
-"""The agent's folder: what was saved is there after a crash, one agent holds it, and no name leaves it."""
+"""The agent's folder: saved state survives a crash, only one agent uses it, and no file is written outside it."""
 
 import errno
 import math
@@ -87,7 +87,7 @@ def test_one_agent_holds_the_folder_and_empties_its_work(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["", "lock", "work", "blobs", "agent.json"])
 def test_a_broken_folder_is_one_sentence(tmp_path: Path, name: str) -> None:
-    """A file where a folder must be, or a folder where a file must be."""
+    """A file in the place of a folder, or a folder in the place of a file."""
     broken = tmp_path / "state" / name if name else tmp_path / "state"
     if name in ("lock", "agent.json"):
         broken.mkdir(parents=True)
@@ -95,12 +95,12 @@ def test_a_broken_folder_is_one_sentence(tmp_path: Path, name: str) -> None:
         broken.parent.mkdir(exist_ok=True)
         broken.write_text("")
 
-    def use() -> None:
+    def load() -> None:
         with AgentStore.held(tmp_path / "state") as store:
             store.load()
 
     with pytest.raises(FileError, match=r"choose another|make it readable, or remove it"):
-        use()
+        load()
 
 
 def test_a_full_disk_keeps_the_older_state_and_nothing_half_written(
@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
         AgentStore(tmp_path / "file")
 
 
-def placing(tmp_path: Path, **changes: Any) -> tuple[AgentStore, Task]:
+def store_models(tmp_path: Path, **changes: Any) -> tuple[AgentStore, Task]:
     store = AgentStore(tmp_path)
     task = replace(deploy_task(), **changes)
     for program in task.programs:
@@ -144,14 +144,14 @@ def placing(tmp_path: Path, **changes: Any) -> tuple[AgentStore, Task]:
 
 
 def test_models_stand_in_the_folder_of_their_run(tmp_path: Path) -> None:
-    store, task = placing(tmp_path)
+    store, task = store_models(tmp_path)
     assert store.place_models(task) == ("models/run/model.onnx", "models/run/model.pte")
     assert (tmp_path / "models" / "run" / "model.pte").read_bytes() == b"model executorch"
 
 
-def place(tmp_path: Path, run_id: str, at_s: int) -> None:
-    """Place models as at a time, which a clock of a file system may be too coarse to tell apart."""
-    store, task = placing(tmp_path, run_id=run_id)
+def place_models(tmp_path: Path, run_id: str, at_s: int) -> None:
+    """Place models with a set modification time: the clock of a file system may be too coarse to order them."""
+    store, task = store_models(tmp_path, run_id=run_id)
     store.place_models(task)
     os.utime(tmp_path / "models" / run_id, (at_s, at_s))
 
@@ -159,38 +159,40 @@ def place(tmp_path: Path, run_id: str, at_s: int) -> None:
 def test_the_models_of_the_last_runs_stay_and_older_ones_go(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     for number in range(7):
-        place(tmp_path, f"r{number}", number)
-        assert sorted(path.name for path in folder.iterdir()) == [f"r{one}" for one in range(number + 1)][-KEPT_RUNS:]
-    place(tmp_path, "r3", 7)  # whose models are placed again is the newest
-    place(tmp_path, "r9", 8)
+        place_models(tmp_path, f"r{number}", number)
+        assert (
+            sorted(path.name for path in folder.iterdir()) == [f"r{index}" for index in range(number + 1)][-KEPT_RUNS:]
+        )
+    place_models(tmp_path, "r3", 7)  # a run with models placed again is the newest
+    place_models(tmp_path, "r9", 8)
     assert sorted(path.name for path in folder.iterdir()) == ["r3", "r5", "r6", "r9"]
     assert all((folder / name / "model.onnx").read_bytes() == b"model onnx" for name in ("r3", "r5", "r6", "r9"))
 
 
 def test_models_that_are_placed_again_count_as_the_newest(tmp_path: Path) -> None:
-    place(tmp_path, "old", 1)
-    store, task = placing(tmp_path, run_id="old")
+    place_models(tmp_path, "old", 1)
+    store, task = store_models(tmp_path, run_id="old")
     store.place_models(task)
     assert (tmp_path / "models" / "old").stat().st_mtime > 1
 
 
 def test_models_that_are_no_folders_of_ours_stay(tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "kept").write_text("")
+    foreign = tmp_path / "mine"
+    foreign.mkdir()
+    (foreign / "kept").write_text("")
     folder.mkdir()
-    (folder / "link").symlink_to(mine)
+    (folder / "link").symlink_to(foreign)
     (folder / "note").write_text("")
     for number in range(6):
-        place(tmp_path, f"r{number}", number)
-    assert (mine / "kept").exists()
+        place_models(tmp_path, f"r{number}", number)
+    assert (foreign / "kept").exists()
     assert {path.name for path in folder.iterdir()} == {"link", "note", "r2", "r3", "r4", "r5"}
 
 
 @pytest.mark.parametrize("run_id", ["..", "../x", "a/b", ".hidden", "/etc"])
 def test_no_run_id_leads_out_of_the_folder(tmp_path: Path, run_id: str) -> None:
-    store, task = placing(tmp_path / "state", run_id=run_id)
+    store, task = store_models(tmp_path / "state", run_id=run_id)
     with pytest.raises(ProtocolError, match="to name a folder"):
         store.place_models(task)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
@@ -203,7 +205,7 @@ def test_no_task_has_a_run_id_that_no_folder_could_have(run_id: str) -> None:
 
 
 def test_a_model_of_an_unknown_target_or_without_its_blob_is_refused(tmp_path: Path) -> None:
-    store, task = placing(tmp_path)
+    store, task = store_models(tmp_path)
     with pytest.raises(ProtocolError, match="target is 'fake'"):
         store.place_models(train_task())
     store.blobs.prune(set())
@@ -211,8 +213,8 @@ def test_a_model_of_an_unknown_target_or_without_its_blob_is_refused(tmp_path: P
         store.place_models(task)
 
 
-class Trains:
-    """A trainer that waits to be stopped, or writes and then leaves its thread in the worst way."""
+class EndingTrainer:
+    """A trainer that waits to be stopped, or writes its output and then raises SystemExit."""
 
     target = "fake"
     suffix = ".fake"
@@ -237,17 +239,17 @@ class Trains:
         return RESULT
 
 
-def worker_of(tmp_path: Path, *, hard: bool) -> TrainingWorker:
+def make_worker(tmp_path: Path, *, hard: bool) -> TrainingWorker:
     store = AgentStore(tmp_path)
     store.work_folder.mkdir()
     store.blobs.add(b"program")
     store.blobs.add(b"weights t1")
-    trainer: Trainer = Trains(hard=hard)  # type: ignore[assignment]  # only `train` is ever called
+    trainer: Trainer = EndingTrainer(hard=hard)  # type: ignore[assignment]  # only `train` is ever called
     return TrainingWorker({"fake": trainer}, blobs=store.blobs, work_folder=store.work_folder, data="d")
 
 
 def test_the_worker_hears_that_it_is_to_stop_and_trains_again_afterwards(tmp_path: Path) -> None:
-    worker = worker_of(tmp_path, hard=False)
+    worker = make_worker(tmp_path, hard=False)
     for _ in range(2):
         worker.start(train_task(), 1000)
         assert worker.outcome() is None
@@ -262,7 +264,7 @@ def test_the_worker_hears_that_it_is_to_stop_and_trains_again_afterwards(tmp_pat
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("task_id", ["t1", "../t1", "t" * 384])
 def test_a_thread_that_ends_in_any_way_has_an_outcome_and_leaves_no_file(tmp_path: Path, task_id: str) -> None:
-    worker = worker_of(tmp_path / "state", hard=True)
+    worker = make_worker(tmp_path / "state", hard=True)
     worker.start(train_task("t1", task_id=task_id), 1000)
     worker.join(10.0)
     outcome = worker.outcome()
@@ -272,21 +274,21 @@ def test_a_thread_that_ends_in_any_way_has_an_outcome_and_leaves_no_file(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
-class Scores:
-    """A trainer that scores what it is given in turn, or raises it."""
+class ScriptedScorer:
+    """A trainer that returns or raises its results, one per candidate."""
 
     target = "fake"
 
-    def __init__(self, *found: float | Exception) -> None:
-        self.found = list(found)
+    def __init__(self, *results: float | Exception) -> None:
+        self.results = list(results)
         self.jobs: list[Job[Score]] = []
 
     def score(self, job: Job[Score], stopped: object) -> float:
         self.jobs.append(job)
-        found = self.found.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 @pytest.mark.parametrize(
@@ -301,8 +303,8 @@ class Scores:
 def test_a_candidate_that_cannot_be_scored_takes_nothing_from_the_others(
     tmp_path: Path, first: float | Exception, reason: str
 ) -> None:
-    trainer = Scores(first, 2.5)
-    outcome = scored(tmp_path, trainer)
+    trainer = ScriptedScorer(first, 2.5)
+    outcome = run_scoring(tmp_path, trainer)
     assert isinstance(outcome, ScoringEnded)
     assert outcome.scores[1] == CandidateScore(score=2.5)
     assert outcome.scores[0].score is None
@@ -311,7 +313,7 @@ def test_a_candidate_that_cannot_be_scored_takes_nothing_from_the_others(
     assert {(job.work.batches, job.client_id, job.memory_limit_bytes) for job in trainer.jobs} == {(2, "pi", 1000)}
 
 
-def scored(tmp_path: Path, trainer: Scores) -> object:
+def run_scoring(tmp_path: Path, trainer: ScriptedScorer) -> object:
     store = AgentStore(tmp_path)
     for content in (b"program", b"weights s1 a", b"weights s1 b"):
         store.blobs.add(content)
@@ -324,14 +326,14 @@ def scored(tmp_path: Path, trainer: Scores) -> object:
 
 @pytest.mark.parametrize("error", [DataError("no samples"), RuntimeError("a plug-in's own")])
 def test_a_task_none_of_whose_candidates_can_be_scored_has_failed(tmp_path: Path, error: Exception) -> None:
-    outcome = scored(tmp_path, Scores(error, error))
+    outcome = run_scoring(tmp_path, ScriptedScorer(error, error))
     assert isinstance(outcome, WorkFailed)
     assert outcome.reason == "failed"
     assert str(error) in outcome.detail
 
 
 def test_a_task_whose_blobs_are_gone_is_a_failure_of_its_program(tmp_path: Path) -> None:
-    worker = worker_of(tmp_path, hard=False)
+    worker = make_worker(tmp_path, hard=False)
     worker.start(train_task("t2"), 1000)
     worker.join(10.0)
     outcome = worker.outcome()

@@ -1,4 +1,4 @@
-"""Data are read when a device joins: what cannot be used ends it there, in one sentence with the file's name."""
+"""Data are read when a device joins: unusable data end the command with one sentence that names the file."""
 
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,9 @@ def test_a_device_says_what_is_wrong_with_its_arrays(
     np.savez(tmp_path / "mine.npz", **arrays)
     state = str(tmp_path / "state")
     code = run(["join", "mqtt://127.0.0.1:1", "--data", str(tmp_path / "mine.npz"), "--state", state])
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert code == ExitCode.DATA
-    (sentence,) = [line for line in said.splitlines() if line.startswith("subfleet-edge: ")]
+    (sentence,) = [line for line in output.splitlines() if line.startswith("subfleet-edge: ")]
     assert "mine.npz" in sentence
     assert words in sentence
 
@@ -55,11 +55,11 @@ def test_held_out_data_of_another_scale_are_refused_when_a_device_joins(tmp_path
     values = np.random.default_rng(0).random((20, 6), np.float32)
     labels = np.arange(20) % 2
     np.savez(tmp_path / "train.npz", x=values, y=labels)
-    for inputs, its_labels, words in (
+    for inputs, held_out_labels, words in (
         (values * 255, labels, "a deviation 255 times as large"),
         (values, labels.astype(np.float32), "classes on one side and numbers on the other"),
     ):
-        np.savez(tmp_path / "held.npz", x=inputs, y=its_labels)
+        np.savez(tmp_path / "held.npz", x=inputs, y=held_out_labels)
         options = JoinOptions(
             broker=BrokerOptions(url="mqtt://127.0.0.1:1"),
             data=str(tmp_path / "train.npz"),
@@ -71,12 +71,12 @@ def test_held_out_data_of_another_scale_are_refused_when_a_device_joins(tmp_path
 
 
 class Joined(Exception):  # noqa: N818 - it only ends the test's join
-    """Carries what would be told."""
+    """Carries the profile that would be sent."""
 
 
-@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("sends", [True, False])
 def test_statistics_stay_on_the_device_where_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: bool
 ) -> None:
     def session(settings: Any, *_: object) -> None:
         raise Joined(settings.profile)
@@ -86,10 +86,10 @@ def test_statistics_stay_on_the_device_where_it_says_so(
         broker=BrokerOptions(url="mqtt://127.0.0.1:1"),
         data="digits:train",
         device=DeviceOptions(state=tmp_path / "state"),
-        tells_statistics=tells,
+        tells_statistics=sends,
     )
     with pytest.raises(Joined) as caught:
         join(options)
     (profile,) = caught.value.args
-    assert (profile.inputs is not None) == tells
-    assert profile.class_counts  # which every device tells
+    assert (profile.inputs is not None) == sends
+    assert profile.class_counts  # every device sends these

@@ -1,4 +1,4 @@
-"""What doctor says of a broker that does less than a fleet would like."""
+"""What doctor reports on a broker that lacks features which a fleet uses."""
 
 from pathlib import Path
 
@@ -36,6 +36,6 @@ def test_a_broker_that_is_not_there_is_one_finding(tmp_path: Path) -> None:
     options = DoctorOptions(
         broker=BrokerOptions(url="mqtt://127.0.0.1:1"), device=DeviceOptions(client_id="pi", state=tmp_path / "s")
     )
-    (finding,) = [one for one in examine(options).findings if one.check == "broker"]
+    (finding,) = [finding for finding in examine(options).findings if finding.check == "broker"]
     assert (finding.code, finding.text) == (ExitCode.TRANSPORT, "cannot be used")
     assert "no broker listens at 127.0.0.1:1" in finding.remedy

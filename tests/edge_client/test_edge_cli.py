@@ -1,4 +1,4 @@
-"""The command line: examples in every help, one sentence and a number for everything that goes wrong."""
+"""The command line: examples in every help text; one sentence and an exit code for every error."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ NOBODY = "mqtt://127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def _quiet_root_logger() -> Iterator[None]:
-    # A command configures logging for its process; in a test that is this one.
+    # A command configures the logging of its process, which in a test is the test process.
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     yield
@@ -44,7 +44,7 @@ def _quiet_root_logger() -> Iterator[None]:
 
 @pytest.fixture
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the doctor tries works, and takes no process: other tests are about that."""
+    """Every trial of doctor succeeds without a child process; other tests cover the trials."""
     monkeypatch.setattr(doctor, "try_package", lambda module, name: TrialResult(text="9.9"))
     monkeypatch.setattr(doctor, "try_runtime", lambda name, provider: TrialResult(text=f"{name} for {provider}"))
 
@@ -60,8 +60,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     """Exit code, standard output and standard error of a command."""
     try:
         code = cli.main(arguments)
-    except SystemExit as ended:  # argparse ends so
-        code = int(ended.code or 0)
+    except SystemExit as error:  # argparse exits this way
+        code = int(error.code or 0)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -119,8 +119,8 @@ def test_what_is_wrong_is_one_sentence_and_a_number(
     words: str,
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    got, out, err = run(capsys, *arguments)
-    assert (got, out) == (code, "")
+    exit_code, out, err = run(capsys, *arguments)
+    assert (exit_code, out) == (code, "")
     assert words in err
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err
@@ -162,8 +162,8 @@ def test_nothing_reaches_the_user_as_a_traceback(
         raise error
 
     monkeypatch.setattr(runtimes, "find_trainer", fail)
-    got, _, err = run(capsys, "predict", "m.onnx", "--data", "d")
-    assert got == code
+    exit_code, _, err = run(capsys, "predict", "m.onnx", "--data", "d")
+    assert exit_code == code
     assert words in err
     assert len(err.splitlines()) == 1
 
@@ -197,18 +197,18 @@ class FakeTrainer:
 
 
 class FakeEntry:
-    def __init__(self, name: str, made: object) -> None:
+    def __init__(self, name: str, trainer: object) -> None:
         self.name = self.value = name
         self.dist = None
-        self.made = made
+        self.trainer = trainer
 
     def load(self) -> object:
-        if isinstance(self.made, Exception):
-            raise self.made
-        return lambda provider="cpu": self.made if provider == "cpu" else FakeTrainer(provider=provider)
+        if isinstance(self.trainer, Exception):
+            raise self.trainer
+        return lambda provider="cpu": self.trainer if provider == "cpu" else FakeTrainer(provider=provider)
 
 
-def working(name: str, provider: str) -> TrialResult:
+def succeed(name: str, provider: str) -> TrialResult:
     return TrialResult(text=f"{name} on {provider}")
 
 
@@ -234,35 +234,35 @@ def test_predict_chooses_the_trainer_by_suffix_and_speaks_json(
             "names": ["cat", "ant"],
         },
     )
-    said = run(capsys, "predict", "m.fake", "--data", "d")[1]
-    assert "accuracy 0.5000 on 2 samples\npredicted: cat (1), ant (1)\n" in said
+    output = run(capsys, "predict", "m.fake", "--data", "d")[1]
+    assert "accuracy 0.5000 on 2 samples\npredicted: cat (1), ant (1)\n" in output
 
 
 def test_the_first_runtime_that_is_installed_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = FakeTrainer(MissingExtraError("torch", "export"))
     use_trainers(monkeypatch, a=missing, b=FakeTrainer(), c=ModuleNotFoundError("no", name="numpy.linalg"))
-    trainer, summary = runtimes.choose_trainer(["a", "b"], "data", attempt=working)
+    trainer, summary = runtimes.choose_trainer(["a", "b"], "data", attempt=succeed)
     assert (trainer.target, summary.sample_count) == ("fake", 4)
     with pytest.raises(MissingExtraError, match="'torch'"):
-        runtimes.choose_trainer(["a"], "data", attempt=working)
+        runtimes.choose_trainer(["a"], "data", attempt=succeed)
     with pytest.raises(MissingExtraError, match="'numpy'"):
-        runtimes.choose_trainer(["c"], "data", attempt=working)
+        runtimes.choose_trainer(["c"], "data", attempt=succeed)
     with pytest.raises(ConfigError, match="no runtime 'd'"):
-        runtimes.choose_trainer(["d"], "data", attempt=working)
+        runtimes.choose_trainer(["d"], "data", attempt=succeed)
 
 
 def test_a_provider_is_handed_to_the_runtime_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     use_trainers(monkeypatch, a=FakeTrainer())
-    trainer, _ = runtimes.choose_trainer(["a"], "data", "cuda", attempt=working)
+    trainer, _ = runtimes.choose_trainer(["a"], "data", "cuda", attempt=succeed)
     assert vars(trainer)["provider"] == "cuda"
     with pytest.raises(ConfigError, match=r"'a' has no provider 'tpu'; choose one of \['cpu', 'cuda'\]"):
-        runtimes.choose_trainer(["a"], "data", "tpu", attempt=working)
+        runtimes.choose_trainer(["a"], "data", "tpu", attempt=succeed)
 
 
 def test_bad_data_is_not_taken_for_a_missing_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     use_trainers(monkeypatch, a=FakeTrainer(DataError("empty")), b=FakeTrainer())
     with pytest.raises(DataError, match="empty"):
-        runtimes.choose_trainer(["a", "b"], "data", attempt=working)
+        runtimes.choose_trainer(["a", "b"], "data", attempt=succeed)
 
 
 def test_the_id_is_what_is_said_or_the_user_or_the_host() -> None:
@@ -291,16 +291,16 @@ def test_the_command_line_overrides_the_profile() -> None:
 
 
 def test_join_holds_its_folder_to_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str) -> None:
-    held: list[tuple[object, ...]] = []
+    calls: list[tuple[object, ...]] = []
 
     def hold(*arguments: object) -> NoReturn:
-        held.append(arguments)
+        calls.append(arguments)
         raise FileError("this test ends here")
 
     monkeypatch.setattr(AgentStore, "held", hold)
     command = ("join", NOBODY, "--data", data, "--state", str(tmp_path))
     assert cli.main([*command, "--disk-limit", "50M"]) == cli.main(command) == ExitCode.FILE
-    assert held == [(tmp_path, 50_000_000), (tmp_path, 2_000_000_000)]
+    assert calls == [(tmp_path, 50_000_000), (tmp_path, 2_000_000_000)]
 
 
 @pytest.mark.slow
@@ -331,9 +331,9 @@ def test_doctor_says_that_a_program_fits_a_budget_of_just_its_plan_and_none_of_a
 ) -> None:
     monkeypatch.setattr(describing, "detect_packing_width", lambda: 32)
     memory = MemoryPlan(runtime_bytes=990, packings=(Packing(width=32, more_bytes=10),))
-    planned = replace(manifest(4), memory=memory)
+    program_manifest = replace(manifest(4), memory=memory)
     store = AgentStore(tmp_path)
-    ref = store.blobs.add(encode_program(Program(manifest=planned, body=b"-")))
+    ref = store.blobs.add(encode_program(Program(manifest=program_manifest, body=b"-")))
     store.save(Saved(programs=(ref.sha256,)))
     for limit, verdict in (("1000", " fits"), ("999", " does not fit")):
         _, out, _ = run(capsys, "doctor", "--state", str(tmp_path), "--memory-limit", limit)
@@ -367,7 +367,7 @@ class SteadyMeter:
 
 
 def test_a_capture_is_a_log_whose_rows_stand_at_whole_steps(tmp_path: Path) -> None:
-    times = itertools.count(100.0, 0.25)  # every look at the clock costs a quarter of a second
+    times = itertools.count(100.0, 0.25)  # every reading of the clock takes a quarter of a second
     slept: list[float] = []
     options = CaptureOptions(path=tmp_path / "c.csv", duration_s=10.0, step_s=5.0)
     assert capture(options, SteadyMeter(), clock=lambda: next(times), sleep=slept.append) == 3

@@ -1,4 +1,4 @@
-"""The session with a scripted server: whole rounds, refusals, power cuts in every phase, bad links, late acks."""
+"""The session with a scripted server: rounds, refusals, power cuts in every phase, bad links and late acks."""
 
 import shutil
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from agent.agent_cases import announce
-from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig, trained
+from edge_client.fleet_rig import PROGRAM, WEIGHTS, Rig, fake_update
 
 from subfleet.protocol.errors import (
     DataError,
@@ -28,35 +28,35 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-def stored(rig: Rig, name: str = "t1") -> bytes:
+def read_update(rig: Rig, name: str = "t1") -> bytes:
     return rig.server.blobs.path(rig.server.updates[name].blob).read_bytes()
 
 
-def settled(rig: Rig) -> bool:
+def is_settled(rig: Rig) -> bool:
     return not rig.store.load().answers
 
 
 def test_a_whole_round(rig: Rig) -> None:
     rig.play_round()
-    assert stored(rig) == trained(PROGRAM, WEIGHTS + b"t1")
-    rig.until(lambda: settled(rig))
+    assert read_update(rig) == fake_update(PROGRAM, WEIGHTS + b"t1")
+    rig.until(lambda: is_settled(rig))
     assert {type(message) for message in rig.server.heard} >= {Presence, Profile, Telemetry, Ack, Update}
     job = rig.trainer.jobs[0]
     assert (job.data, job.client_id, job.round, job.memory_limit_bytes) == ("d", "pi", 1, 1000)
-    assert rig.meter.asked.count(10.0) >= 2  # for the round and before the training, both at the round's log time
+    assert rig.meter.log_times.count(10.0) >= 2  # for the round and before the training
 
 
 def test_programs_are_kept_and_weights_and_updates_are_not(rig: Rig) -> None:
     rig.play_round()
-    rig.until(lambda: settled(rig))
-    kept = {path.name for path in (rig.folder / "device" / "blobs").iterdir() if path.is_file()}
+    rig.until(lambda: is_settled(rig))
+    blob_names = {path.name for path in (rig.folder / "device" / "blobs").iterdir() if path.is_file()}
     task = rig.server.task
     assert task is not None
-    assert kept == {task.programs[0].blob.sha256}
-    requests = len(rig.server.heard)
+    assert blob_names == {task.programs[0].blob.sha256}
+    message_count = len(rig.server.heard)
     rig.play_round(2, "t2")
-    asked = [message for message in rig.server.heard[requests:] if message.KIND == "request"]
-    assert {message.blob.sha256 for message in asked} == {rig.server.train_task("t2", 2).weights[0].sha256}  # type: ignore[union-attr]  # requests
+    later_requests = [message for message in rig.server.heard[message_count:] if message.KIND == "request"]
+    assert {message.blob.sha256 for message in later_requests} == {rig.server.train_task("t2", 2).weights[0].sha256}  # type: ignore[union-attr]  # requests
     assert not list(rig.store.work_folder.iterdir())
 
 
@@ -77,7 +77,7 @@ def test_a_program_that_was_damaged_on_disk_is_fetched_anew(rig: Rig) -> None:
     program = rig.folder / "device" / "blobs" / task.programs[0].blob.sha256
     program.write_bytes(bytes(len(PROGRAM)))
     rig.play_round(2, "t2")
-    assert stored(rig, "t2") == trained(PROGRAM, WEIGHTS + b"t2")
+    assert read_update(rig, "t2") == fake_update(PROGRAM, WEIGHTS + b"t2")
     assert program.read_bytes() == PROGRAM
 
 
@@ -87,7 +87,7 @@ def test_a_blob_folder_that_vanishes_costs_tasks_and_not_the_agent(rig: Rig) -> 
     rig.server.announce(announce(2, "train"))
     rig.server.assign(rig.server.train_task("t2", 2))
     rig.until(lambda: bool(rig.server.of(Refusal)))
-    rig.until(lambda: settled(rig))
+    rig.until(lambda: is_settled(rig))
     (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
     assert (refusal.task_id, refusal.reason) == ("t2", "disk")
 
@@ -116,7 +116,11 @@ def test_a_device_gives_no_more_than_its_limit_however_much_is_free(rig: Rig) ->
 @pytest.mark.parametrize(
     ("error", "reason", "available_bytes"),
     [
-        (MemoryLimitError(needed_bytes=2000, limit_bytes=1000), "memory", 250),  # planned 500: it needs 4 times as much
+        (
+            MemoryLimitError(needed_bytes=2000, limit_bytes=1000),
+            "memory",
+            250,
+        ),  # 500 are planned, and it needs 4 times as much
         (MemoryError(), "memory", 250),
         (DataError("the data are gone"), "data", None),
         (ProtocolError("no program"), "program", None),
@@ -166,7 +170,7 @@ def after_the_task_came(rig: Rig) -> None:
 
 def in_the_middle_of_a_transfer(rig: Rig) -> None:
     after_the_task_came(rig)
-    # The program alone has three chunks, and one turn brings less than all of them.
+    # One turn transfers fewer chunks than the program has.
     rig.session.turn(0)
     rig.server.turn()
     assert list((rig.folder / "device" / "blobs").rglob("*.part"))
@@ -211,8 +215,8 @@ def test_a_power_cut_in_any_phase_costs_time_and_no_result(
     if rig.server.task is None:
         rig.play_round()
     rig.until(lambda: "t1" in rig.server.updates)
-    rig.until(lambda: settled(rig))
-    assert stored(rig) == trained(PROGRAM, WEIGHTS + b"t1")
+    rig.until(lambda: is_settled(rig))
+    assert read_update(rig) == fake_update(PROGRAM, WEIGHTS + b"t1")
     assert len(rig.trainer.jobs) == trainings
 
 
@@ -222,8 +226,8 @@ def test_rounds_come_to_an_end_over_a_link_that_loses_doubles_and_reorders(tmp_p
     rig = Rig(tmp_path, Faults(seed=seed, loss=0.2, double=0.2, delay_s=0.4))
     for number in (1, 2):
         rig.play_round(number, f"t{number}")
-        assert stored(rig, f"t{number}") == trained(PROGRAM, WEIGHTS + f"t{number}".encode())
-    rig.until(lambda: settled(rig))
+        assert read_update(rig, f"t{number}") == fake_update(PROGRAM, WEIGHTS + f"t{number}".encode())
+    rig.until(lambda: is_settled(rig))
     assert len(rig.trainer.jobs) == 2
 
 
@@ -245,10 +249,10 @@ def test_a_late_ack_ends_the_resending(rig: Rig) -> None:
     rig.play_round()
     before = len(rig.server.of(Update))
     rig.until(lambda: len(rig.server.of(Update)) >= before + 2)
-    rig.server.announce(announce(2))  # the update of round 1 is kept all the same
+    rig.server.announce(announce(2))  # the update of round 1 is still kept
     rig.until(lambda: len(rig.server.of(Update)) >= before + 3)
     rig.server.hold = set()
-    rig.until(lambda: settled(rig))
+    rig.until(lambda: is_settled(rig))
     assert len(rig.server.updates) == 1
 
 

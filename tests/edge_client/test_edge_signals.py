@@ -1,4 +1,4 @@
-"""Ctrl-C, other signals and the end of standard input stop the command in one sentence, whatever it is at."""
+"""Ctrl-C, other signals and the end of standard input stop the command with one sentence at any moment."""
 
 import signal
 import subprocess
@@ -57,9 +57,9 @@ def test_an_interrupted_prediction_is_one_sentence_whatever_was_being_loaded(
     model = tmp_path / "m.onnx"
     model.write_bytes(b"x")
     command = [sys.executable, "-c", INTERRUPTING, name, form, str(model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (ExitCode.INTERRUPTED, "")
-    assert done.stderr == "subfleet-edge: stopped; start the same command again to go on\n"
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (process.returncode, process.stdout) == (ExitCode.INTERRUPTED, "")
+    assert process.stderr == "subfleet-edge: stopped; start the same command again to go on\n"
 
 
 AT_A_TERMINAL = """
@@ -74,10 +74,20 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, number: signal.Signals) -> None:
     broker = pytest.importorskip("subfleet.link.broker")
-    with broker.EmbeddedBroker() as running:
-        command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
+    with broker.EmbeddedBroker() as running_broker:
+        command = [
+            sys.executable,
+            "-m",
+            "subfleet.edge_client.cli",
+            "join",
+            running_broker.url,
+            "--data",
+            data,
+            "--id",
+            "pi",
+        ]
         command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4"]
-        # Whoever runs these tests may ignore a terminal that is closed, as nohup does; a device takes that over.
+        # The test process may ignore SIGHUP, as under nohup; the device would inherit that.
         command = [sys.executable, "-c", AT_A_TERMINAL, *command]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as device:
             assert device.stderr is not None
@@ -96,11 +106,11 @@ def test_a_signal_stops_a_joined_device_cleanly(tmp_path: Path, data: str, numbe
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.parametrize("comes", [True, False])
-def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, data: str, comes: bool) -> None:
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, data: str, arrives: bool) -> None:
     broker = pytest.importorskip("subfleet.link.broker").EmbeddedBroker()
     with broker:
-        pass  # only to have an address
+        pass  # only to get an address
     command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", broker.url, "--data", data, "--id", "pi"]
     command += ["--state", str(tmp_path / "state"), "--wait"]
     with ExitStack() as stack:
@@ -112,7 +122,7 @@ def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, da
             if "waiting for it until Ctrl-C" in line:
                 waiting.append(line)
                 break
-        if comes:
+        if arrives:
             stack.enter_context(broker)
             for line in device.stderr:
                 waiting += [line] if "waiting for it" in line else []
@@ -129,8 +139,18 @@ def test_a_broker_is_waited_for_until_it_comes_or_ctrl_c_does(tmp_path: Path, da
 @pytest.mark.broker
 def test_a_child_stops_cleanly_when_its_parent_is_gone(tmp_path: Path, data: str) -> None:
     broker = pytest.importorskip("subfleet.link.broker")
-    with broker.EmbeddedBroker() as running:
-        command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", running.url, "--data", data, "--id", "pi"]
+    with broker.EmbeddedBroker() as running_broker:
+        command = [
+            sys.executable,
+            "-m",
+            "subfleet.edge_client.cli",
+            "join",
+            running_broker.url,
+            "--data",
+            data,
+            "--id",
+            "pi",
+        ]
         command += ["--state", str(tmp_path / "state"), "--replay", "raspberry_pi_4", "--leave-with-stdin"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as device:
             assert device.stdin is not None
@@ -138,7 +158,7 @@ def test_a_child_stops_cleanly_when_its_parent_is_gone(tmp_path: Path, data: str
             for line in device.stderr:
                 if "connected as pi" in line:
                     break
-            device.stdin.close()  # as the system does for a parent that was killed
+            device.stdin.close()  # as the system does when the parent is killed
             try:
                 assert device.wait(timeout=30) == 0
             finally:

@@ -1,4 +1,4 @@
-"""A device that evaluates, with a scripted server: whole rounds, power cuts, bad links, and what its worker is told."""
+"""A device that evaluates, with a scripted server: rounds, power cuts, bad links and the errors of its worker."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +17,12 @@ from subfleet.protocol.messages import Evaluated, Refusal
 from subfleet.transport.in_memory import Faults
 
 
-def evaluated(rig: Rig) -> list[Evaluated]:
+def list_evaluations(rig: Rig) -> list[Evaluated]:
     return [message for message in rig.server.heard if isinstance(message, Evaluated)]
 
 
-def settled(rig: Rig) -> bool:
-    return bool(evaluated(rig)) and not rig.store.load().answers
+def is_settled(rig: Rig) -> bool:
+    return bool(list_evaluations(rig)) and not rig.store.load().answers
 
 
 def begin(rig: Rig) -> None:
@@ -33,8 +33,8 @@ def begin(rig: Rig) -> None:
 def test_a_task_is_answered_once_and_a_training_follows(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     begin(rig)
-    rig.until(lambda: settled(rig))
-    (message,) = set(evaluated(rig))
+    rig.until(lambda: is_settled(rig))
+    (message,) = set(list_evaluations(rig))
     assert (message.task_id, message.client_id, message.loss) == ("e1", "pi", EVALUATION.loss)
     assert (message.class_counts, message.class_correct) == (EVALUATION.class_counts, EVALUATION.class_correct)
     (job,) = rig.trainer.evaluations
@@ -57,7 +57,7 @@ def cut_while_it_works(rig: Rig) -> None:
 def cut_before_the_ack(rig: Rig) -> None:
     rig.server.hold = {"evaluated"}
     begin(rig)
-    rig.until(lambda: bool(evaluated(rig)))
+    rig.until(lambda: bool(list_evaluations(rig)))
     rig.server.hold = set()
 
 
@@ -66,29 +66,29 @@ def cut_before_the_ack(rig: Rig) -> None:
 def test_a_power_cut_loses_no_evaluation_and_doubles_none(tmp_path: Path, cut: Callable[[Rig], None]) -> None:
     rig = Rig(tmp_path)
     cut(rig)
-    done = len(rig.trainer.evaluations)
+    count = len(rig.trainer.evaluations)
     rig.kill()
     rig.trainer.gate.set()
     rig.start()
-    rig.until(lambda: settled(rig))
-    assert {message.message_id for message in evaluated(rig)} == {"evaluated.e1"}
-    assert len(rig.trainer.evaluations) == (done + 1 if cut is cut_while_it_works else done)
+    rig.until(lambda: is_settled(rig))
+    assert {message.message_id for message in list_evaluations(rig)} == {"evaluated.e1"}
+    assert len(rig.trainer.evaluations) == (count + 1 if cut is cut_while_it_works else count)
     rig.server.assign(replace(rig.server.evaluate_task(), message_id="again"))
     for _ in range(100):
         rig.turn()
-    assert len(rig.trainer.evaluations) <= done + 1, "an answered task is never done again"
+    assert len(rig.trainer.evaluations) <= count + 1, "an answered task is never done again"
 
 
 @pytest.mark.slow
 def test_a_bad_link_loses_and_doubles_nothing(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Faults(seed=3, loss=0.3, double=0.3))
     begin(rig)
-    rig.until(lambda: settled(rig), seconds=2000.0)
+    rig.until(lambda: is_settled(rig), seconds=2000.0)
     assert len(rig.trainer.evaluations) == 1
-    assert len(set(evaluated(rig))) == 1
+    assert len(set(list_evaluations(rig))) == 1
 
 
-def worked(folder: Path, error: Exception | None, held_out: str | None = "h") -> object:
+def run_evaluation(folder: Path, error: Exception | None, held_out: str | None = "h") -> object:
     store = AgentStore(folder)
     trainer = FakeTrainer(error=error)
     blobs = store.blobs.add(b"program"), store.blobs.add(WEIGHTS)
@@ -113,13 +113,13 @@ def worked(folder: Path, error: Exception | None, held_out: str | None = "h") ->
     ],
 )
 def test_an_evaluation_that_fails_says_why(tmp_path: Path, error: SubfleetError, reason: str) -> None:
-    outcome = worked(tmp_path, error)
+    outcome = run_evaluation(tmp_path, error)
     assert isinstance(outcome, WorkFailed)
     assert outcome.reason == reason
 
 
 def test_a_worker_without_held_out_data_says_so(tmp_path: Path) -> None:
-    outcome = worked(tmp_path, None, held_out=None)
+    outcome = run_evaluation(tmp_path, None, held_out=None)
     assert isinstance(outcome, WorkFailed)
     assert (outcome.reason, "--held-out" in outcome.detail) == ("data", True)
 

@@ -1,4 +1,4 @@
-"""What `subfleet-edge join --held-out` names is described at the start."""
+"""`subfleet-edge join --held-out` describes the held-out data when a device joins."""
 
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,18 +17,18 @@ from subfleet.transport.address import BrokerOptions
 NOBODY = "mqtt://127.0.0.1:1"
 
 
-@pytest.mark.parametrize(("kept", "larger"), [(4, "data"), (60, "held out")])
+@pytest.mark.parametrize(("held_out_count", "larger"), [(4, "data"), (60, "held out")])
 def test_join_tells_how_many_samples_are_held_out_and_counts_the_larger_data(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: int, larger: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held_out_count: int, larger: str
 ) -> None:
-    given: dict[str, Any] = {}
+    captured: dict[str, Any] = {}
 
     def begin(settings: AgentSettings, *_: object) -> NoReturn:
-        given["settings"] = settings
+        captured["settings"] = settings
         raise ConfigError("far enough")
 
     data, held_out = (str(tmp_path / name) for name in ("data.npz", "held_out.npz"))
-    for path, count in ((data, 6), (held_out, kept)):
+    for path, count in ((data, 6), (held_out, held_out_count)):
         np.savez(path, x=np.zeros((count, 1, 2, 2), np.float32), y=np.arange(count) % 3)
     monkeypatch.setattr(joining, "EdgeSession", begin)
     options = JoinOptions(
@@ -36,10 +36,10 @@ def test_join_tells_how_many_samples_are_held_out_and_counts_the_larger_data(
     )
     with pytest.raises(ConfigError, match="far enough"):
         joining.join(options)
-    told = given["settings"]
-    assert (told.profile.sample_count, told.profile.held_out_count) == (6, kept)
+    settings = captured["settings"]
+    assert (settings.profile.sample_count, settings.profile.held_out_count) == (6, held_out_count)
     sizes = {
         "data": read_dataset(data).summary().data_bytes,
         "held out": read_dataset(held_out).summary().data_bytes,
     }
-    assert told.data_bytes == sizes[larger] == max(sizes.values())
+    assert settings.data_bytes == sizes[larger] == max(sizes.values())

@@ -1,4 +1,4 @@
-"""Where a package is missing, a device is sent to what it can run: never to PyTorch, nor to what a server needs."""
+"""Where a package is missing, a device suggests what it can run: never PyTorch or the packages of a server."""
 
 import json
 import re
@@ -36,19 +36,19 @@ TORCH = ("torch", "executorch", "onnx", "safetensors", "sklearn")
 RUNTIMES = (*TORCH, "onnxruntime", "subfleet_executorch")
 NOBODY = "mqtt://127.0.0.1:1"
 SERVERS_ONLY = re.compile(r"\b(torch|pytorch|scikit-learn|sklearn)\b|\[(export|emulation|server|dev)\]", re.IGNORECASE)
-"""Words that no remedy on a device may hold; "executorch" is none of them."""
+"""Words that no remedy on a device may contain; "executorch" does not match."""
 
 
-def hiding(folder: Path, hidden: tuple[str, ...], *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of each command in a process without some packages, as in those that it starts."""
-    return running(put(folder, {"sitecustomize.py": broken.missing(*hidden)}), *commands)
+def run_without(folder: Path, hidden: tuple[str, ...], *commands: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command in a process that, like its children, lacks some packages."""
+    return run_commands(put(folder, {"sitecustomize.py": broken.missing(*hidden)}), *commands)
 
 
-def running(environment: Mapping[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
+def run_commands(environment: Mapping[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
     arguments = [sys.executable, "-c", RUNNING, json.dumps(commands)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
+    process = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert process.returncode == 0, process.stderr
+    return [(code, out, err) for code, out, err in json.loads(process.stdout)]
 
 
 @pytest.fixture
@@ -80,37 +80,37 @@ def test_no_remedy_sends_a_device_to_what_it_does_not_need(
     images = tmp_path / "images" / "7"
     images.mkdir(parents=True)
     (images / "one.png").write_bytes(b"no image")
-    here = ["--state", str(tmp_path / "state")]
+    state = ["--state", str(tmp_path / "state")]
     commands = [
         *(
-            ["join", NOBODY, *here, "--data", "digits:train", "--runtime", name]
+            ["join", NOBODY, *state, "--data", "digits:train", "--runtime", name]
             for name in ("onnx", "executorch", "torch")
         ),
         *(
-            ["join", NOBODY, *here, "--data", "digits:train", "--profile", name]
+            ["join", NOBODY, *state, "--data", "digits:train", "--profile", name]
             for name in ("generic", "android_phone")
         ),
-        ["join", NOBODY, *here, "--data", str(images.parent)],
+        ["join", NOBODY, *state, "--data", str(images.parent)],
         *(["predict", model, "--data", "digits:test"] for model in models),
-        ["doctor", NOBODY, *here, "--data", "digits:train"],
-        ["doctor", *here, "--data", str(images.parent)],
+        ["doctor", NOBODY, *state, "--data", "digits:train"],
+        ["doctor", *state, "--data", str(images.parent)],
     ]
     missing = 0
-    for command, (code, out, err) in zip(commands, hiding(tmp_path, hidden, *commands), strict=True):
-        said = [line.strip() for line in (out if command[0] == "doctor" else err).splitlines()]
+    for command, (code, out, err) in zip(commands, run_without(tmp_path, hidden, *commands), strict=True):
+        lines = [line.strip() for line in (out if command[0] == "doctor" else err).splitlines()]
         missing += code == ExitCode.MISSING_EXTRA
-        for line in said:
-            # Before the remedy stands what is missing: that may be what somebody has asked for.
+        for line in lines:
+            # The text before the remedy names the missing package, which the user may have requested.
             assert SERVERS_ONLY.search(line.partition("; ")[2] or line) is None, (command, line)
         if code == ExitCode.MISSING_EXTRA and command[0] != "doctor":
-            assert len(said) == 1, err
+            assert len(lines) == 1, err
     assert missing >= 2, "nothing was missing, so that nothing was tested"
 
 
 @pytest.mark.slow
 def test_a_device_without_pytorch_is_told_what_runs_instead(models: list[str], tmp_path: Path) -> None:
-    here = ["--state", str(tmp_path / "state"), "--data", "digits:train"]
-    join = ["join", NOBODY, *here, "--runtime"]
+    options = ["--state", str(tmp_path / "state"), "--data", "digits:train"]
+    join = ["join", NOBODY, *options, "--runtime"]
     hidden = (*TORCH, "subfleet_executorch")
     commands = (
         [*join, "torch"],
@@ -118,7 +118,7 @@ def test_a_device_without_pytorch_is_told_what_runs_instead(models: list[str], t
         [*join, "onnx"],
         ["predict", models[1], "--data", "digits:test"],
     )
-    torch, executorch, onnx, pte, doctor = hiding(tmp_path, hidden, *commands, ["doctor", *here])
+    torch, executorch, onnx, pte, doctor = run_without(tmp_path, hidden, *commands, ["doctor", *options])
     assert torch[0] == executorch[0] == pte[0] == ExitCode.MISSING_EXTRA
     assert (
         remedy_of(torch[2]) == "use ONNX Runtime, which devices have: --runtime onnx for training, and .onnx models\n"
@@ -155,7 +155,7 @@ def findings(out: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.slow
 def test_doctor_takes_a_boards_own_build_by_whatever_name_it_was_installed(tmp_path: Path) -> None:
     board = put(tmp_path, {"sitecustomize.py": VENDORS})
-    ((code, out, _),) = running(board, ["doctor", "--json", "--state", str(tmp_path)])
+    ((code, out, _),) = run_commands(board, ["doctor", "--json", "--state", str(tmp_path)])
     assert code == 0, out
     text = findings(out)["runtimes"]["text"]
     assert "onnx (ONNX Runtime 9.9+board with BoardExecutionProvider, CPUExecutionProvider)" in text
@@ -163,31 +163,31 @@ def test_doctor_takes_a_boards_own_build_by_whatever_name_it_was_installed(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("does", "words"),
+    ("fault", "words"),
     [(broken.RAISING, "libboard.so.8"), (broken.ABORTING, "SIGABRT"), (broken.DYING.format(number="SIGILL"), "SIGILL")],
     ids=["raises", "aborts", "dies"],
 )
 def test_a_broken_runtime_is_told_beside_one_that_works_and_join_goes_on_with_that(
-    tmp_path: Path, does: str, words: str
+    tmp_path: Path, fault: str, words: str
 ) -> None:
     pytest.importorskip("subfleet_executorch", reason=NO_BINDING)
-    here = ["--state", str(tmp_path / "state"), "--data", "digits:train"]
-    environment = put(tmp_path, {"onnxruntime": does})
-    # Each command sets its log up for its own process.
-    ((code, out, _),) = running(environment, ["doctor", *here, "--json"])
-    found = findings(out)
-    assert code == found["runtime onnx"]["code"] == ExitCode.MISSING_EXTRA
-    assert words in found["runtime onnx"]["text"]
-    assert "pip install" not in found["runtime onnx"]["remedy"], "it would write over the board's own build"
-    assert found["runtimes"]["text"].startswith("executorch (ExecuTorch")
-    assert found["data"]["text"].endswith("for executorch")
-    # The process that trains says it, on the standard error that both processes have.
-    command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", NOBODY, *here]
+    options = ["--state", str(tmp_path / "state"), "--data", "digits:train"]
+    environment = put(tmp_path, {"onnxruntime": fault})
+    # Each command configures the logging of its process, so each has its own.
+    ((code, out, _),) = run_commands(environment, ["doctor", *options, "--json"])
+    by_check = findings(out)
+    assert code == by_check["runtime onnx"]["code"] == ExitCode.MISSING_EXTRA
+    assert words in by_check["runtime onnx"]["text"]
+    assert "pip install" not in by_check["runtime onnx"]["remedy"], "it would write over the board's own build"
+    assert by_check["runtimes"]["text"].startswith("executorch (ExecuTorch")
+    assert by_check["data"]["text"].endswith("for executorch")
+    # The training process reports it on the standard error that both processes share.
+    command = [sys.executable, "-m", "subfleet.edge_client.cli", "join", NOBODY, *options]
     joined = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert joined.returncode == ExitCode.TRANSPORT, "it had come as far as to the broker"
     assert joined.stderr.count(words) == 1
     assert "joins fleet main with executorch" in joined.stderr
-    ((code, _, err),) = running(environment, ["join", NOBODY, *here, "--runtime", "onnx"])
+    ((code, _, err),) = run_commands(environment, ["join", NOBODY, *options, "--runtime", "onnx"])
     assert code == ExitCode.MISSING_EXTRA
     assert len(err.splitlines()) == 1
     assert words in err
@@ -195,25 +195,25 @@ def test_a_broken_runtime_is_told_beside_one_that_works_and_join_goes_on_with_th
 
 @pytest.mark.slow
 def test_nothing_that_breaks_ends_the_doctor(tmp_path: Path) -> None:
-    """NumPy, psutil and Pillow are built for a processor, too."""
-    dies = broken.DYING.format(number="SIGILL")
-    environment = put(tmp_path, {"numpy": dies, "psutil": dies, "PIL": dies})
+    """NumPy, psutil and Pillow are also built for a processor, and may fail on another."""
+    fault = broken.DYING.format(number="SIGILL")
+    environment = put(tmp_path, {"numpy": fault, "psutil": fault, "PIL": fault})
     images = tmp_path / "images" / "7"
     images.mkdir(parents=True)
-    ((code, out, err),) = running(environment, ["doctor", "--json", "--data", str(images.parent)])
+    ((code, out, err),) = run_commands(environment, ["doctor", "--json", "--data", str(images.parent)])
     assert (code, err) == (ExitCode.MISSING_EXTRA, "")
-    found = findings(out)
-    assert {check for check, finding in found.items() if finding["code"] != ExitCode.OK} == {
+    by_check = findings(out)
+    assert {check for check, finding in by_check.items() if finding["code"] != ExitCode.OK} == {
         "numpy", "psutil", "Pillow", "runtimes", "runtime onnx", "runtime executorch", "memory", "data",
     }  # fmt: skip
-    assert "that numpy was built with" in found["runtime onnx"]["text"]
+    assert "that numpy was built with" in by_check["runtime onnx"]["text"]
 
 
 @pytest.mark.slow
 def test_where_no_runtime_works_each_is_told_in_one_sentence(tmp_path: Path) -> None:
     broken_both = {"onnxruntime": broken.RAISING, "subfleet_executorch": broken.DYING.format(number="SIGILL")}
     join = ["join", NOBODY, "--state", str(tmp_path / "state"), "--data", "digits:train"]
-    ((code, _, err),) = running(put(tmp_path, broken_both), join)
+    ((code, _, err),) = run_commands(put(tmp_path, broken_both), join)
     assert code == ExitCode.MISSING_EXTRA
     assert len(err.splitlines()) == 1
     assert "'onnx' does not work here: the package 'onnxruntime' is there" in err
@@ -222,10 +222,10 @@ def test_where_no_runtime_works_each_is_told_in_one_sentence(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("release", "is_older"), [("1.25.9", True), ("1.26.0", False), ("2.4.6", False), ("", False)])
 def test_doctor_names_a_numpy_that_is_too_old(release: str, is_older: bool) -> None:
-    found = doctor.check_package("numpy", TrialResult(text=release))
-    assert (found.code != ExitCode.OK) is is_older
-    assert ("1.26 or newer is needed" in found.text) is is_older
-    assert ("pip install 'subfleet[edge]', or 'numpy>=1.26" in found.remedy) is is_older
+    finding = doctor.check_package("numpy", TrialResult(text=release))
+    assert (finding.code != ExitCode.OK) is is_older
+    assert ("1.26 or newer is needed" in finding.text) is is_older
+    assert ("pip install 'subfleet[edge]', or 'numpy>=1.26" in finding.remedy) is is_older
 
 
 @pytest.mark.slow
@@ -239,9 +239,9 @@ def test_the_agent_loads_without_any_tensor_package(tmp_path: Path) -> None:
     )
     environment = put(tmp_path, {"sitecustomize.py": broken.missing(*hidden)})
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert done.returncode == ExitCode.MISSING_EXTRA, done.stderr
-    report = json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert process.returncode == ExitCode.MISSING_EXTRA, process.stderr
+    report = json.loads(process.stdout)
     assert report["budget_bytes"] > 0
     failed = {finding["check"] for finding in report["findings"] if finding["code"] != ExitCode.OK}
     assert failed == {"numpy", "Pillow", "runtimes"}

@@ -1,4 +1,4 @@
-"""What the worker is told of a task whose paths are drawn on the device, and what it answers."""
+"""Tasks with paths drawn on the device: the jobs of the worker, and its answers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from agent.agent_cases import (
     EVALUATION,
     RESULT,
     announce,
-    connected,
+    connected_agent,
     evaluate_task,
     train_task,
     with_submodel,
@@ -40,24 +40,26 @@ def test_a_job_has_the_subspace_and_the_way_in_which_paths_are_drawn(tmp_path: P
     rig.until(lambda: bool(rig.trainer.evaluations))
     rig.server.assign(with_submodel(with_work(rig.server.train_task(), paths=paths), architecture=architecture))
     rig.until(lambda: bool(rig.trainer.jobs))
-    ((training,), (asked,)) = rig.trainer.jobs, rig.trainer.evaluations
+    ((training,), (evaluated,)) = rig.trainer.jobs, rig.trainer.evaluations
     assert (training.choices, training.work.paths) == (CHOICES, paths)
-    assert (asked.choices, asked.work.settings.population) == (CHOICES, POPULATION)
+    assert (evaluated.choices, evaluated.work.settings.population) == (CHOICES, POPULATION)
 
 
 def test_an_update_tells_the_examples_of_each_operator_and_an_evaluation_the_scores_of_each_path() -> None:
-    agent, task = connected(), train_task()
+    agent, task = connected_agent(), train_task()
     agent.train(task)
     result = replace(RESULT, operator_examples=EXAMPLES)
-    kept = [
-        one
-        for one in agent.step(TrainingEnded(task_id=task.task_id, result=result, blob=BlobRef.of(b"update")))
-        if isinstance(one, Keep)
+    keeps = [
+        action
+        for action in agent.step(TrainingEnded(task_id=task.task_id, result=result, blob=BlobRef.of(b"update")))
+        if isinstance(action, Keep)
     ]
-    (update,) = [one.message for one in kept if isinstance(one.message, Update)]
+    (update,) = [action.message for action in keeps if isinstance(action.message, Update)]
     assert update.operator_examples == EXAMPLES
-    asked = evaluate_task(number=2)
-    agent.train(asked)
-    actions = agent.step(EvaluationEnded(task_id=asked.task_id, result=replace(EVALUATION, scores=SCORES)))
-    (evaluated,) = [one.message for one in actions if isinstance(one, Keep) and isinstance(one.message, Evaluated)]
+    evaluation = evaluate_task(number=2)
+    agent.train(evaluation)
+    actions = agent.step(EvaluationEnded(task_id=evaluation.task_id, result=replace(EVALUATION, scores=SCORES)))
+    (evaluated,) = [
+        action.message for action in actions if isinstance(action, Keep) and isinstance(action.message, Evaluated)
+    ]
     assert evaluated.scores == SCORES

@@ -1,4 +1,4 @@
-"""What a device's log says of the server's messages: each thing once."""
+"""A device logs each change in the server's messages once."""
 
 import logging
 from dataclasses import replace
@@ -12,11 +12,11 @@ from subfleet.agent.states import AgentSettings
 from subfleet.edge_client.message_log import ReceivedLog
 from subfleet.protocol.messages import Ack, Message, encode
 
-WHY = "no submodel fits: the smallest needs 4000 bytes"
+REASON = "no submodel fits: the smallest needs 4000 bytes"
 
 
-def told(caplog: pytest.LogCaptureFixture, *messages: Message) -> list[str]:
-    """The log after these messages."""
+def log_messages(caplog: pytest.LogCaptureFixture, *messages: Message) -> list[str]:
+    """The log records of these messages."""
     log = ReceivedLog(AgentSettings(profile=profile()))
     with caplog.at_level(logging.INFO):
         for message in messages:
@@ -24,15 +24,15 @@ def told(caplog: pytest.LogCaptureFixture, *messages: Message) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def skip(number: int = 1, why: str = WHY, attempt: str = "") -> Ack:
+def skip(number: int = 1, reason: str = REASON, attempt: str = "") -> Ack:
     of = f"telemetry.s1.run.{number}{attempt}"
-    return Ack(of=of, status="accepted", reason=why, message_id=f"skipped/{of}")
+    return Ack(of=of, status="accepted", reason=reason, message_id=f"skipped/{of}")
 
 
 def test_an_announcement_is_told_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
-    again = replace(announce(1), attempt=2, message_id="run/1.2/measure")
-    beacons = [announce(1, deadline) for deadline in ("measure", "train") for _ in range(27)]
-    assert told(caplog, *beacons, again, again, announce(2)) == [
+    second_attempt = replace(announce(1), attempt=2, message_id="run/1.2/measure")
+    beacons = [announce(1, phase) for phase in ("measure", "train") for _ in range(27)]
+    assert log_messages(caplog, *beacons, second_attempt, second_attempt, announce(2)) == [
         "run run round 1 of 3: measure",
         "run run round 1 of 3: train",
         "run run round 1 of 3: measure, attempted again (2)",
@@ -48,9 +48,9 @@ def test_why_a_device_has_no_task_is_told_once_until_it_changes_or_there_was_one
         *(announce(2), skip(1, "late"), skip(2), skip(2, "its link is \x1b[2J slow")),
         *(announce(3), train_task("t", 3), skip(3, "its link is \x1b[2J slow"), skip(3, "x", attempt=".1")),
     )
-    lines = [line for line in told(caplog, *messages) if "no task" in line]
+    lines = [line for line in log_messages(caplog, *messages) if "no task" in line]
     assert lines == [
-        f"round 1: this device has no task: {WHY}",
+        f"round 1: this device has no task: {REASON}",
         "round 2: this device has no task: its link is  [2J slow",
         "round 3: this device has no task: its link is  [2J slow",
     ]
@@ -67,5 +67,5 @@ def test_a_session_shows_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         for _ in range(200):
             rig.turn()
     lines = [record.getMessage() for record in caplog.records]
-    assert [line for line in lines if "no task" in line] == [f"round 1: this device has no task: {WHY}"]
-    assert not [line for line in lines if "measure" in line]  # it was told before
+    assert [line for line in lines if "no task" in line] == [f"round 1: this device has no task: {REASON}"]
+    assert not [line for line in lines if "measure" in line]  # it was logged before

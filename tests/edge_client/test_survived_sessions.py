@@ -1,4 +1,4 @@
-"""A device whose training kills its process, and whose supervisor starts it again in the same folder each time."""
+"""A device on which training kills the process, and a supervisor restarts it in the same folder each time."""
 
 import json
 import logging
@@ -22,28 +22,30 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def begin(rig: Rig, number: int = 1, name: str = "t1", *, evaluates: bool = False) -> None:
-    """Bring a task to its work, and hold it there."""
+    """Take a task to its work, and suspend it there."""
     rig.trainer.gate.clear()
     rig.server.announce(announce(number, "train"))
     rig.server.assign(rig.server.evaluate_task(name, number) if evaluates else rig.server.train_task(name, number))
-    rig.until(lambda: works(rig) == 1)
+    rig.until(lambda: count_works(rig) == 1)
 
 
 def refusals(rig: Rig) -> list[Refusal]:
-    found = {message.message_id: message for message in rig.server.heard if isinstance(message, Refusal)}
-    return list(found.values())
+    by_id = {message.message_id: message for message in rig.server.heard if isinstance(message, Refusal)}
+    return list(by_id.values())
 
 
 def budget_of(rig: Rig, number: int) -> int:
     rig.server.announce(announce(number))
-    rig.until(lambda: any(isinstance(one, Telemetry) and one.round == number for one in rig.server.heard))
+    rig.until(lambda: any(isinstance(message, Telemetry) and message.round == number for message in rig.server.heard))
     return next(
-        one.memory_budget_bytes for one in rig.server.heard if isinstance(one, Telemetry) and one.round == number
+        message.memory_budget_bytes
+        for message in rig.server.heard
+        if isinstance(message, Telemetry) and message.round == number
     )
 
 
-def works(rig: Rig) -> int:
-    """How often a work was begun, by every process together."""
+def count_works(rig: Rig) -> int:
+    """How often work was begun, over all processes."""
     return len(rig.trainer.jobs) + len(rig.trainer.evaluations)
 
 
@@ -55,13 +57,13 @@ def test_a_task_that_kills_its_process_is_begun_twice_and_the_next_round_hears_o
     assert budget_of(rig, 1) == 1000
     begin(rig, evaluates=evaluates)
     for _ in range(10):
-        done = works(rig)
+        count = count_works(rig)
         rig.kill()
         rig.start()
-        rig.until(lambda done=done: works(rig) > done or bool(refusals(rig)))  # type: ignore[misc]  # the loop's own value
+        rig.until(lambda count=count: count_works(rig) > count or bool(refusals(rig)))  # type: ignore[misc]  # the loop's own value
         for _ in range(20):
             rig.turn()
-    assert works(rig) == 2
+    assert count_works(rig) == 2
     (refusal,) = refusals(rig)
     assert (refusal.task_id, refusal.reason, refusal.available_bytes) == ("t1", "memory", 250)
     rig.until(lambda: not rig.store.load().answers)
@@ -78,7 +80,7 @@ def test_a_session_that_is_closed_at_work_has_not_died(rig: Rig) -> None:
         rig.session.close()
         assert rig.store.load().survival == Survival()
         rig.start()
-        rig.until(lambda count=count: works(rig) == count)  # type: ignore[misc]  # the loop's own value
+        rig.until(lambda count=count: count_works(rig) == count)  # type: ignore[misc]  # the loop's own value
     rig.trainer.gate.set()
     rig.until(lambda: "t1" in rig.server.updates)
     assert refusals(rig) == []
@@ -92,7 +94,7 @@ def test_a_training_that_ended_just_before_the_close_is_answered_by_the_next_sta
     assert [update.task_id for update in rig.store.load().updates] == ["t1"]
     rig.start()
     rig.until(lambda: "t1" in rig.server.updates)
-    assert works(rig) == 1
+    assert count_works(rig) == 1
 
 
 def test_a_disk_that_cannot_be_written_does_not_keep_a_session_from_its_goodbye(
@@ -107,7 +109,7 @@ def test_a_disk_that_cannot_be_written_does_not_keep_a_session_from_its_goodbye(
     with caplog.at_level(logging.WARNING):
         rig.session.close()
     rig.server.turn()
-    goodbyes = [one for one in rig.server.heard if getattr(one, "reason", "") == "it was stopped"]
+    goodbyes = [message for message in rig.server.heard if getattr(message, "reason", "") == "it was stopped"]
     assert len(goodbyes) == 1
     assert "cannot be written down that the work is stopped" in caplog.text
     rig.worker.join(5.0)
@@ -118,9 +120,9 @@ def test_a_state_file_of_an_earlier_release_is_taken_up(rig: Rig) -> None:
     rig.play_round()
     rig.until(lambda: not rig.store.load().answers)
     path = rig.folder / "device" / "agent.json"
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    assert "survival" not in kept
-    assert kept == {"schema": 3, **to_plain(rig.store.load())}
+    state = json.loads(path.read_text(encoding="utf-8"))
+    assert "survival" not in state
+    assert state == {"schema": 3, **to_plain(rig.store.load())}
     rig.kill()
     rig.start()
     rig.play_round(2, "t2")

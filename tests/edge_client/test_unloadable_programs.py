@@ -1,4 +1,4 @@
-"""What the worker tells of programs that a runtime does not load."""
+"""The outcome of the worker for programs that a runtime does not load."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,15 +19,15 @@ LACKING = LoadError("the runtime lacks Gelu")
 
 
 class Scorer:
-    """A trainer that gives or raises what it was made with, candidate by candidate."""
+    """A trainer that returns or raises its results, one per candidate."""
 
     target: ClassVar[str] = "fake"
     suffix: ClassVar[str] = ".fake"
     providers: ClassVar[tuple[str, ...]] = ("cpu",)
     held_bytes = 0
 
-    def __init__(self, *found: float | Exception) -> None:
-        self._found: Iterator[float | Exception] = iter(found)
+    def __init__(self, *results: float | Exception) -> None:
+        self._results: Iterator[float | Exception] = iter(results)
 
     def describe_runtime(self) -> str:
         return "a test's"
@@ -42,10 +42,10 @@ class Scorer:
         raise NotImplementedError
 
     def score(self, job: Job[Score], stopped: Callable[[], bool]) -> float:
-        found = next(self._found)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        result = next(self._results)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def evaluate(self, job: Job[Evaluate], stopped: Callable[[], bool]) -> EvaluationResult:
         raise NotImplementedError
@@ -54,30 +54,33 @@ class Scorer:
         raise NotImplementedError
 
 
-def outcome(folder: Path, *found: float | Exception) -> object:
+def run_scoring(folder: Path, *results: float | Exception) -> object:
     blobs = BlobStore(folder)
     for content in (b"program", b"weights s1 a", b"weights s1 b"):
         blobs.add(content)
-    worker = TrainingWorker({"fake": Scorer(*found)}, blobs=blobs, work_folder=folder, data="d")
+    worker = TrainingWorker({"fake": Scorer(*results)}, blobs=blobs, work_folder=folder, data="d")
     worker.start(score_task(), 1000)
     worker.join(10.0)
     return worker.outcome()
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("results", "reason"),
     [((LACKING, LACKING), "runtime"), ((LACKING, TrainingError("it broke")), "failed")],
 )
 def test_the_runtime_is_to_blame_only_where_it_loads_no_candidate(
-    tmp_path: Path, found: tuple[Exception, ...], reason: str
+    tmp_path: Path, results: tuple[Exception, ...], reason: str
 ) -> None:
-    failed = outcome(tmp_path, *found)
+    failed = run_scoring(tmp_path, *results)
     assert isinstance(failed, WorkFailed)
     assert failed.reason == reason
     assert failed.detail == "no candidate could be scored, the first because the runtime lacks Gelu"
 
 
 def test_a_candidate_that_is_not_loaded_takes_nothing_from_the_others(tmp_path: Path) -> None:
-    scored = outcome(tmp_path, LACKING, 2.0)
+    scored = run_scoring(tmp_path, LACKING, 2.0)
     assert isinstance(scored, ScoringEnded)
-    assert [(one.score, one.reason) for one in scored.scores] == [(None, "the runtime lacks Gelu"), (2.0, "")]
+    assert [(candidate.score, candidate.reason) for candidate in scored.scores] == [
+        (None, "the runtime lacks Gelu"),
+        (2.0, ""),
+    ]

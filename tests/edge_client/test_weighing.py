@@ -1,4 +1,4 @@
-"""A task that is larger than a device's disk or link is refused by its sizes, before anything of it is fetched."""
+"""A task that is too large for a device's disk or link is refused by its sizes, before any blob is fetched."""
 
 import shutil
 from collections import namedtuple
@@ -10,10 +10,10 @@ import pytest
 from agent.agent_cases import (
     announce,
     blob,
-    connected,
+    connected_agent,
     deploy_task,
+    find_action,
     kinds,
-    one,
     score_task,
     train_task,
     with_submodel,
@@ -35,45 +35,47 @@ KIB = 1024
 _Usage = namedtuple("_Usage", "total used free")
 
 
-def sized(text: str, size_bytes: int) -> BlobRef:
+def resize_blob(text: str, size_bytes: int) -> BlobRef:
     return replace(blob(text), size_bytes=size_bytes)
 
 
 def program(size_bytes: int) -> ProgramRef:
-    return replace(train_task().programs[0], blob=sized("program", size_bytes))
+    return replace(train_task().programs[0], blob=resize_blob("program", size_bytes))
 
 
 def large_task(program_bytes: int = 300, weight_bytes: int = 100, **changes: Any) -> Task:
-    return train_task(program=program(program_bytes), weights=sized("weights", weight_bytes), **changes)
+    return train_task(program=program(program_bytes), weights=resize_blob("weights", weight_bytes), **changes)
 
 
-def weighed(task: Task, room_bytes: int, *here: str) -> Weighed:
-    lacking = frozenset(one.sha256 for one in task.blobs) - {blob(text).sha256 for text in here}
+def weigh(task: Task, room_bytes: int, *present: str) -> Weighed:
+    lacking = frozenset(ref.sha256 for ref in task.blobs) - {blob(text).sha256 for text in present}
     return Weighed(task_id=task.task_id, lacking=lacking, room_bytes=room_bytes)
 
 
 def test_a_task_takes_what_is_not_here_and_twice_its_update() -> None:
     task = large_task()
-    assert needed_bytes(task, weighed(task, 0).lacking) == 300 + 3 * 100
-    assert needed_bytes(task, weighed(task, 0, "program").lacking) == 3 * 100
+    assert needed_bytes(task, weigh(task, 0).lacking) == 300 + 3 * 100
+    assert needed_bytes(task, weigh(task, 0, "program").lacking) == 3 * 100
     models = deploy_task()
-    assert needed_bytes(models, weighed(models, 0).lacking) == 2 * sum(one.blob.size_bytes for one in models.programs)
+    assert needed_bytes(models, weigh(models, 0).lacking) == 2 * sum(
+        program.blob.size_bytes for program in models.programs
+    )
     assert needed_bytes(score_task(), frozenset()) == 0
 
 
 @pytest.mark.parametrize(
-    ("room_bytes", "here", "fits"),
+    ("room_bytes", "present", "fits"),
     [(600, (), True), (599, (), False), (300, ("program",), True), (299, ("program",), False)],
 )
-def test_a_task_fits_the_disk_or_is_refused_for_it(room_bytes: int, here: tuple[str, ...], fits: bool) -> None:
+def test_a_task_fits_the_disk_or_is_refused_for_it(room_bytes: int, present: tuple[str, ...], fits: bool) -> None:
     task = large_task()
-    found = find_objection(task, weighed(task, room_bytes, *here), None, 60.0)
+    objection = find_objection(task, weigh(task, room_bytes, *present), None, 60.0)
     if fits:
-        assert found is None
+        assert objection is None
         return
-    assert found is not None
-    assert (found.reason, found.available_bytes) == ("disk", room_bytes)
-    assert found.detail.startswith(f"the task takes {300 if here else 600} bytes of disk")
+    assert objection is not None
+    assert (objection.reason, objection.available_bytes) == ("disk", room_bytes)
+    assert objection.detail.startswith(f"the task takes {300 if present else 600} bytes of disk")
 
 
 @pytest.mark.parametrize(
@@ -90,51 +92,53 @@ def test_weights_and_update_are_held_against_what_was_promised(
     budget: Budget, changes: dict[str, Any], words: str
 ) -> None:
     task = large_task(weight_bytes=2 * HEADER_BYTES, budget=budget, **changes)
-    found = find_objection(task, weighed(task, 10**9), None, 60.0)
-    assert (found.detail if found is not None else "").endswith(words)
-    assert (found is None) == (not words)
-    assert found is None or found.reason == "link"
+    objection = find_objection(task, weigh(task, 10**9), None, 60.0)
+    assert (objection.detail if objection is not None else "").endswith(words)
+    assert (objection is None) == (not words)
+    assert objection is None or objection.reason == "link"
 
 
 @pytest.mark.parametrize(
-    ("downlink_bps", "here", "slow"),
+    ("downlink_bps", "present", "slow"),
     [(None, (), False), (40_000.0, (), False), (39_000.0, (), True), (20_000.0, ("program",), False), (0.0, (), True)],
 )
-def test_what_cannot_come_in_time_is_not_begun(downlink_bps: float | None, here: tuple[str, ...], slow: bool) -> None:
-    """300,000 bytes in a minute are 40 kbit/s; a link without any signal counts as the slowest there is."""
+def test_what_cannot_come_in_time_is_not_begun(
+    downlink_bps: float | None, present: tuple[str, ...], slow: bool
+) -> None:
+    """300,000 bytes in a minute are 40 kbit/s; a link without a signal counts as the slowest."""
     task = large_task(program_bytes=250_000, weight_bytes=50_000)
-    found = find_objection(task, weighed(task, 10**9, *here), Reading(downlink_bps=downlink_bps), 60.0)
-    assert (found is not None) == slow
-    assert found is None or (found.reason == "link" and "300000 bytes are to be fetched" in found.detail)
+    objection = find_objection(task, weigh(task, 10**9, *present), Reading(downlink_bps=downlink_bps), 60.0)
+    assert (objection is not None) == slow
+    assert objection is None or (objection.reason == "link" and "300000 bytes are to be fetched" in objection.detail)
 
 
 def test_a_refused_task_is_not_fetched_and_the_next_one_is() -> None:
-    agent = connected(room_bytes=100)
+    agent = connected_agent(room_bytes=100)
     agent.hear(announce(1, "train"))
     actions = agent.hear(large_task())
-    refusal = one(actions, Keep).message
+    refusal = find_action(actions, Keep).message
     assert (refusal.reason, refusal.available_bytes) == ("disk", 100)
     assert "Fetch" not in kinds(actions)
     assert kinds(agent.hear(train_task("t2"))).count("Fetch") == 2
 
 
 def test_the_link_is_the_one_of_the_last_reading() -> None:
-    agent = connected(downlink_bps=16_000.0)
+    agent = connected_agent(downlink_bps=16_000.0)
     agent.hear(announce(1))
     agent.hear(announce(1, "train"))
     actions = agent.hear(large_task(program_bytes=10**6))
-    assert one(actions, Keep).message.reason == "link"
+    assert find_action(actions, Keep).message.reason == "link"
 
 
 # --- with a disk ---
 
 
-def _files(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _weigh(store: AgentStore, task: Task) -> Weighed:
-    return store.weigh(Weigh(task=task, pinned=frozenset(one.sha256 for one in task.blobs)))
+    return store.weigh(Weigh(task=task, pinned=frozenset(ref.sha256 for ref in task.blobs)))
 
 
 def test_room_is_made_of_programs_that_were_not_used_for_long(tmp_path: Path) -> None:
@@ -153,7 +157,7 @@ def test_room_is_made_of_programs_that_were_not_used_for_long(tmp_path: Path) ->
 def test_what_is_larger_than_the_room_by_a_byte_makes_nothing_go(tmp_path: Path) -> None:
     store = AgentStore(tmp_path, disk_limit_bytes=600)
     old = store.blobs.add(b"o" * 300)
-    for program_bytes, stays in ((301, True), (300, False)):  # beside 300 bytes of weights and updates
+    for program_bytes, stays in ((301, True), (300, False)):  # in addition to 300 bytes of weights and updates
         assert _weigh(store, large_task(program_bytes=program_bytes)).room_bytes == 600
         assert store.blobs.has(old) == stays
 
@@ -175,19 +179,19 @@ def test_no_more_than_half_of_the_free_disk_is_taken(tmp_path: Path, monkeypatch
 def test_what_a_device_tells_of_its_disk_before_a_round_is_what_a_task_may_take(
     tmp_path: Path, more_bytes: int
 ) -> None:
-    """It keeps back what its state file may grow by; beyond that a task is refused."""
+    """The device reserves space for the growth of its state file; a task that needs more is refused."""
     rig = Rig(tmp_path, disk_limit_bytes=2 * 2**20)
     rig.server.announce(announce())
     rig.until(lambda: bool(rig.server.of(Telemetry)))
-    told = rig.server.of(Telemetry)[0]
-    assert isinstance(told, Telemetry)
-    assert told.disk_budget_bytes is not None
-    assert told.disk_budget_bytes == 2 * 2**20 - _files(tmp_path / "device") - STATE_BYTES
+    telemetry = rig.server.of(Telemetry)[0]
+    assert isinstance(telemetry, Telemetry)
+    assert telemetry.disk_budget_bytes is not None
+    assert telemetry.disk_budget_bytes == 2 * 2**20 - _folder_bytes(tmp_path / "device") - STATE_BYTES
     rig.server.announce(announce(1, "train"))
     task = rig.server.train_task()
-    program = rig.server.blobs.add(bytes(told.disk_budget_bytes + more_bytes - 3 * task.weights[0].size_bytes))
+    program = rig.server.blobs.add(bytes(telemetry.disk_budget_bytes + more_bytes - 3 * task.weights[0].size_bytes))
     task = with_submodel(task, program=replace(train_task().programs[0], blob=program))
-    assert needed_bytes(task) == told.disk_budget_bytes + more_bytes
+    assert needed_bytes(task) == telemetry.disk_budget_bytes + more_bytes
     rig.server.assign(task)
     rig.until(lambda: bool(rig.server.of(Refusal)) or "t1" in rig.server.updates)
     assert [message.reason for message in rig.server.of(Refusal)[:1]] == (["disk"] if more_bytes else [])  # type: ignore[union-attr]  # of() filtered them
@@ -212,21 +216,21 @@ def test_100_gb_are_refused_before_a_byte_is_asked_for(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.server.announce(announce(1, "train"))
     honest = rig.server.train_task()
-    huge = replace(train_task().programs[0], blob=sized("huge", 100 * 10**9))
+    huge = replace(train_task().programs[0], blob=resize_blob("huge", 100 * 10**9))
     rig.server.assign(with_submodel(honest, program=huge))
     rig.until(lambda: bool(rig.server.of(Refusal)))
     (refusal,) = {message for message in rig.server.of(Refusal) if isinstance(message, Refusal)}
     assert refusal.reason == "disk"
     assert refusal.detail.startswith("the task takes 100000")
     assert rig.server.of(ChunkRequest) == []
-    assert _files(tmp_path / "device" / "blobs") == 0
+    assert _folder_bytes(tmp_path / "device" / "blobs") == 0
     rig.server.assign(rig.server.train_task("t2"))
     rig.until(lambda: "t2" in rig.server.updates)
 
 
 def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> None:
-    """Each round another program; the server gives no ack for updates, so that these must stay."""
-    limit_bytes = len(PROGRAM) + 5 * len(WEIGHTS) + 64 * KIB  # two updates wait while the fourth task is done
+    """Each round has another program; the server acknowledges no updates, so that they must stay."""
+    limit_bytes = len(PROGRAM) + 5 * len(WEIGHTS) + 64 * KIB  # two updates wait during the fourth task
     rig = Rig(tmp_path, disk_limit_bytes=limit_bytes)
     programs = []
     for number in (1, 2, 3, 4):
@@ -237,19 +241,19 @@ def test_the_folder_keeps_within_its_limit_whatever_comes(tmp_path: Path) -> Non
         programs.append(rig.server.blobs.add(content))
         rig.server.assign(with_submodel(task, program=replace(train_task().programs[0], blob=programs[-1])))
         rig.until(lambda name=f"t{number}": name in rig.server.updates)  # type: ignore[misc]  # a default binds the name
-        assert _files(tmp_path / "device") <= limit_bytes
-        held = {update.blob for update in rig.store.load().updates}
-        assert len(held) >= number - 1
-        assert all(rig.store.blobs.has(ref) for ref in held)
+        assert _folder_bytes(tmp_path / "device") <= limit_bytes
+        update_blobs = {update.blob for update in rig.store.load().updates}
+        assert len(update_blobs) >= number - 1
+        assert all(rig.store.blobs.has(ref) for ref in update_blobs)
     assert not rig.store.blobs.has(programs[0])
     assert rig.store.blobs.has(programs[-1])
 
 
 def test_what_is_pruned_is_no_update_without_a_ack() -> None:
-    agent = connected()
+    agent = connected_agent()
     task = train_task()
     agent.train(task)
     agent.finish(task)
     actions = agent.hear(announce(2, "train")) + agent.hear(train_task("t2", 2))
-    assert blob("update t1").sha256 in one(actions, Weigh).pinned
+    assert blob("update t1").sha256 in find_action(actions, Weigh).pinned
     assert not any(isinstance(action, Prune) and blob("update t1").sha256 not in action.keep for action in actions)

@@ -1,4 +1,4 @@
-"""What programs do in the process of their own, they do to that process alone: the agent says what came of it."""
+"""Programs run in a process of their own: their faults end that process alone, and the agent reports them."""
 
 import ctypes
 import json
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT_BYTES = 50_000_000
 
-# A trainer that does what its program says.
+# A trainer that follows the command in its program.
 TRAINER = """
 import ctypes, os, signal, sys, threading, time
 from subfleet.protocol.errors import DataError, MemoryLimitError
@@ -106,7 +106,7 @@ class Trainer:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     packages = tmp_path / "packages"
     info = packages / "worker_of_a_test-1.dist-info"
     info.mkdir(parents=True)
@@ -131,23 +131,23 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
 
 
 @pytest.fixture
-def worker(place: Workplace) -> Iterator[WorkerProcess]:
-    with WorkerProcess(place, stop_s=0.5) as opened:
-        yield opened
+def worker(workplace: Workplace) -> Iterator[WorkerProcess]:
+    with WorkerProcess(workplace, stop_s=0.5) as worker_process:
+        yield worker_process
 
 
-def stored(place: Workplace, content: str) -> BlobRef:
-    path = place.blobs / blob(content).sha256
+def store_blob(workplace: Workplace, content: str) -> BlobRef:
+    path = workplace.blobs / blob(content).sha256
     path.write_bytes(content.encode())
     return BlobRef.of(content.encode())
 
 
-def task_of(place: Workplace, word: str) -> Task:
-    program, weights = replace(PROGRAM, blob=stored(place, word)), stored(place, "weights")
+def make_task(workplace: Workplace, word: str) -> Task:
+    program, weights = replace(PROGRAM, blob=store_blob(workplace, word)), store_blob(workplace, "weights")
     return train_task(f"task {word}", program=program, weights=weights, planned_peak_bytes=40_000_000)
 
 
-def done(worker: WorkerProcess, task: Task, limit_bytes: int = LIMIT_BYTES) -> Outcome:
+def run_task(worker: WorkerProcess, task: Task, limit_bytes: int = LIMIT_BYTES) -> Outcome:
     worker.start(task, limit_bytes)
     worker.join(60.0)
     outcome = worker.outcome()
@@ -158,60 +158,60 @@ def done(worker: WorkerProcess, task: Task, limit_bytes: int = LIMIT_BYTES) -> O
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="only glibc has several heaps")
-def test_all_threads_of_the_process_use_one_heap(worker: WorkerProcess, place: Workplace) -> None:
-    outcome = done(worker, task_of(place, "count heaps"))
+def test_all_threads_of_the_process_use_one_heap(worker: WorkerProcess, workplace: Workplace) -> None:
+    outcome = run_task(worker, make_task(workplace, "count heaps"))
     assert isinstance(outcome, TrainingOutput)
     assert outcome.result.measured_peak_bytes == 1
 
 
-def goes_on(worker: WorkerProcess, place: Workplace) -> None:
-    outcome = done(worker, task_of(place, "train"))
+def check_next_task(worker: WorkerProcess, workplace: Workplace) -> None:
+    outcome = run_task(worker, make_task(workplace, "train"))
     assert isinstance(outcome, TrainingOutput)
     assert outcome.output_path.read_text() == "written"
     assert outcome.result.measured_peak_bytes == worker.process_id != os.getpid()
 
 
 def test_the_process_tells_what_it_trains_on_and_does_every_kind_of_work(
-    worker: WorkerProcess, place: Workplace
+    worker: WorkerProcess, workplace: Workplace
 ) -> None:
     assert worker.opened.target == "fake"
     assert worker.opened.data.class_counts == (1, 2)
     assert worker.opened.held_out == worker.opened.data
     first = worker.process_id
-    goes_on(worker, place)
+    check_next_task(worker, workplace)
     assert worker.held_bytes == 4711
-    program, weights = replace(PROGRAM, blob=stored(place, "p")), stored(place, "w")
+    program, weights = replace(PROGRAM, blob=store_blob(workplace, "p")), store_blob(workplace, "w")
     candidate = TaskSubmodel(architecture=Architecture(), program=program, weights=weights)
     scored = score_task(submodels=(candidate, candidate))
     evaluated = evaluate_task(program=program, weights=weights)
-    outcome = done(worker, scored)
+    outcome = run_task(worker, scored)
     assert isinstance(outcome, ScoringEnded)
-    assert [one.score for one in outcome.scores] == [1.5, 1.5]
-    assert isinstance(done(worker, evaluated), EvaluationEnded)
+    assert [score.score for score in outcome.scores] == [1.5, 1.5]
+    assert isinstance(run_task(worker, evaluated), EvaluationEnded)
     assert worker.process_id == first
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits the data of a process")
 def test_three_gigabytes_within_one_step_are_refused_by_the_system_under_a_limit_of_fifty_megabytes(
-    worker: WorkerProcess, place: Workplace
+    worker: WorkerProcess, workplace: Workplace
 ) -> None:
     first = worker.process_id
-    outcome = done(worker, task_of(place, "grow"))
+    outcome = run_task(worker, make_task(workplace, "grow"))
     assert isinstance(outcome, WorkFailed)
     assert (outcome.reason, outcome.available_bytes) == ("memory", 20_000_000)
     assert "refused memory" in outcome.detail
-    assert not list(place.work_folder.iterdir())
-    # The process is well, and the limit is gone with its task.
+    assert not list(workplace.work_folder.iterdir())
+    # The process still works, and the limit ended with its task.
     assert worker.process_id == first
-    assert isinstance(done(worker, task_of(place, "little")), TrainingOutput)
-    outcome = done(worker, task_of(place, "grow"), 4 * 2**30)
+    assert isinstance(run_task(worker, make_task(workplace, "little")), TrainingOutput)
+    outcome = run_task(worker, make_task(workplace, "grow"), 4 * 2**30)
     assert isinstance(outcome, TrainingOutput)
 
 
 def test_a_step_without_an_end_is_ended_with_its_process_and_the_next_task_is_done(
-    worker: WorkerProcess, place: Workplace
+    worker: WorkerProcess, workplace: Workplace
 ) -> None:
-    worker.start(task_of(place, "hang"), LIMIT_BYTES)
+    worker.start(make_task(workplace, "hang"), LIMIT_BYTES)
     worker.join(0.3)
     assert worker.outcome() is None
     worker.stop()
@@ -220,13 +220,13 @@ def test_a_step_without_an_end_is_ended_with_its_process_and_the_next_task_is_do
     assert isinstance(outcome, WorkFailed)
     assert (outcome.reason, outcome.available_bytes) == ("failed", None)
     assert "did not stop within 0.5 s and was ended" in outcome.detail
-    goes_on(worker, place)
+    check_next_task(worker, workplace)
 
 
-def test_a_task_that_hears_that_it_is_to_stop_keeps_its_process(worker: WorkerProcess, place: Workplace) -> None:
+def test_a_task_that_hears_that_it_is_to_stop_keeps_its_process(worker: WorkerProcess, workplace: Workplace) -> None:
     first = worker.process_id
-    for _ in range(2):  # the second time under the same id
-        worker.start(task_of(place, "wait"), LIMIT_BYTES)
+    for _ in range(2):  # the second task has the same id
+        worker.start(make_task(workplace, "wait"), LIMIT_BYTES)
         worker.join(0.1)
         assert worker.outcome() is None
         worker.stop()
@@ -247,17 +247,17 @@ def test_a_task_that_hears_that_it_is_to_stop_keeps_its_process(worker: WorkerPr
     ],
 )
 def test_a_process_that_dies_is_a_refusal_of_its_task_and_is_started_anew(
-    worker: WorkerProcess, place: Workplace, word: str, reason: str, available_bytes: int | None, detail: str
+    worker: WorkerProcess, workplace: Workplace, word: str, reason: str, available_bytes: int | None, detail: str
 ) -> None:
     first = worker.process_id
-    outcome = done(worker, task_of(place, word))
+    outcome = run_task(worker, make_task(workplace, word))
     assert isinstance(outcome, WorkFailed)
     assert (outcome.reason, outcome.available_bytes) == (reason, available_bytes)
     assert outcome.detail == f"the process that did the task {detail}"
-    assert not list(place.work_folder.iterdir())
+    assert not list(workplace.work_folder.iterdir())
     assert worker.process_id != first
     assert worker.held_bytes == 0
-    goes_on(worker, place)
+    check_next_task(worker, workplace)
 
 
 @pytest.mark.parametrize(
@@ -269,46 +269,46 @@ def test_a_process_that_dies_is_a_refusal_of_its_task_and_is_started_anew(
     ],
 )
 def test_what_a_trainer_gives_that_is_no_result_fails_its_task_alone(
-    worker: WorkerProcess, place: Workplace, word: str, reason: str, detail: str
+    worker: WorkerProcess, workplace: Workplace, word: str, reason: str, detail: str
 ) -> None:
     first = worker.process_id
-    outcome = done(worker, task_of(place, word))
+    outcome = run_task(worker, make_task(workplace, word))
     assert isinstance(outcome, WorkFailed)
     assert outcome.reason == reason
     assert detail in outcome.detail
-    assert not list(place.work_folder.iterdir())
+    assert not list(workplace.work_folder.iterdir())
     assert worker.process_id == first
 
 
-def test_what_a_library_prints_stands_between_no_reports(worker: WorkerProcess, place: Workplace) -> None:
-    assert isinstance(done(worker, task_of(place, "say")), TrainingOutput)
+def test_what_a_library_prints_stands_between_no_reports(worker: WorkerProcess, workplace: Workplace) -> None:
+    assert isinstance(run_task(worker, make_task(workplace, "say")), TrainingOutput)
 
 
-def test_a_blob_that_is_gone_is_a_failure_of_the_program(worker: WorkerProcess, place: Workplace) -> None:
-    task = task_of(place, "train")
-    (place.blobs / task.programs[0].blob.sha256).unlink()
-    outcome = done(worker, task)
+def test_a_blob_that_is_gone_is_a_failure_of_the_program(worker: WorkerProcess, workplace: Workplace) -> None:
+    task = make_task(workplace, "train")
+    (workplace.blobs / task.programs[0].blob.sha256).unlink()
+    outcome = run_task(worker, task)
     assert isinstance(outcome, WorkFailed)
     assert outcome.reason == "program"
 
 
-def test_a_process_that_dies_between_two_tasks_costs_neither(worker: WorkerProcess, place: Workplace) -> None:
-    goes_on(worker, place)
+def test_a_process_that_dies_between_two_tasks_costs_neither(worker: WorkerProcess, workplace: Workplace) -> None:
+    check_next_task(worker, workplace)
     os.kill(worker.process_id, signal.SIGKILL)
     deadline_s = time.monotonic() + 30
     while worker.held_bytes and time.monotonic() < deadline_s:
         assert worker.outcome() is None
     assert worker.held_bytes == 0
-    goes_on(worker, place)
+    check_next_task(worker, workplace)
 
 
-def test_one_that_cannot_read_its_data_any_more_says_so_for_its_task(place: Workplace, tmp_path: Path) -> None:
+def test_one_that_cannot_read_its_data_any_more_says_so_for_its_task(workplace: Workplace, tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     data.touch()
-    with WorkerProcess(replace(place, data=str(data))) as worker:
-        data.unlink()  # the data of a device go while it is at work
-        assert isinstance(done(worker, task_of(place, "SIGSEGV")), WorkFailed)
-        outcome = done(worker, task_of(place, "train"))
+    with WorkerProcess(replace(workplace, data=str(data))) as worker:
+        data.unlink()  # the data of a device vanish while it works
+        assert isinstance(run_task(worker, make_task(workplace, "SIGSEGV")), WorkFailed)
+        outcome = run_task(worker, make_task(workplace, "train"))
     assert isinstance(outcome, WorkFailed)
     assert outcome.reason == "data"
     assert "data.npz' cannot be used; name others" in outcome.detail
@@ -318,10 +318,10 @@ def test_one_that_cannot_read_its_data_any_more_says_so_for_its_task(place: Work
     ("data", "kind", "words"), [("data.npz", DataError, "'data.npz'"), ("death", BrokenError, "code 7")]
 )
 def test_what_keeps_it_from_working_at_all_is_raised_at_the_start(
-    place: Workplace, data: str, kind: type[Exception], words: str
+    workplace: Workplace, data: str, kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        WorkerProcess(replace(place, data=data))
+        WorkerProcess(replace(workplace, data=data))
 
 
 AGENT = """
@@ -351,13 +351,15 @@ time.sleep(600)
         ),
     ],
 )
-def test_no_process_outlives_an_agent_that_was_killed(place: Workplace, word: str, line: Callable[..., bytes]) -> None:
-    arguments = [json.dumps(sys.path), place.line().decode(), line(task_of(place, word)).decode()]
+def test_no_process_outlives_an_agent_that_was_killed(
+    workplace: Workplace, word: str, line: Callable[..., bytes]
+) -> None:
+    arguments = [json.dumps(sys.path), workplace.line().decode(), line(make_task(workplace, word)).decode()]
     with subprocess.Popen([sys.executable, "-c", AGENT, *arguments], stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
         child = int(agent.stdout.readline())
         assert is_running(child)
-        time.sleep(0.5)  # the task is at work, or about to be
+        time.sleep(0.5)  # the task is running, or about to
         agent.kill()
     deadline_s = time.monotonic() + 30
     while is_running(child):
@@ -365,12 +367,12 @@ def test_no_process_outlives_an_agent_that_was_killed(place: Workplace, word: st
         time.sleep(0.05)
 
 
-def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(place: Workplace) -> None:
+def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(workplace: Workplace) -> None:
     command = make_child_command("subfleet.edge_client.worker_child", str(os.getpid()))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.write(place.line())
+        child.stdin.write(workplace.line())
         child.stdin.flush()
         try:
             assert b"Opened" in child.stdout.readline()
@@ -384,10 +386,10 @@ def test_it_ends_with_its_input_where_no_kernel_ends_it_with_its_agent(place: Wo
 def line() -> Callable[..., bytes]:
     from subfleet.edge_client.worker_messages import Order, encode_line
 
-    def made(task: Task) -> bytes:
+    def encode_order(task: Task) -> bytes:
         return encode_line(Order(task=task, memory_limit_bytes=LIMIT_BYTES, data_bytes=0))
 
-    return made
+    return encode_order
 
 
 def is_running(process_id: int) -> bool:

@@ -186,4 +186,6 @@ def test_a_limit_that_was_tried_for_is_no_matter_to_devices(tmp_path: Path, data
     with _fleet(tmp_path, ("message_size_limit 9000",), data, exports, tried=True) as fleet:
         assert fleet.sizes.chunk_bytes == fleet.known.chunk_bytes == 7_680
         assert fleet.play() == ["aggregated", "aggregated"]
-        assert any("chunks: those of 7680 bytes come through, larger ones do not" in said for said in fleet.notes.said)
+        assert any(
+            "chunks: those of 7680 bytes come through, larger ones do not" in said for said in fleet.notes.messages
+        )

@@ -1,4 +1,4 @@
-"""From Python, as the how-to page has it: read, run, look."""
+"""The Python API, as the how-to page shows it: load a run, run it, look at the result."""
 
 import json
 import sys
@@ -16,16 +16,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.export]
 @pytest.fixture(scope="module")
 def result(cache: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("lab")
-    described = load(
+    run_settings = load(
         "fedavg", "rounds=2", "host.type=batch", "training.epochs=1", "deploy_targets=[]", 'observers=["tensorboard"]'
     )
-    return run(described, runs=folder / "runs", cache=cache)
+    return run(run_settings, runs=folder / "runs", cache=cache)
 
 
 def test_a_result_has_rounds_clients_and_the_model(result: Result) -> None:
     assert [record.round for record in result.rounds] == [1, 2]
     assert result.accuracy == result.rounds[-1].accuracy
-    assert [(one.round, one.client.client_id) for one in result.clients][:2] == [(1, "jetson"), (1, "laptop")]
+    assert [(record.round, record.client.client_id) for record in result.clients][:2] == [(1, "jetson"), (1, "laptop")]
     assert len(result.clients) == 10
     assert result.model.exists()
     assert (result.folder / "report.html").exists()
@@ -46,10 +46,10 @@ def test_without_pandas_the_extra_is_named(result: Result, monkeypatch: pytest.M
         result.frame()
 
 
-def test_what_is_wrong_is_said_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_wrong_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no devices to emulate"):
         run(load("fleet"), runs=tmp_path / "runs")
     with pytest.raises(FileError, match=r"nothing/run\.json cannot be read"):
         run(load("fedavg", "model_of.run=nothing"), runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
-    assert [one.seed for one in load_all("fedavg", seeds=(4, 5))] == [4, 5]
+    assert [settings.seed for settings in load_all("fedavg", seeds=(4, 5))] == [4, 5]

@@ -1,4 +1,4 @@
-"""Defects that `make mutants` plants: each has its place and its tests, wherever code and tests have moved."""
+"""Defects that `make mutants` plants: the file, the text and the tests of each exist."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Every message there can be, for property tests; made from the annotations, so that new fields are covered at once."""
+"""Strategies for all messages, derived from their annotations, so that new fields are covered automatically."""
 
 import dataclasses
 import types
@@ -26,8 +26,8 @@ from subfleet.protocol.transform import DataTransform
 _CLIENT_IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 _SIZES = st.integers(1, MAX_INTEGER)
 _CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
-_NAMES = st.text(_CHARACTERS.filter(lambda one: not ACTING.match(one)), max_size=12)
-_SHOWN = st.from_regex(r"[ -~]{1,12}", fullmatch=True)
+_NAMES = st.text(_CHARACTERS.filter(lambda character: not ACTING.match(character)), max_size=12)
+_PRINTABLE = st.from_regex(r"[ -~]{1,12}", fullmatch=True)
 _CLASS_NAMES = st.from_regex(r"[!-~]{1,12}", fullmatch=True)
 _INDEX_SETS = st.one_of(
     st.builds(Prefix, size=_SIZES),
@@ -60,7 +60,7 @@ _SUMS = st.one_of(
         lambda sums: MetricSums(
             absolute_errors=tuple(sums),
             squared_errors=tuple(sums),
-            targets=tuple(-one for one in sums),
+            targets=tuple(-number for number in sums),
             squared_targets=tuple(sums),
         )
     ),
@@ -80,7 +80,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     PathScore: st.builds(PathScore, loss=st.floats(0, MAX_LOSS, exclude_max=True), accuracy=st.floats(0, 1)),
     CandidateScore: st.one_of(
         st.builds(CandidateScore, score=st.floats(allow_nan=False, allow_infinity=False)),
-        st.builds(CandidateScore, score=st.none(), reason=_SHOWN),
+        st.builds(CandidateScore, score=st.none(), reason=_PRINTABLE),
     ),
     Calibration: st.builds(
         Calibration,
@@ -99,12 +99,12 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     ),
     MetricSums: _SUMS,
     InputStatistics: st.lists(st.floats(0, 1e30), min_size=3, max_size=3).map(
-        lambda found: InputStatistics(
+        lambda numbers: InputStatistics(
             kind="numbers",
-            minimum=-max(found),
-            maximum=max(found),
-            mean=found[0] - found[1] / 2,
-            deviation=found[2],
+            minimum=-max(numbers),
+            maximum=max(numbers),
+            mean=numbers[0] - numbers[1] / 2,
+            deviation=numbers[2],
         )
     ),
     EvaluationSettings: st.builds(
@@ -125,10 +125,10 @@ _BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "client_id": _CLIENT_IDS,
     "holder": _CLIENT_IDS,
     "log_quantile": st.none() | st.floats(0, 1, exclude_max=True),
-    "device": _SHOWN,
-    "operators": st.lists(_SHOWN, max_size=3).map(tuple),
+    "device": _PRINTABLE,
+    "operators": st.lists(_PRINTABLE, max_size=3).map(tuple),
     "macs_per_s": st.one_of(st.none(), st.floats(1e-3, 1e18)),
-    "runtimes": st.lists(_SHOWN, min_size=1, max_size=3).map(tuple),
+    "runtimes": st.lists(_PRINTABLE, min_size=1, max_size=3).map(tuple),
     "sample_count": st.integers(1, MAX_SAMPLES),
     "held_out_count": st.integers(0, MAX_SAMPLES),
     "sample_bytes": st.integers(0, 2**32),
@@ -151,55 +151,59 @@ def _first(pair: tuple[str, Any]) -> str:
     return pair[0]
 
 
-def _of(kind: Any) -> st.SearchStrategy[Any]:
+def _values_of(kind: Any) -> st.SearchStrategy[Any]:
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if kind in _BY_TYPE:
         return _BY_TYPE[kind]
     if origin is typing.Literal:
         return st.sampled_from(members)
     if origin in (typing.Union, types.UnionType):
-        return st.one_of(*(st.none() if member is type(None) else _of(member) for member in members))
+        return st.one_of(*(st.none() if member is type(None) else _values_of(member) for member in members))
     if origin is tuple:
-        return st.lists(_of(members[0]), min_size=1, max_size=3).map(tuple)
+        return st.lists(_values_of(members[0]), min_size=1, max_size=3).map(tuple)
     if origin is dict:
-        return st.dictionaries(_NAMES, _of(members[1]), max_size=3)
+        return st.dictionaries(_NAMES, _values_of(members[1]), max_size=3)
     return _instances(kind)
 
 
 def _instances(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
-    fields = {name: _BY_FIELD[name] if name in _BY_FIELD else _of(hints[name]) for name in names}
+    fields = {name: _BY_FIELD[name] if name in _BY_FIELD else _values_of(hints[name]) for name in names}
     return st.builds(kind, **fields | fixed)
 
 
-_SERVERS: dict[str, st.SearchStrategy[Any]] = {
-    "run_id": _SHOWN,
-    "message_id": _SHOWN,
+_SERVER_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "run_id": _PRINTABLE,
+    "message_id": _PRINTABLE,
     "deadline_s": st.floats(0, 1e9),
 }
-"""What devices compose ids of, and wait for."""
-_ROUNDS: dict[str, st.SearchStrategy[Any]] = dict.fromkeys(
+"""Fields from which devices compose ids, and deadlines."""
+_ROUND_FIELDS: dict[str, st.SearchStrategy[Any]] = dict.fromkeys(
     ("round", "round_count", "attempt"), st.integers(0, 2**31 - 1)
 )
 
 
 @st.composite
 def _tasks(draw: st.DrawFn) -> Message:
-    """Score tasks have several submodels, others one; only models to deploy come without weights."""
-    work = draw(_of(Work))
+    """Score tasks have several submodels, other tasks one; only deploy tasks have no weights."""
+    work = draw(_values_of(Work))
     weights = st.none() if isinstance(work, Deploy) else _BLOBS
     submodels = draw(st.lists(_instances(TaskSubmodel, weights=weights), min_size=1, max_size=3))
     count = None if isinstance(work, Score | Deploy) else 1
-    fixed = _SERVERS | {"task_id": _SHOWN, "work": st.just(work), "submodels": st.just(tuple(submodels[:count]))}
+    fixed = _SERVER_FIELDS | {
+        "task_id": _PRINTABLE,
+        "work": st.just(work),
+        "submodels": st.just(tuple(submodels[:count])),
+    }
     message: Message = draw(_instances(MESSAGES["task"], **fixed))
     return message
 
 
 @st.composite
 def _evaluations(draw: st.DrawFn) -> Message:
-    """Each class has as many right labels as labels, at most, and all labels are of some class."""
-    counts = draw(st.lists(st.integers(0, 2**30), max_size=4).filter(lambda found: not found or sum(found) > 0))
+    """No class has more correct labels than labels, and the class counts add up to the label count."""
+    counts = draw(st.lists(st.integers(0, 2**30), max_size=4).filter(lambda numbers: not numbers or sum(numbers) > 0))
     message: Message = draw(
         _instances(
             MESSAGES["evaluated"],
@@ -214,10 +218,10 @@ def _evaluations(draw: st.DrawFn) -> Message:
 
 @st.composite
 def _profiles(draw: st.DrawFn) -> Message:
-    """Profiles name all of their classes or none, and declare a submodel, a network or nothing."""
-    declared = st.none() | st.builds(dataclasses.replace, ARCHITECTURES, name=_SHOWN)
+    """A profile names all of its classes or none, and declares a submodel, a network or nothing."""
+    declared = st.none() | st.builds(dataclasses.replace, ARCHITECTURES, name=_PRINTABLE)
     draft = draw(_instances(MESSAGES["profile"], network=st.just(""), architecture=declared))
-    network = "" if draft.architecture is not None else draw(st.just("") | _SHOWN)
+    network = "" if draft.architecture is not None else draw(st.just("") | _PRINTABLE)
     count = draw(st.sampled_from([0, len(draft.class_counts)]))
     names = draw(st.lists(_CLASS_NAMES, min_size=count, max_size=count, unique=True))
     return typing.cast("Message", dataclasses.replace(draft, class_names=tuple(names), network=network))
@@ -226,7 +230,7 @@ def _profiles(draw: st.DrawFn) -> Message:
 MESSAGE_STRATEGIES: dict[str, st.SearchStrategy[Message]] = {
     **{name: _instances(kind) for name, kind in MESSAGES.items()},
     "task": _tasks(),
-    "round": _instances(MESSAGES["round"], **_SERVERS, **_ROUNDS),
+    "round": _instances(MESSAGES["round"], **_SERVER_FIELDS, **_ROUND_FIELDS),
     "profile": _profiles(),
     "evaluated": _evaluations(),
 }

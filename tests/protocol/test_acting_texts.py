@@ -1,4 +1,4 @@
-"""No text of a message, and no line of a log, has characters on which a terminal acts."""
+"""No text in a message and no line of a log contains terminal control characters."""
 
 import dataclasses
 import io
@@ -27,92 +27,92 @@ ACTS = [
     *map(chr, (*range(1, 32), *range(127, 160))),
     *map(chr, (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))),
 ]
-"""C0 without NUL, which no message may have, DEL, C1, line and paragraph breaks, and what turns the direction."""
+"""C0 without NUL (which no message may contain), DEL, C1, line and paragraph breaks, and direction marks."""
 Path = tuple[str | int, ...]
 
 
-def texts(plain: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Every text in plain data, with the place where it is."""
+def iter_texts(plain: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Every text in plain data, with its path."""
     if isinstance(plain, str):
         yield path, plain
     elif isinstance(plain, dict):
         for key, value in plain.items():
-            yield from texts(value, (*path, key))
+            yield from iter_texts(value, (*path, key))
     elif isinstance(plain, list):
-        for place, value in enumerate(plain):
-            yield from texts(value, (*path, place))
+        for index, value in enumerate(plain):
+            yield from iter_texts(value, (*path, index))
 
 
-def changed(plain: Any, path: Path, text: str) -> Any:
-    """Plain data with another text in a place."""
+def replace_text(plain: Any, path: Path, text: str) -> Any:
+    """A copy of plain data with another text at a path."""
     if not path:
         return text
     copy = plain.copy()
-    copy[path[0]] = changed(plain[path[0]], path[1:], text)
+    copy[path[0]] = replace_text(plain[path[0]], path[1:], text)
     return copy
 
 
-def names_of_texts(kind: Any, name: str = "") -> Iterator[str]:
-    """The names of all fields of a message, and of what is in it, that hold texts."""
+def find_text_fields(kind: Any, name: str = "") -> Iterator[str]:
+    """The names of all fields that hold texts, in a message and in the records inside it."""
     if kind is str:
         yield name
     elif dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            yield from names_of_texts(hints[field.name], field.name)
+            yield from find_text_fields(hints[field.name], field.name)
     elif typing.get_origin(kind) in (tuple, dict, typing.Union, types.UnionType):
         for member in typing.get_args(kind):
-            yield from names_of_texts(member, name)
+            yield from find_text_fields(member, name)
 
 
-def field_of(path: Path, known: set[str]) -> str:
-    """The field of a record that holds the text in a place."""
+def find_field(path: Path, known: set[str]) -> str:
+    """The name of the field that holds the text at a path."""
     return next((step for step in reversed(path) if isinstance(step, str) and step in known), "")
 
 
-def seen(message: Message) -> str:
-    """Every text of a message behind another."""
+def join_texts(message: Message) -> str:
+    """All texts of a message, as one string."""
     plain = to_plain(message)
     return json.dumps(plain, ensure_ascii=False)
 
 
-def fields_with_texts(message: Message, known: set[str]) -> set[str]:
-    """The fields of a message, and of what is in it, that hold texts."""
-    return {field_of(path, known) for path, _ in texts(to_plain(message))} - {""}
+def fields_used(message: Message, known: set[str]) -> set[str]:
+    """The fields of this message, and of the records inside it, that hold texts."""
+    return {find_field(path, known) for path, _ in iter_texts(to_plain(message))} - {""}
 
 
 def has_text_in(known: set[str], name: str, message: Message) -> bool:
-    return name in fields_with_texts(message, known)
+    return name in fields_used(message, known)
 
 
 def check_texts(message: Message, acts: str, *, ascii_only: bool) -> None:
-    """A character behind any of the texts of a message leads to a refusal, or is shown as a space."""
+    """A control character at the end of any text of a message is refused, or replaced by a space."""
     plain = {"schema": 3, "kind": message.KIND, **to_plain(message)}
-    for path, text in texts(plain):
-        payload = json.dumps(changed(plain, path, f"{text}{acts}"), ensure_ascii=ascii_only).encode()
+    for path, text in iter_texts(plain):
+        payload = json.dumps(replace_text(plain, path, f"{text}{acts}"), ensure_ascii=ascii_only).encode()
         try:
             received = decode(payload)
         except ProtocolError as error:
             assert acts not in str(error)  # noqa: PT017 - either is right
         else:
             assert FREE_TEXTS.intersection(map(str, path)), f"{path} is a name"
-            assert acts not in seen(received)
+            assert acts not in join_texts(received)
 
 
 @pytest.mark.hypothesis
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(MESSAGES))
 def test_every_text_of_every_message_is_refused_or_shown_without_what_acts(kind: str) -> None:
-    known, looked_at = set(names_of_texts(MESSAGES[kind])), set[str]()
+    known, checked_fields = set(find_text_fields(MESSAGES[kind])), set[str]()
 
     @examples(40, suppress_health_check=list(HealthCheck))
     @given(message=MESSAGE_STRATEGIES[kind], acts=st.sampled_from(ACTS), ascii_only=st.booleans())
-    def look(message: Message, acts: str, ascii_only: bool) -> None:
+    def check(message: Message, acts: str, ascii_only: bool) -> None:
         check_texts(message, acts, ascii_only=ascii_only)
-        looked_at.update(fields_with_texts(message, known))
+        checked_fields.update(fields_used(message, known))
 
-    look()
-    for name in sorted(known - looked_at):  # rarely drawn
+    check()
+    for name in sorted(known - checked_fields):  # rarely drawn
         rare = find(MESSAGE_STRATEGIES[kind], partial(has_text_in, known, name))
         check_texts(rare, ACTS[0], ascii_only=True)
 
@@ -140,9 +140,9 @@ def test_texts_for_people_keep_all_but_what_acts() -> None:
         reason="data",
         detail="\x1b[2Jkäse\n\u202e und 日本語 👩\u200d🔬",
     )
-    told = decode(encode(refusal))
-    assert isinstance(told, Refusal)
-    assert told.detail == " [2Jkäse   und 日本語 👩\u200d🔬"
+    received = decode(encode(refusal))
+    assert isinstance(received, Refusal)
+    assert received.detail == " [2Jkäse   und 日本語 👩\u200d🔬"
     ack = decode(encode(Ack(of="m", status="refused", reason="a\x9bb\x07")))
     assert isinstance(ack, Ack)
     assert ack.reason == "a b "
@@ -153,9 +153,9 @@ def test_odd_versions_keep_no_device_out() -> None:
         client_id="pi", session_id="s", device="pi", runtimes=("onnx",), sample_count=1, class_counts=(1,),
         input_shape=(1,), memory_total_bytes=1, memory_fraction=0.5, software={"cpu\n": "ARMv7\x1b"},
     )  # fmt: skip
-    told = decode(encode(profile))
-    assert isinstance(told, Profile)
-    assert told.software == {"cpu ": "ARMv7 "}
+    received = decode(encode(profile))
+    assert isinstance(received, Profile)
+    assert received.software == {"cpu ": "ARMv7 "}
 
 
 def test_a_message_that_is_too_deep_is_no_message() -> None:

@@ -45,10 +45,10 @@ def _equal(left: dict[str, Array], right: dict[str, Array]) -> bool:
 @examples(50)
 @given(arrays=_SETS, metadata=st.none() | st.just({"key": "value"}))
 def test_the_bytes_are_those_of_the_safetensors_package(arrays: dict[str, Array], metadata: dict[str, str]) -> None:
-    ours, theirs = encode_arrays(arrays, metadata), safetensors_numpy.save(arrays, metadata)
-    assert ours == theirs
-    assert _equal(safetensors_numpy.load(ours), arrays)
-    assert _equal(decode_arrays(theirs), arrays)
+    encoded, expected = encode_arrays(arrays, metadata), safetensors_numpy.save(arrays, metadata)
+    assert encoded == expected
+    assert _equal(safetensors_numpy.load(encoded), arrays)
+    assert _equal(decode_arrays(expected), arrays)
 
 
 def test_arrays_that_are_not_contiguous_are_written_in_order() -> None:

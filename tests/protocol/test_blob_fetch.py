@@ -40,11 +40,14 @@ def test_a_fetch_asks_for_exactly_the_blob_and_never_beyond_its_window(size_byte
     received = set(have)
     now_s = 0.0
     while not fetch.complete:
-        for wanted in fetch.requests(now_s):
-            assert set(range(wanted.offset, wanted.offset + wanted.length, LEAST_CHUNK_BYTES)) <= set(pieces) - received
-            assert wanted.length % LEAST_CHUNK_BYTES == 0 or wanted.offset + wanted.length == size_bytes
-            assert wanted.length <= fetch.chunk_bytes
-            outstanding[wanted.offset] = wanted.length
+        for requested in fetch.requests(now_s):
+            assert (
+                set(range(requested.offset, requested.offset + requested.length, LEAST_CHUNK_BYTES))
+                <= set(pieces) - received
+            )
+            assert requested.length % LEAST_CHUNK_BYTES == 0 or requested.offset + requested.length == size_bytes
+            assert requested.length <= fetch.chunk_bytes
+            outstanding[requested.offset] = requested.length
         assert sum(outstanding.values()) <= WINDOW_CHUNKS * CHUNK_BYTES
         assert outstanding, "a fetch that is not complete always waits for something"
         if chance.random() < 0.25:  # everything outstanding is lost
@@ -53,7 +56,7 @@ def test_a_fetch_asks_for_exactly_the_blob_and_never_beyond_its_window(size_byte
             continue
         offset = chance.choice(sorted(outstanding))
         length = outstanding.pop(offset)
-        part = min(length, LEAST_CHUNK_BYTES * chance.randint(1, 32))  # what a sender makes of it
+        part = min(length, LEAST_CHUNK_BYTES * chance.randint(1, 32))  # how much of it the sender sends at once
         assert fetch.accept(_chunk(fetch, offset, part))
         assert not fetch.accept(_chunk(fetch, offset, part)), "a second copy is not taken"
         received.update(range(offset, offset + part, LEAST_CHUNK_BYTES))
@@ -66,11 +69,11 @@ def test_a_fetch_asks_for_exactly_the_blob_and_never_beyond_its_window(size_byte
 
 def test_on_a_link_slower_than_the_first_guess_it_does_not_keep_asking_twice() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=12 * CHUNK_BYTES), retry_s=2.0)
-    queue: list[ByteRange] = []  # the link carries one whole chunk in 10 seconds, in the order of asking
-    asked_bytes = carried_bytes = 0
+    queue: list[ByteRange] = []  # the link carries one chunk in 10 seconds, in the order of the requests
+    requested_bytes = carried_bytes = 0
     for now_s in range(100_000):
         ranges = fetch.requests(float(now_s))
-        asked_bytes += sum(wanted.length for wanted in ranges)
+        requested_bytes += sum(requested.length for requested in ranges)
         queue += ranges
         carried_bytes += CHUNK_BYTES // 10 if queue else 0
         if queue and carried_bytes >= queue[0].length:
@@ -79,23 +82,23 @@ def test_on_a_link_slower_than_the_first_guess_it_does_not_keep_asking_twice() -
         if fetch.complete:
             break
     assert fetch.complete
-    assert fetch.chunk_bytes == CHUNK_BYTES, "what was only late has shown what comes through"
-    assert asked_bytes <= (12 + 10) * CHUNK_BYTES, "only before the first chunk came could it not know"
+    assert fetch.chunk_bytes == CHUNK_BYTES, "chunks that were only late prove their size"
+    assert requested_bytes <= (12 + 10) * CHUNK_BYTES, "requests are repeated only before the first chunk arrives"
 
 
-def _sizes_asked(fetch: BlobFetch, seconds: int, **proven: int) -> list[int]:
-    """What is asked for at once, whenever that changes, while nothing comes."""
-    lengths = [wanted.length for now_s in range(seconds) for wanted in fetch.requests(float(now_s), **proven)]
+def _requested_sizes(fetch: BlobFetch, seconds: int, **proven: int) -> list[int]:
+    """The lengths of successive requests while nothing arrives, without repetitions."""
+    lengths = [requested.length for now_s in range(seconds) for requested in fetch.requests(float(now_s), **proven)]
     return [length for length, _ in itertools.groupby(lengths)]
 
 
 def test_where_nothing_comes_less_is_asked_for_down_to_a_floor() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
-    assert _sizes_asked(fetch, 25) == [61_440, 30_720, 15_360, 7_680, 3_840]
+    assert _requested_sizes(fetch, 25) == [61_440, 30_720, 15_360, 7_680, 3_840]
     assert fetch.chunk_bytes == LEAST_CHUNK_BYTES
-    (wanted, *_) = fetch.requests(1000.0)
-    assert wanted.length == LEAST_CHUNK_BYTES
-    assert fetch.accept(_chunk(fetch, wanted.offset, wanted.length))
+    (requested, *_) = fetch.requests(1000.0)
+    assert requested.length == LEAST_CHUNK_BYTES
+    assert fetch.accept(_chunk(fetch, requested.offset, requested.length))
 
 
 def test_a_link_that_breaks_for_whatever_is_sent_counts_as_nothing_that_comes() -> None:
@@ -104,33 +107,33 @@ def test_a_link_that_breaks_for_whatever_is_sent_counts_as_nothing_that_comes() 
         fetch.requests(now_s)
         fetch.ask_again()
     fetch.requests(2.0)
-    assert {wanted.length for wanted in fetch.requests(4.0)} == {CHUNK_BYTES // 2}
+    assert {requested.length for requested in fetch.requests(4.0)} == {CHUNK_BYTES // 2}
 
 
 def test_after_a_lost_link_no_more_is_asked_for_than_is_known_to_come_through() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
-    assert {wanted.length for wanted in fetch.requests(0.0)} == {CHUNK_BYTES}
+    assert {requested.length for requested in fetch.requests(0.0)} == {CHUNK_BYTES}
     fetch.ask_again(LEAST_CHUNK_BYTES)
-    assert {wanted.length for wanted in fetch.requests(0.0)} == {LEAST_CHUNK_BYTES}
+    assert {requested.length for requested in fetch.requests(0.0)} == {LEAST_CHUNK_BYTES}
     assert fetch.accept(_chunk(fetch, 0, LEAST_CHUNK_BYTES))
 
 
 @pytest.mark.parametrize("proven_bytes", [CHUNK_BYTES, CHUNK_BYTES // 2])
 def test_no_less_is_asked_for_than_has_come_through(proven_bytes: int) -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=4 * CHUNK_BYTES))
-    assert _sizes_asked(fetch, 1000, proven_bytes=proven_bytes)[-1] == proven_bytes
+    assert _requested_sizes(fetch, 1000, proven_bytes=proven_bytes)[-1] == proven_bytes
 
 
 def test_a_short_blob_is_halved_below_its_own_length_at_once() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=20_000))
-    assert _sizes_asked(fetch, 12)[:2] == [20_000, 15_360]
+    assert _requested_sizes(fetch, 12)[:2] == [20_000, 15_360]
 
 
 def test_one_chunk_of_several_that_is_lost_changes_nothing() -> None:
     fetch = BlobFetch(BlobRef(sha256=_DIGEST, size_bytes=40 * CHUNK_BYTES))
-    for number in range(20):  # of two or more outstanding ones the first is always lost
+    for number in range(20):  # of several outstanding chunks, the first is always lost
         ranges = fetch.requests(1000.0 * number)
-        assert {wanted.length for wanted in ranges} == {CHUNK_BYTES}
+        assert {requested.length for requested in ranges} == {CHUNK_BYTES}
         fetch.accept(_chunk(fetch, ranges[-1].offset))
 
 
@@ -151,7 +154,7 @@ def test_a_restarted_fetch_wants_everything_again() -> None:
     assert fetch.accept(_chunk(fetch, CHUNK_BYTES))
     fetch.restart()
     assert not fetch.complete
-    assert {wanted.offset for wanted in fetch.requests(0.0)} == {0, CHUNK_BYTES}
+    assert {requested.offset for requested in fetch.requests(0.0)} == {0, CHUNK_BYTES}
 
 
 @pytest.mark.parametrize(

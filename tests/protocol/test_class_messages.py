@@ -1,4 +1,4 @@
-"""How class names stand in messages; whoever has none is written as before."""
+"""How messages encode class names; without names, the bytes are those of earlier releases."""
 
 import json
 
@@ -54,15 +54,15 @@ def _task(classes: tuple[str, ...] = ()) -> Task:
 
 
 def test_the_bytes_of_class_names_are_fixed() -> None:
-    """A profile without class names is written as before."""
+    """A profile without class names is encoded as in earlier releases."""
     plain = json.loads(_profile(message_id="m"))
     assert not {"class_names", "other_input_shapes"} & set(plain)
     assert json.loads(encode(_task()))["classes"] == []
     named = {"class_counts": [4, 6], "class_names": ["7", "\u00e9"], "other_input_shapes": [[3, 8, 8]]}
-    told = decode(_profile(message_id="m", **named))
-    assert isinstance(told, Profile)
-    assert (told.class_names, told.other_input_shapes) == (("7", "\u00e9"), ((3, 8, 8),))
-    assert encode(told) == json.dumps({**plain, **named}, sort_keys=True, separators=(",", ":")).encode()
+    profile = decode(_profile(message_id="m", **named))
+    assert isinstance(profile, Profile)
+    assert (profile.class_names, profile.other_input_shapes) == (("7", "\u00e9"), ((3, 8, 8),))
+    assert encode(profile) == json.dumps({**plain, **named}, sort_keys=True, separators=(",", ":")).encode()
     task = _task(classes=("b", "a"))
     assert json.loads(encode(task))["classes"] == ["b", "a"]
     assert decode(encode(task)) == task

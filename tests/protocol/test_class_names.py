@@ -1,4 +1,4 @@
-"""Names of classes: their own order, their places in a run, and what cannot be one."""
+"""Class names: their natural order, their indices in a run, and invalid names."""
 
 import pytest
 from hypothesis import given
@@ -47,8 +47,8 @@ def test_two_names_of_one_number_are_refused(names: list[str]) -> None:
 @given(classes=WORDS, data=st.data())
 def test_a_name_has_its_place_in_the_run_whatever_else_a_device_holds(classes: list[str], data: st.DataObject) -> None:
     held = data.draw(st.lists(st.sampled_from(classes), unique=True))
-    places = find_class_indices(held, classes, len(classes))
-    assert [classes[place] for place in places] == held
+    indices = find_class_indices(held, classes, len(classes))
+    assert [classes[index] for index in indices] == held
     with pytest.raises(ValueError, match="the run knows no class 'Unknown': its classes are "):
         find_class_indices([*held, "Unknown"], classes, len(classes))
 

@@ -1,4 +1,4 @@
-"""What messages say of data: its statistics and its transform, bounded, and unknown to nobody who does not use them."""
+"""Input statistics and transforms in messages: they are bounded, and left out where they are not used."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ PROFILE = Profile(
     memory_fraction=0.5,
     message_id="m",
 )
-TOLD = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.25, deviation=0.5)
+STATISTICS = InputStatistics(kind="numbers", minimum=0.0, maximum=1.0, mean=0.25, deviation=0.5)
 
 
 def test_who_tells_nothing_is_understood_by_those_who_know_no_statistics() -> None:
@@ -32,15 +32,15 @@ def test_who_tells_nothing_is_understood_by_those_who_know_no_statistics() -> No
 
 
 def test_statistics_travel_as_they_are() -> None:
-    told = replace(PROFILE, inputs=TOLD, sizes_differ=True)
-    assert json.loads(encode(told))["inputs"] == {
+    profile = replace(PROFILE, inputs=STATISTICS, sizes_differ=True)
+    assert json.loads(encode(profile))["inputs"] == {
         "kind": "numbers",
         "minimum": 0.0,
         "maximum": 1.0,
         "mean": 0.25,
         "deviation": 0.5,
     }
-    assert decode(encode(told)) == told
+    assert decode(encode(profile)) == profile
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""File systems that cannot do everything: no locks, and folders that cannot be synced."""
+"""File systems without locks, and with folders that cannot be synced."""
 
 import errno
 import fcntl
@@ -16,10 +16,10 @@ from subfleet.journal.places import Places
 from subfleet.protocol.disks import lock, sync_folder
 from subfleet.protocol.errors import FileError, UnsupportedSystemError
 
-LACKING = [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL]
+UNSUPPORTED_ERRORS = [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL]
 
 
-def failing(number: int) -> Any:
+def make_failing(number: int) -> Any:
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -33,11 +33,11 @@ def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
             lock(second, wait=False)
 
 
-@pytest.mark.parametrize("number", LACKING)
+@pytest.mark.parametrize("number", UNSUPPORTED_ERRORS)
 def test_a_device_and_a_server_do_without_locks_and_say_so(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fcntl, "flock", failing(number))
+    monkeypatch.setattr(fcntl, "flock", make_failing(number))
     with AgentStore.held(tmp_path) as store, Places(tmp_path).locked():
         store.save(Saved(done=("one",)))
         assert store.load().done == ("one",)
@@ -50,27 +50,27 @@ def test_a_device_and_a_server_do_without_locks_and_say_so(
 def test_a_lock_that_fails_otherwise_is_told_in_the_systems_words(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fcntl, "flock", failing(number))
+    monkeypatch.setattr(fcntl, "flock", make_failing(number))
     for held in (AgentStore.held(tmp_path), Places(tmp_path).locked()):
         with pytest.raises(FileError, match=os.strerror(number)), held:
             raise AssertionError
 
 
 def test_a_folder_that_cannot_be_synced_keeps_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.fsync
+    fsync = os.fsync
 
-    def sync(number: int) -> None:
+    def sync_files_only(number: int) -> None:
         if Path(f"/proc/self/fd/{number}").is_dir():
             raise OSError(errno.EINVAL, "Invalid argument")
-        whole(number)
+        fsync(number)
 
-    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "fsync", sync_files_only)
     with AgentStore.held(tmp_path) as store:
         store.save(Saved(done=("one",)))
         ref = store.blobs.add(b"content")
         assert store.load().done == ("one",)
         assert store.blobs.path(ref).read_bytes() == b"content"
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    monkeypatch.setattr(os, "fsync", make_failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         sync_folder(tmp_path)
 

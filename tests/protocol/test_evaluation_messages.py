@@ -1,4 +1,4 @@
-"""Evaluations on the wire: fixed bytes, what is left out for readers of before, and claims that cannot be."""
+"""Evaluations on the wire: their bytes, fields left out for older readers, and impossible claims."""
 
 import json
 import math
@@ -81,11 +81,11 @@ def test_a_claim_that_cannot_be_is_refused(changes: dict[str, Any], words: str) 
 
 @pytest.mark.parametrize(("changes", "words"), CLAIMS)
 def test_a_trainer_can_claim_nothing_that_cannot_be(changes: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {
+    claims: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
     }
     with pytest.raises(ValueError, match=words):
-        replace(EVALUATION, **given)
+        replace(EVALUATION, **claims)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -95,7 +95,7 @@ def test_a_loss_is_a_number(number: float) -> None:
 
 
 def test_the_largest_evaluation_fits_a_message() -> None:
-    """Labels are spread evenly, which takes the most digits."""
+    """Evenly spread labels take the most digits."""
     counts = (MAX_LABELS // MAX_COUNTED_CLASSES,) * MAX_COUNTED_CLASSES
     message = replace(
         EVALUATED,
@@ -158,9 +158,9 @@ def test_a_plain_objective_has_nothing_that_only_training_has() -> None:
 
 
 def test_a_claimed_accuracy_is_a_number_of_labels_again() -> None:
-    """Of 0.29 and 100 labels: their product is a little less than 29."""
-    told = sum_totals(replace(EVALUATED, accuracy=0.29, label_count=100, class_counts=(), class_correct=()))
-    assert (told.correct, told.label_count, told.loss, told.mean_loss) == (29, 100, 25.0, 0.25)
+    """The product of 0.29 and 100 is slightly less than 29 in floating point."""
+    totals = sum_totals(replace(EVALUATED, accuracy=0.29, label_count=100, class_counts=(), class_correct=()))
+    assert (totals.correct, totals.label_count, totals.loss, totals.mean_loss) == (29, 100, 25.0, 0.25)
 
 
 def test_of_no_labels_there_is_no_mean_loss() -> None:

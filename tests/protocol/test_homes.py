@@ -1,4 +1,4 @@
-"""Where a user's files go, with a home, without one, and where both are somebody else's."""
+"""Where a user's files go: with a home folder, without one, and where a folder belongs to another user."""
 
 import os
 import pwd
@@ -14,7 +14,7 @@ from subfleet.protocol.homes import find_cache_folder, find_home, find_state_roo
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary folder of this test's own, and an environment that names no folders."""
+    """A temporary folder for this test, and an environment that names no folders."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -85,9 +85,9 @@ def test_what_others_could_have_put_there_is_not_trusted(tmp_path: Path, tempora
 def test_without_a_temporary_folder_the_sentence_names_the_variable(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none() -> str:
+    def find_nothing() -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
-    monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.setattr(tempfile, "gettempdir", find_nothing)
     with pytest.raises(FileError, match=r"no home folder.*\(No usable temporary directory found\); set HOME"):
         find_state_root()

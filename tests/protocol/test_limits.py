@@ -1,4 +1,4 @@
-"""No field of what a device says of itself is longer than a server may keep for every device that it hears of."""
+"""The fields in which devices describe themselves are short enough for a server to keep for every device."""
 
 import dataclasses
 import json
@@ -40,42 +40,42 @@ TELEMETRY = Telemetry(
 
 
 def limits(message: Message) -> dict[str, int]:
-    """By field, how long a text, a list or a mapping may be."""
+    """The maximum length of each text, list and mapping, by field."""
     hints = typing.get_type_hints(type(message), include_extras=True)
-    found = {}
+    lengths = {}
     for field in dataclasses.fields(message):
-        parts = (hints[field.name], *typing.get_args(hints[field.name]))  # also where None may stand in its place
+        parts = (hints[field.name], *typing.get_args(hints[field.name]))  # also those of optional fields
         bounds = [bound for part in parts for bound in getattr(part, "__metadata__", ())]
         for bound in bounds:
             if isinstance(bound, Length):
                 assert bound.most is not None
-                found[field.name] = bound.most
-    return found
+                lengths[field.name] = bound.most
+    return lengths
 
 
 CASES = [(message, name, most) for message in (PRESENCE, PROFILE, TELEMETRY) for name, most in limits(message).items()]
 
 
-def _of_length(kind: Any, length: int) -> object:
+def _value_of_length(kind: Any, length: int) -> object:
     if kind is str or type(None) in typing.get_args(kind):
         return "x" * length
     if typing.get_origin(kind) is dict:
-        return {f"k{place}": "v" for place in range(length)}
+        return {f"k{number}": "v" for number in range(length)}
     (item, *_) = typing.get_args(kind)
     return [{str: "x", int: 1}.get(item, [1])] * length
 
 
-def _said(message: Message, name: str, value: object) -> bytes:
+def _encode_with(message: Message, name: str, value: object) -> bytes:
     return json.dumps({**json.loads(encode(message)), name: value}).encode()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("message", "name", "most"), CASES, ids=lambda one: getattr(one, "KIND", one))
+@pytest.mark.parametrize(("message", "name", "most"), CASES, ids=lambda value: getattr(value, "KIND", value))
 def test_a_field_may_be_so_long_and_no_longer(message: Message, name: str, most: int) -> None:
     kind = typing.get_type_hints(type(message))[name]
-    assert len(getattr(decode(_said(message, name, _of_length(kind, most))), name)) == most
+    assert len(getattr(decode(_encode_with(message, name, _value_of_length(kind, most))), name)) == most
     with pytest.raises(ProtocolError, match=f"{name} has {most + 1} .*, but must have at most {most}"):
-        decode(_said(message, name, _of_length(kind, most + 1)))
+        decode(_encode_with(message, name, _value_of_length(kind, most + 1)))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_field_may_be_so_long_and_no_longer(message: Message, name: str, most:
 )
 def test_a_text_in_a_list_or_a_mapping_is_limited_too(name: str, value: object) -> None:
     with pytest.raises(ProtocolError, match=f"{name} has a text of 257 characters, but must have at most 256"):
-        decode(_said(PROFILE, name, value))
+        decode(_encode_with(PROFILE, name, value))
 
 
 def test_the_kind_of_network_is_short() -> None:
@@ -99,13 +99,13 @@ def test_the_kind_of_network_is_short() -> None:
 
 
 def test_a_declared_architecture_is_limited_as_a_whole() -> None:
-    blocks = tuple(f"block {place} " + "x" * 100 for place in range(600))
+    blocks = tuple(f"block {number} " + "x" * 100 for number in range(600))
     with pytest.raises(ValueError, match=r"architecture has 6[0-9]{4} bytes, but must have at most 65536"):
         dataclasses.replace(PROFILE, architecture=Architecture(blocks=blocks))
 
 
 def test_every_text_list_and_mapping_of_these_messages_has_a_limit() -> None:
-    # Each by its own rules.
+    # These have their own rules.
     bounded = {"client_id", "architecture", "reading", "log_low", "class_names", "packing_width", "inputs"}
     assert set(typing.get_type_hints(LogLow).values()) <= set(NUMBERS)
     for message in (PRESENCE, PROFILE, TELEMETRY):
@@ -141,7 +141,7 @@ def _update(**changes: object) -> bytes:
     ],
 )
 def test_a_loss_that_no_program_can_compute_is_refused(changes: dict[str, float], words: str) -> None:
-    """Its square, or the sum of two of them, may be no number."""
+    """Its square, or the sum of two such losses, may overflow."""
     assert isinstance(decode(_update(loss=-3.4e38, square_loss=3.4e38)), Update)
     with pytest.raises(ProtocolError, match=words):
         decode(_update(**changes))

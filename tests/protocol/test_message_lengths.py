@@ -1,4 +1,4 @@
-"""The longest control messages stay within what hosted brokers take; docs/reference/brokers.md tells their lengths."""
+"""The longest control messages fit the limits of hosted brokers; docs/reference/brokers.md lists their lengths."""
 
 import random
 from collections.abc import Callable
@@ -20,11 +20,13 @@ VGG16 = (64, 64, 128, 128, 256, 256, 256, *(512,) * 6, 4096, 4096)
 FRAME_BYTES = 256
 
 
-def _dropped(widths: tuple[int, ...]) -> Architecture:
-    """Any half of the channels of each layer, as Federated Dropout keeps them."""
+def _drop_half(widths: tuple[int, ...]) -> Architecture:
+    """A random half of the channels of each layer, as in Federated Dropout."""
     chance = random.Random(1)
-    kept = [Explicit(indices=tuple(sorted(chance.sample(range(width), width // 2)))) for width in widths]
-    return Architecture(axes=tuple((f"stages.{number:02}.width", one) for number, one in enumerate(kept)))
+    index_sets = [Explicit(indices=tuple(sorted(chance.sample(range(width), width // 2)))) for width in widths]
+    return Architecture(
+        axes=tuple((f"stages.{number:02}.width", index_set) for number, index_set in enumerate(index_sets))
+    )
 
 
 def _task(architecture: Architecture, names: int = 0, tensors: int = 0) -> Task:
@@ -35,7 +37,7 @@ def _task(architecture: Architecture, names: int = 0, tensors: int = 0) -> Task:
     return train_task(architecture=architecture, classes=classes, sends=sends)
 
 
-def _scoring() -> Task:
+def _score_task() -> Task:
     chance = random.Random(3)
     digests = [f"{chance.getrandbits(256):064x}" for _ in range(3 * MAX_CANDIDATES)]
     architectures = tuple(
@@ -47,19 +49,19 @@ def _scoring() -> Task:
     )
     programs = tuple(
         ProgramRef(
-            program_id=digests[3 * at], target="onnx", blob=BlobRef(sha256=digests[3 * at + 1], size_bytes=10**7)
+            program_id=digests[3 * index], target="onnx", blob=BlobRef(sha256=digests[3 * index + 1], size_bytes=10**7)
         )
-        for at in range(MAX_CANDIDATES)
+        for index in range(MAX_CANDIDATES)
     )
-    weights = tuple(BlobRef(sha256=digests[3 * at + 2], size_bytes=10**7) for at in range(MAX_CANDIDATES))
-    each = zip(architectures, programs, weights, strict=True)
+    weights = tuple(BlobRef(sha256=digests[3 * index + 2], size_bytes=10**7) for index in range(MAX_CANDIDATES))
+    parts = zip(architectures, programs, weights, strict=True)
     candidates = tuple(
-        TaskSubmodel(architecture=architecture, program=program, weights=blob) for architecture, program, blob in each
+        TaskSubmodel(architecture=architecture, program=program, weights=blob) for architecture, program, blob in parts
     )
     return score_task(submodels=candidates)
 
 
-def _population() -> Task:
+def _population_task() -> Task:
     chance = random.Random(4)
     operators = ("mbconv_k3_e3", "mbconv_k5_e3", "mbconv_k3_e6", "mbconv_k5_e6", "identity", "zero")
     paths = tuple(tuple(chance.choice(operators) for _ in range(24)) for _ in range(64))
@@ -104,17 +106,17 @@ def _evaluated() -> Evaluated:
 
 
 LONGEST: dict[str, Callable[[], Message]] = {
-    "Federated Dropout, ResNet-50": lambda: _task(_dropped(RESNET50)),
-    "Federated Dropout, VGG16": lambda: _task(_dropped(VGG16)),
-    "1,000 names of classes, 300 of tensors": lambda: _task(_dropped(RESNET50), names=1000, tensors=300),
-    "16 candidates, ResNet-50": _scoring,
-    "64 paths of 24 choices": _population,
+    "Federated Dropout, ResNet-50": lambda: _task(_drop_half(RESNET50)),
+    "Federated Dropout, VGG16": lambda: _task(_drop_half(VGG16)),
+    "1,000 names of classes, 300 of tensors": lambda: _task(_drop_half(RESNET50), names=1000, tensors=300),
+    "16 candidates, ResNet-50": _score_task,
+    "64 paths of 24 choices": _population_task,
     "profile of 1,000 named classes": lambda: _profile(1000, named=True),
     "profile of 8,192 classes": lambda: _profile(8192),
     "evaluation of 8,192 classes": _evaluated,
 }
 
 
-@pytest.mark.parametrize("what", LONGEST)
-def test_the_longest_messages_come_through_hosted_brokers(what: str) -> None:
-    assert len(encode(LONGEST[what]())) + FRAME_BYTES <= MESSAGE_BYTES
+@pytest.mark.parametrize("name", LONGEST)
+def test_the_longest_messages_come_through_hosted_brokers(name: str) -> None:
+    assert len(encode(LONGEST[name]())) + FRAME_BYTES <= MESSAGE_BYTES

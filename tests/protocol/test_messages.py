@@ -43,7 +43,7 @@ _BLOB = BlobRef(sha256="0" * 64, size_bytes=1)
 ROUND = RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0)
 
 
-def _decodes_or_refuses(payload: bytes) -> None:
+def _check_decodes_or_refuses(payload: bytes) -> None:
     try:
         message = decode(payload)
     except ProtocolError:
@@ -67,14 +67,14 @@ def test_every_message_comes_back_as_it_was(kind: str) -> None:
 
 @given(payload=st.binary(max_size=200))
 def test_arbitrary_bytes_raise_nothing_but_protocol_errors(payload: bytes) -> None:
-    _decodes_or_refuses(payload)
+    _check_decodes_or_refuses(payload)
 
 
 @given(plain=_JSON, kind=st.sampled_from(sorted(MESSAGES)))
 def test_arbitrary_json_raises_nothing_but_protocol_errors(plain: object, kind: str) -> None:
-    _decodes_or_refuses(json.dumps(plain).encode())
+    _check_decodes_or_refuses(json.dumps(plain).encode())
     fields = plain if isinstance(plain, dict) else {"client_id": plain}
-    _decodes_or_refuses(json.dumps({**fields, "schema": SCHEMA_VERSION, "kind": kind}).encode())
+    _check_decodes_or_refuses(json.dumps({**fields, "schema": SCHEMA_VERSION, "kind": kind}).encode())
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_a_message_with_one_value_replaced_raises_nothing_but_protocol_errors(
             break
         node = node[key]
     node[key] = data.draw(_JSON)
-    _decodes_or_refuses(json.dumps(plain).encode())
+    _check_decodes_or_refuses(json.dumps(plain).encode())
 
 
 @pytest.mark.slow
@@ -101,8 +101,8 @@ def test_a_message_with_bytes_spoilt_raises_nothing_but_protocol_errors(message:
     payload = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    _decodes_or_refuses(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
-    _decodes_or_refuses(bytes(payload))
+    _check_decodes_or_refuses(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
+    _check_decodes_or_refuses(bytes(payload))
 
 
 def test_the_bytes_of_a_message_are_fixed() -> None:
@@ -117,8 +117,8 @@ def test_the_bytes_of_a_message_are_fixed() -> None:
 
 
 def test_the_bytes_of_scores_are_fixed() -> None:
-    found = (CandidateScore(score=-1.5), CandidateScore(score=None, reason="no memory"))
-    message = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=found, seconds=2.0, message_id="m")
+    scores = (CandidateScore(score=-1.5), CandidateScore(score=None, reason="no memory"))
+    message = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=scores, seconds=2.0, message_id="m")
     assert encode(message) == (
         b'{"client_id":"pi","kind":"scores","message_id":"m","round":1,"run_id":"r","schema":3,'
         b'"scores":[{"reason":"","score":-1.5},{"reason":"no memory","score":null}],"seconds":2.0,"task_id":"t"}'
@@ -137,8 +137,8 @@ def test_the_bytes_of_scores_are_fixed() -> None:
     ],
 )
 def test_what_is_wrong_with_scores_is_said(scores: list[object], words: str) -> None:
-    found = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=(CandidateScore(score=1.0),), seconds=2.0)
-    plain = {**json.loads(encode(found)), "scores": scores}
+    message = Scores(task_id="t", run_id="r", round=1, client_id="pi", scores=(CandidateScore(score=1.0),), seconds=2.0)
+    plain = {**json.loads(encode(message)), "scores": scores}
     with pytest.raises(ProtocolError, match=words):
         decode(json.dumps(plain).encode())
 
@@ -167,15 +167,15 @@ def _profile(**changes: object) -> bytes:
 def test_what_a_profile_may_leave_out_is_not_told_to_older_servers() -> None:
     plain = json.loads(_profile())
     assert not {"operators", "macs_per_s", "max_training_bytes"} & set(plain)
-    known = decode(_profile(operators=["Conv", "aten::add.out"], macs_per_s=1e9, max_training_bytes=300))
-    assert isinstance(known, Profile)
-    assert (known.operators, known.macs_per_s) == (("Conv", "aten::add.out"), 1e9)
-    assert known.max_training_bytes == 300
-    assert decode(encode(known)) == known
+    profile = decode(_profile(operators=["Conv", "aten::add.out"], macs_per_s=1e9, max_training_bytes=300))
+    assert isinstance(profile, Profile)
+    assert (profile.operators, profile.macs_per_s) == (("Conv", "aten::add.out"), 1e9)
+    assert profile.max_training_bytes == 300
+    assert decode(encode(profile)) == profile
 
 
 def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
-    """Who declares nothing, and acks of anything else, are written as before."""
+    """Profiles without a declaration, and other acks, are encoded as in earlier releases."""
     plain = json.loads(_profile(message_id="m"))
     assert "architecture" not in plain
     assert "problem" not in json.loads(encode(Ack(of="m", status="accepted")))
@@ -186,11 +186,11 @@ def test_the_bytes_of_a_declaration_and_of_its_answer_are_fixed() -> None:
         "choices": [],
         "name": "mine",
     }
-    told = decode(_profile(message_id="m", architecture=architecture))
-    assert isinstance(told, Profile)
-    assert told.architecture == declared
+    profile = decode(_profile(message_id="m", architecture=architecture))
+    assert isinstance(profile, Profile)
+    assert profile.architecture == declared
     assert (
-        encode(told)
+        encode(profile)
         == json.dumps({**plain, "architecture": architecture}, sort_keys=True, separators=(",", ":")).encode()
     )
     answer = Ack(of="m", status="refused", reason="no", message_id="r", problem="too_large")

@@ -1,4 +1,4 @@
-"""Numbers that devices claim are within a range: refused beyond it by the decoder, or brought to it."""
+"""Numbers claimed by devices are within a range: the decoder refuses others, or they are clipped."""
 
 import math
 import types
@@ -40,52 +40,52 @@ DECODED = frozenset(
         "maximum",
     }
 )
-"""Which a decoder refuses beyond a range of their own."""
+"""Fields whose range the decoder checks."""
 COMPARED = frozenset({"round", "attempt", "indices", "size", "start", "modulus", "offset", "groups", "order"})
-"""With what is known: an odd one names nothing, or describes no submodel."""
+"""Fields compared with known values: an unknown value names nothing, or describes no submodel."""
 SHAPES = frozenset({"input_shape", "other_input_shapes"})
-"""With the run's."""
+"""Fields compared with the shapes of the run."""
 
 
-def numbers(kind: Any, name: str = "") -> Iterator[str]:
-    """Names of the fields that are numbers, in records inside records too."""
+def find_number_fields(kind: Any, name: str = "") -> Iterator[str]:
+    """Names of the fields that hold numbers, including those of nested records."""
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
         for field in fields(kind):
-            yield from numbers(hints[field.name], field.name)
+            yield from find_number_fields(hints[field.name], field.name)
     elif kind in (int, float):
         yield name
     elif get_origin(kind) in (Union, types.UnionType, tuple, dict):
         for part in get_args(kind):
             if part is not Ellipsis:
-                yield from numbers(part, name)
-    elif get_origin(kind) is Literal and any(isinstance(one, int) for one in get_args(kind)):
+                yield from find_number_fields(part, name)
+    elif get_origin(kind) is Literal and any(isinstance(value, int) for value in get_args(kind)):
         yield name
 
 
 @pytest.mark.parametrize("kind", get_args(FromDevice))
 def test_every_number_that_a_device_sends_has_a_range(kind: type) -> None:
-    assert set(numbers(kind)) <= PLAUSIBLE.keys() | DECODED | COMPARED | SHAPES
+    assert set(find_number_fields(kind)) <= PLAUSIBLE.keys() | DECODED | COMPARED | SHAPES
 
 
 def test_what_is_in_its_range_stays_the_same_object() -> None:
-    telemetry = told(Reading(downlink_bps=1e6, memory_free_bytes=10))
+    telemetry = make_telemetry(Reading(downlink_bps=1e6, memory_free_bytes=10))
     assert plausible(telemetry) is telemetry
     presence = Presence(client_id="ada", session_id="s", online=True)
     assert plausible(presence) is presence
 
 
 def test_what_is_outside_becomes_the_least_or_the_most() -> None:
-    found = plausible(told(Reading(downlink_bps=1e300, uplink_bps=5e-324, memory_free_bytes=2**62)))
-    assert (found.reading.downlink_bps, found.reading.uplink_bps) == (1e13, 5e-324)
-    assert (found.reading.memory_free_bytes, type(found.reading.memory_free_bytes)) == (2**50, int)
-    assert found.log_low == LogLow(memory_budget_bytes=2**50)
+    clipped = plausible(make_telemetry(Reading(downlink_bps=1e300, uplink_bps=5e-324, memory_free_bytes=2**62)))
+    assert (clipped.reading.downlink_bps, clipped.reading.uplink_bps) == (1e13, 5e-324)
+    assert (clipped.reading.memory_free_bytes, type(clipped.reading.memory_free_bytes)) == (2**50, int)
+    assert clipped.log_low == LogLow(memory_budget_bytes=2**50)
 
 
 @pytest.mark.parametrize(("claimed", "believed"), [(5e-324, 1e3), (1e9, 1e9), (1.7e308, 1e18)])
 def test_a_pace_leaves_every_duration_a_number(claimed: float, believed: float) -> None:
-    found = plausible(replace(PROFILE, macs_per_s=claimed))
-    assert found.macs_per_s == believed
+    clipped = plausible(replace(PROFILE, macs_per_s=claimed))
+    assert clipped.macs_per_s == believed
     assert math.isfinite(2**62 / believed)
 
 
@@ -102,7 +102,7 @@ PROFILE = Profile(
 )
 
 
-def told(reading: Reading) -> Telemetry:
+def make_telemetry(reading: Reading) -> Telemetry:
     return Telemetry(
         client_id="ada",
         session_id="s",

@@ -1,4 +1,4 @@
-"""Whose exception it is that ends a command: a plug-in's is told as the plug-in's, and ours as ours."""
+"""An exception that ends a command is attributed to the plug-in that raised it, or to Subfleet."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def broken():
 
 
 @pytest.fixture
-def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def load_plugin_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A package that registers a plug-in of each kind, as if it were installed."""
     package = tmp_path / "theirs_of_a_test"
     package.mkdir()
@@ -59,33 +59,33 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     info = tmp_path / "theirs-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n", encoding="utf-8")
-    told = "".join(f"[subfleet.{kind}]\nmine = theirs_of_a_test.{kind}:direct\n" for kind in KINDS)
-    (info / "entry_points.txt").write_text(told, encoding="utf-8")
+    entry_points = "".join(f"[subfleet.{kind}]\nmine = theirs_of_a_test.{kind}:direct\n" for kind in KINDS)
+    (info / "entry_points.txt").write_text(entry_points, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield __import__("importlib").import_module
     for name in [name for name in sys.modules if name.startswith("theirs_of_a_test")]:
         del sys.modules[name]
 
 
-def raised(function: Callable[..., Any], *arguments: Any) -> Exception:
+def catch(function: Callable[..., Any], *arguments: Any) -> Exception:
     try:
         function(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever it is
+    except Exception as error:  # noqa: BLE001 - of any type
         return error
     raise AssertionError
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "what"), KINDS.items())
-def test_an_exception_of_a_plugin_is_told_as_the_plugins(theirs: Any, kind: str, what: str) -> None:
-    error = raised(theirs(f"theirs_of_a_test.{kind}").direct)
-    said = f"the {what} 'mine' of package theirs raised ValueError: nothing fits; fix or uninstall that package"
-    assert describe_error(error) == explain_error(error) == (ExitCode.CONFIG, said)
+@pytest.mark.parametrize(("kind", "noun"), KINDS.items())
+def test_an_exception_of_a_plugin_is_told_as_the_plugins(load_plugin_module: Any, kind: str, noun: str) -> None:
+    error = catch(load_plugin_module(f"theirs_of_a_test.{kind}").direct)
+    message = f"the {noun} 'mine' of package theirs raised ValueError: nothing fits; fix or uninstall that package"
+    assert describe_error(error) == explain_error(error) == (ExitCode.CONFIG, message)
 
 
 @pytest.mark.slow
-def test_what_it_calls_is_its_matter(theirs: Any) -> None:
-    module = theirs("theirs_of_a_test.methods")
+def test_what_it_calls_is_its_matter(load_plugin_module: Any) -> None:
+    module = load_plugin_module("theirs_of_a_test.methods")
     for function, words in (
         (module.broken().__enter__, "raised ValueError: at its begin"),
         (module.within.fail, "raised KeyError: 'odd'"),
@@ -93,34 +93,34 @@ def test_what_it_calls_is_its_matter(theirs: Any) -> None:
         (lambda: module.through(lambda: int("x")), "raised ValueError: invalid literal"),
         (lambda: module.through(lambda: to_plain({}).x), "raised AttributeError"),
     ):
-        assert f"of package theirs {words}" in describe_error(raised(function))[1]
+        assert f"of package theirs {words}" in describe_error(catch(function))[1]
 
 
-def test_ours_stays_ours_also_behind_a_context_of_theirs(theirs: Any) -> None:
-    module = theirs("theirs_of_a_test.observers")
+def test_our_own_defects_stay_ours_within_a_context_of_a_plugin(load_plugin_module: Any) -> None:
+    module = load_plugin_module("theirs_of_a_test.observers")
 
     def defect() -> None:
         with module.context():
             parse_json(3, max_bytes=4)  # type: ignore[arg-type]
 
     @contextmanager
-    def wrapped() -> Iterator[None]:
+    def wrap_context() -> Iterator[None]:
         with module.context():
             yield
 
-    def behind() -> None:
-        with wrapped():
+    def fail_within_context() -> None:
+        with wrap_context():
             raise ZeroDivisionError("x")
 
-    for function in (defect, behind, lambda: 1 / 0):
-        code, sentence = describe_error(raised(function))
+    for function in (defect, fail_within_context, lambda: 1 / 0):
+        code, sentence = describe_error(catch(function))
         assert code == ExitCode.INTERNAL
         assert sentence.startswith("this is a defect of Subfleet")
 
 
-def test_an_error_of_ours_that_a_plugin_raises_keeps_its_own_sentence(theirs: Any) -> None:
+def test_an_error_of_ours_that_a_plugin_raises_keeps_its_own_sentence(load_plugin_module: Any) -> None:
     def refuse() -> None:
         raise DataError("the file is empty")
 
-    error = raised(theirs("theirs_of_a_test.datasets").through, refuse)
+    error = catch(load_plugin_module("theirs_of_a_test.datasets").through, refuse)
     assert describe_error(error) == (ExitCode.DATA, "the file is empty")

@@ -1,4 +1,4 @@
-"""What a device says of a task that it does not do."""
+"""The refusals with which devices answer tasks."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""What is registered by entry points: found by name, loaded when asked for, and in nobody's way where it is broken."""
+"""Entry points are found by name and loaded on demand; broken ones affect no others."""
 
 import sys
 from collections.abc import Iterable
@@ -46,9 +46,9 @@ class Loose:
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ModuleType("shapes_of_a_test")
-    vars(found).update(Square=Square, Box=Box, Loose=Loose, number=3)
-    monkeypatch.setitem(sys.modules, "shapes_of_a_test", found)
+    module_of_shapes = ModuleType("shapes_of_a_test")
+    vars(module_of_shapes).update(Square=Square, Box=Box, Loose=Loose, number=3)
+    monkeypatch.setitem(sys.modules, "shapes_of_a_test", module_of_shapes)
 
 
 def registry(*pairs: tuple[str, str], **settings: Any) -> Registry[type[Shape]]:
@@ -56,8 +56,8 @@ def registry(*pairs: tuple[str, str], **settings: Any) -> Registry[type[Shape]]:
         assert group == GROUP
         return [EntryPoint(name=name, value=f"shapes_of_a_test:{value}", group=GROUP) for name, value in pairs]
 
-    def check(found: object, name: str) -> str:
-        return problem_with_record(found, name, ("area",))
+    def check(record: object, name: str) -> str:
+        return problem_with_record(record, name, ("area",))
 
     return Registry(GROUP, "shape", **{"find": find, "check": check, **settings})
 
@@ -66,25 +66,27 @@ SOUND = ("square", "Square")
 
 
 def test_names_are_sorted_and_nothing_is_imported_for_them() -> None:
-    found = registry(("zebra", "Missing"), SOUND)
-    assert found.names == ("square", "zebra")
-    assert dict(found) == {"square": Square}
-    assert "zebra" not in found
-    assert found.named("square") is Square
+    shapes = registry(("zebra", "Missing"), SOUND)
+    assert shapes.names == ("square", "zebra")
+    assert dict(shapes) == {"square": Square}
+    assert "zebra" not in shapes
+    assert shapes.named("square") is Square
 
 
 def test_what_is_registered_is_what_is_read_of_an_entry_point() -> None:
-    found: Registry[Any] = registry(("number", "number"), ("square", "Square"), read=lambda one: one + 1, check=_even)
-    assert dict(found) == {"number": 4}
-    assert "TypeError" in found.broken["square"]
+    numbers: Registry[Any] = registry(
+        ("number", "number"), ("square", "Square"), read=lambda number: number + 1, check=_check_even
+    )
+    assert dict(numbers) == {"number": 4}
+    assert "TypeError" in numbers.broken["square"]
 
 
-def _even(found: int, name: str) -> str:
-    return "it is odd" if found % 2 else ""
+def _check_even(number: int, name: str) -> str:
+    return "it is odd" if number % 2 else ""
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "why"),
+    ("name", "value", "reason"),
     [
         ("missing", "Missing", "AttributeError"),
         ("number", "number", "it must be a dataclass"),
@@ -93,26 +95,26 @@ def _even(found: int, name: str) -> str:
         ("box", "Box", "it lacks 'area'"),
     ],
 )
-def test_what_cannot_be_used_is_told_where_it_is_named_and_nowhere_else(name: str, value: str, why: str) -> None:
-    found = registry((name, value), SOUND)
-    assert list(found) == ["square"]
-    assert list(found.broken) == [name]
+def test_what_cannot_be_used_is_told_where_it_is_named_and_nowhere_else(name: str, value: str, reason: str) -> None:
+    shapes = registry((name, value), SOUND)
+    assert list(shapes) == ["square"]
+    assert list(shapes.broken) == [name]
     with pytest.raises(ConfigError) as caught:
-        found.named(name)
-    said = str(caught.value)
-    assert said == found.broken[name]
-    assert f"shape {name!r}, which is shapes_of_a_test:{value} of no package, cannot be loaded: {why}" in said
-    assert said.endswith("fix or uninstall that package")
+        shapes.named(name)
+    message = str(caught.value)
+    assert message == shapes.broken[name]
+    assert f"shape {name!r}, which is shapes_of_a_test:{value} of no package, cannot be loaded: {reason}" in message
+    assert message.endswith("fix or uninstall that package")
 
 
 def test_a_name_that_is_taken_twice_belongs_to_nobody() -> None:
-    found = registry(("square", "Box"), SOUND, ("other", "Square"))
-    assert "square" not in found
+    shapes = registry(("square", "Box"), SOUND, ("other", "Square"))
+    assert "square" not in shapes
     with pytest.raises(
         ConfigError, match=r"'square' is registered as .*:Box .* and .*:Square .*; uninstall all but one"
     ):
-        found.named("square")
-    assert dict(registry(SOUND, SOUND)) == {"square": Square}  # one package that is found in two folders
+        shapes.named("square")
+    assert dict(registry(SOUND, SOUND)) == {"square": Square}  # one package, found in two folders
 
 
 def test_an_unknown_name_hears_of_all_others() -> None:
@@ -124,7 +126,7 @@ def test_an_open_union_is_read_by_its_tag(tmp_path: Path) -> None:
     open_union: Any = Annotated[Shape, registry(SOUND, ("broken", "Missing"))]
     assert from_plain(open_union, {"type": "square", "side": 3}) == Square(side=3)
     assert from_plain(open_union, to_plain(Square(side=3))) == Square(side=3)
-    for plain, said in (
+    for plain, words in (
         ({"side": 3}, r"it has no type, but must be one of \['broken', 'square'\]"),
         ({"type": "sqare"}, r"it has the type 'sqare', but must be one of"),
         ({"type": ["square"]}, "must be one of"),
@@ -132,7 +134,7 @@ def test_an_open_union_is_read_by_its_tag(tmp_path: Path) -> None:
         ({"type": "broken"}, "'broken', which is shapes_of_a_test:Missing"),
         ([], "must be a table"),
     ):
-        with pytest.raises(ProtocolError, match=said):
+        with pytest.raises(ProtocolError, match=words):
             from_plain(open_union, plain, "it")
 
 

@@ -1,4 +1,4 @@
-"""Plain data are read by annotations, and everything that is wrong with values and what goes together is named."""
+"""Plain data are read by annotations; every wrong value and every violated rule is reported."""
 
 import copy
 import math
@@ -25,7 +25,7 @@ from subfleet.settings.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Square:
-    """As a package brings it: it checks itself."""
+    """A record of a plug-in, which checks itself."""
 
     TYPE: ClassVar[str] = "square"
     side: int
@@ -86,9 +86,9 @@ class Drawing:
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ModuleType("shapes_of_settings")
-    vars(found).update(Square=Square)
-    monkeypatch.setitem(sys.modules, "shapes_of_settings", found)
+    module_of_shapes = ModuleType("shapes_of_settings")
+    vars(module_of_shapes).update(Square=Square)
+    monkeypatch.setitem(sys.modules, "shapes_of_settings", module_of_shapes)
 
 
 WHOLE: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_a_record_is_built_of_what_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         (
             {"shape": {"type": "sqare"}},
@@ -171,11 +171,11 @@ def test_a_record_is_built_of_what_was_written() -> None:
         ({"code": "x"}, "code is 'x', but must be digits"),
     ],
 )
-def test_one_problem_is_one_sentence_with_its_keys(change: dict[str, Any], said: str) -> None:
+def test_one_problem_is_one_sentence_with_its_keys(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(Drawing, {**WHOLE, **change}, "a file")
     assert str(caught.value).startswith("a file: ")
-    assert said in str(caught.value)
+    assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -210,20 +210,20 @@ def test_everything_that_is_wrong_is_told_at_once_of_values_and_of_records() -> 
 
 
 def test_a_rule_is_asked_where_the_fields_that_it_is_about_are_right() -> None:
-    assert [one.sentence() for one in problems_with(Drawing, {"least": 5, "most": 3, "title": 1})] == [
+    assert [problem.sentence() for problem in problems_with(Drawing, {"least": 5, "most": 3, "title": 1})] == [
         "title is 1, but must be text",
         "most is 3, but must be 5 or more",
     ]
-    assert [one.sentence() for one in problems_with(Drawing, {"least": -5, "most": -7})] == [
+    assert [problem.sentence() for problem in problems_with(Drawing, {"least": -5, "most": -7})] == [
         "least is -5, but must be 0 or more"
     ]
-    assert [one.sentence() for one in problems_with(Drawing, {"title": "nothing", "least": -5})] == [
+    assert [problem.sentence() for problem in problems_with(Drawing, {"title": "nothing", "least": -5})] == [
         "least is -5, but must be 0 or more"
     ]
 
 
 def test_a_rule_goes_by_the_defaults_of_fields_that_are_left_out() -> None:
-    assert [one.sentence() for one in problems_with(Drawing, {"least": 20, "title": 1})] == [
+    assert [problem.sentence() for problem in problems_with(Drawing, {"least": 20, "title": 1})] == [
         "title is 1, but must be text",
         "most is 9, but must be 20 or more",
     ]
@@ -236,7 +236,7 @@ def test_a_dataclass_is_checked_from_below() -> None:
 
 def test_a_record_that_is_made_in_python_is_held_to_the_same() -> None:
     with pytest.raises(InvalidError) as caught:
-        Drawing(least=5, most=3, opacity=math.nan, colour="blue", frame=Circle())  # type: ignore[arg-type]  # it is wrong
+        Drawing(least=5, most=3, opacity=math.nan, colour="blue", frame=Circle())  # type: ignore[arg-type]  # wrong on purpose
     assert sorted(problem.sentence() for problem in caught.value.problems) == [
         "colour is 'blue', but must be one of ['red', 'green']",
         "filled is False, but circles are filled",
@@ -251,7 +251,7 @@ def test_a_record_that_is_made_in_python_is_held_to_the_same() -> None:
 
 def test_what_was_refused_before_is_told_with_the_rest() -> None:
     refused = InvalidError([Problem(text="is no shape"), Problem(text="is late", keys=("at", 0))])
-    assert [one.sentence() for one in problems_with(Drawing, {"frame": refused, "most": "1"})] == [
+    assert [problem.sentence() for problem in problems_with(Drawing, {"frame": refused, "most": "1"})] == [
         "frame is no shape",
         "frame.at[0] is late",
         "most is '1', but must be a whole number",
@@ -295,12 +295,12 @@ JUNK: list[Any] = [
 QUICKSTART = to_plain(read_run("quickstart"))
 
 
-def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The keys that lead to every value."""
+def paths(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value, as a tuple of keys."""
     items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
     for key, value in items:
         yield (*path, key)
-        yield from places(value, (*path, key))
+        yield from paths(value, (*path, key))
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @given(
     changes=st.lists(
         st.tuples(
-            st.sampled_from(list(places(QUICKSTART))), st.sampled_from(["set", "drop", "add"]), st.sampled_from(JUNK)
+            st.sampled_from(list(paths(QUICKSTART))), st.sampled_from(["set", "drop", "add"]), st.sampled_from(JUNK)
         ),
         min_size=1,
         max_size=3,
@@ -316,17 +316,17 @@ def places(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 )
 def test_whatever_is_wrong_is_refused_in_words_and_what_is_taken_comes_back(changes: list[Any]) -> None:
     plain = copy.deepcopy(QUICKSTART)
-    for path, how, junk in changes:
-        inside = plain
+    for path, action, junk in changes:
+        node = plain
         try:
             for key in path[:-1]:
-                inside = inside[key]
-            if how == "drop":
-                del inside[path[-1]]
+                node = node[key]
+            if action == "drop":
+                del node[path[-1]]
             else:
-                inside["another" if how == "add" and isinstance(inside, dict) else path[-1]] = junk
+                node["another" if action == "add" and isinstance(node, dict) else path[-1]] = junk
         except (KeyError, IndexError, TypeError):
-            continue  # an earlier change has taken it away
+            continue  # an earlier change has removed it
     if problems := problems_with(Run, plain):
         assert all(problem.sentence() for problem in problems)
         with pytest.raises(ConfigError):

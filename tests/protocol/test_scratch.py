@@ -1,4 +1,4 @@
-"""What a killed process leaves is removed by the next one, and nothing that is somebody else's ever is."""
+"""A process removes the scratch folders of killed processes, and no others."""
 
 import os
 import signal
@@ -30,10 +30,10 @@ with make_scratch_folder(Path(sys.argv[1])) as folder:
 
 
 @contextmanager
-def child(place: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that has a scratch folder in a place, until its input ends."""
+def start_child(parent: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Start a process that keeps a scratch folder in `parent` until its input ends."""
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CHILD, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         try:
@@ -47,7 +47,7 @@ def test_the_folder_of_a_killed_process_stays_while_it_lives_and_goes_with_the_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scratch, "MEMORY_FOLDER", tmp_path)
-    with child(tmp_path) as (process, folder):
+    with start_child(tmp_path) as (process, folder):
         assert starting.settle("test") is ExitCode.OK
         assert (folder / "deep" / "weights").exists(), "its owner is alive"
         process.send_signal(signal.SIGKILL)
@@ -59,15 +59,15 @@ def test_the_folder_of_a_killed_process_stays_while_it_lives_and_goes_with_the_n
 
 @pytest.mark.slow
 def test_a_process_that_ends_leaves_nothing(tmp_path: Path) -> None:
-    with child(tmp_path) as (process, folder):
+    with start_child(tmp_path) as (process, folder):
         assert folder.parent == tmp_path
         process.communicate("")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_new_folder_takes_the_place_of_those_that_were_left(tmp_path: Path) -> None:
-    left = tmp_path / "subfleet-scratch-left"
-    (left / "deep").mkdir(parents=True)
+    abandoned = tmp_path / "subfleet-scratch-left"
+    (abandoned / "deep").mkdir(parents=True)
     with make_scratch_folder(tmp_path) as first, make_scratch_folder(tmp_path) as second:
         assert sorted(tmp_path.iterdir()) == sorted((first, second)), "of one process, too, each has its own"
         assert first.stat().st_mode & 0o777 == 0o700
@@ -75,88 +75,88 @@ def test_a_new_folder_takes_the_place_of_those_that_were_left(tmp_path: Path) ->
 
 
 def test_nothing_else_is_removed(tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "kept").write_text("")
-    place = tmp_path / "place"
-    place.mkdir()
-    (place / "subfleet-scratch-link").symlink_to(mine, target_is_directory=True)
-    (place / "subfleet-scratch-file").write_text("")
-    (place / "subfleet-other").mkdir()
-    inside = place / "subfleet-scratch-left"
-    inside.mkdir()
-    (inside / "link").symlink_to(mine, target_is_directory=True)
-    sweep((place, tmp_path / "none"))
-    assert {path.name for path in place.iterdir()} == {
+    user_folder = tmp_path / "mine"
+    user_folder.mkdir()
+    (user_folder / "kept").write_text("")
+    parent = tmp_path / "place"
+    parent.mkdir()
+    (parent / "subfleet-scratch-link").symlink_to(user_folder, target_is_directory=True)
+    (parent / "subfleet-scratch-file").write_text("")
+    (parent / "subfleet-other").mkdir()
+    abandoned = parent / "subfleet-scratch-left"
+    abandoned.mkdir()
+    (abandoned / "link").symlink_to(user_folder, target_is_directory=True)
+    sweep((parent, tmp_path / "none"))
+    assert {path.name for path in parent.iterdir()} == {
         "subfleet-scratch-link",
         "subfleet-scratch-file",
         "subfleet-other",
     }
-    assert (mine / "kept").exists()
+    assert (user_folder / "kept").exists()
 
 
 def test_another_users_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = tmp_path / "subfleet-scratch-left"
-    left.mkdir()
-    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+    abandoned = tmp_path / "subfleet-scratch-left"
+    abandoned.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: abandoned.stat().st_uid + 1)
     sweep((tmp_path,))
-    assert left.exists()
+    assert abandoned.exists()
 
 
 def test_where_there_are_no_locks_nothing_is_swept_and_folders_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = tmp_path / "subfleet-scratch-left"
-    left.mkdir()
+    abandoned = tmp_path / "subfleet-scratch-left"
+    abandoned.mkdir()
     monkeypatch.setattr(scratch, "lock", lambda _file, *, wait: wait)
     with make_scratch_folder(tmp_path) as folder:
-        assert sorted(tmp_path.iterdir()) == sorted((left, folder))
-    assert list(tmp_path.iterdir()) == [left]
+        assert sorted(tmp_path.iterdir()) == sorted((abandoned, folder))
+    assert list(tmp_path.iterdir()) == [abandoned]
 
 
-@pytest.mark.parametrize("when", ["before it is opened", "before it is locked", "while it is locked"])
+@pytest.mark.parametrize("moment", ["before it is opened", "before it is locked", "while it is locked"])
 def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    made, opens = [], os.open
+    descriptors, system_open = [], os.open
 
-    def locked(held: int, *, wait: bool) -> bool:
-        made.append(held)
-        if len(made) == 1:
-            if when == "while it is locked":
+    def sweep_and_lock(descriptor: int, *, wait: bool) -> bool:
+        descriptors.append(descriptor)
+        if len(descriptors) == 1:
+            if moment == "while it is locked":
                 raise BlockingIOError
             sweep((tmp_path,))
-        return disks.lock(held, wait=wait)
+        return disks.lock(descriptor, wait=wait)
 
-    def opened(path: Path, flags: int, **more: Any) -> int:
-        if not made:
-            made.append(0)
+    def sweep_and_open(path: Path, flags: int, **options: Any) -> int:
+        if not descriptors:
+            descriptors.append(0)
             sweep((tmp_path,))
-        return opens(path, flags, **more)
+        return system_open(path, flags, **options)
 
     with monkeypatch.context() as patch:
-        if when == "before it is opened":
-            patch.setattr(os, "open", opened)
+        if moment == "before it is opened":
+            patch.setattr(os, "open", sweep_and_open)
         else:
-            patch.setattr(scratch, "lock", locked)
-        folder, held = scratch.make_locked_folder(tmp_path)
+            patch.setattr(scratch, "lock", sweep_and_lock)
+        folder, descriptor = scratch.make_locked_folder(tmp_path)
     sweep((tmp_path,))
     assert folder.is_dir()
-    os.close(held)
-    assert made
+    os.close(descriptor)
+    assert descriptors
     sweep((tmp_path,))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_no_sweeper_removes_a_folder_that_is_held(tmp_path: Path) -> None:
-    over = threading.Event()
+    finished = threading.Event()
 
-    def sweeping() -> None:
-        while not over.is_set():
+    def sweep_repeatedly() -> None:
+        while not finished.is_set():
             sweep((tmp_path,))
 
-    threads = [threading.Thread(target=sweeping) for _ in range(3)]
+    threads = [threading.Thread(target=sweep_repeatedly) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
@@ -165,7 +165,7 @@ def test_no_sweeper_removes_a_folder_that_is_held(tmp_path: Path) -> None:
                 (folder / "file").write_text(str(number))
                 assert (folder / "file").read_text() == str(number)
     finally:
-        over.set()
+        finished.set()
         for thread in threads:
             thread.join()
     sweep((tmp_path,))

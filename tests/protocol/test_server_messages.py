@@ -1,4 +1,4 @@
-"""What a server sends is bounded as what devices send is: no message of its ends an agent."""
+"""Messages of servers are bounded like those of devices: none can end an agent."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
 from subfleet.protocol.task import Deploy, Task, TaskSubmodel
 
-SERVERS: Mapping[str, Message] = MappingProxyType(
+SERVER_MESSAGES: Mapping[str, Message] = MappingProxyType(
     {
         "round": RoundInfo(run_id="r", round=1, round_count=1, phase="train", log_time_s=None, deadline_s=1.0),
         "task": Task(
@@ -41,12 +41,12 @@ SERVERS: Mapping[str, Message] = MappingProxyType(
 @pytest.mark.parametrize("kind", ["round", "task", "ack"])
 @pytest.mark.parametrize("text", ["x" * 4097, "\x1b[2J", "", "\n"])
 def test_no_id_of_a_servers_is_long_empty_or_acts_on_a_terminal(kind: str, text: str) -> None:
-    """Devices make ids of them, which are bounded too, and write them into their logs."""
-    plain = json.loads(encode(SERVERS[kind]))
+    """Devices compose their own ids, which are bounded too, from these ids, and log them."""
+    plain = json.loads(encode(SERVER_MESSAGES[kind]))
     names = {"round": ("run_id", "message_id"), "task": ("run_id", "task_id", "message_id"), "ack": ("of",)}[kind]
     for name in names:
         if kind == "ack" and len(text) < 4097:
-            continue  # what it is of is compared with what was sent
+            continue  # an ack's `of` is compared with the ids of sent messages
         with pytest.raises(ProtocolError, match=name):
             decode(json.dumps({**plain, name: text}).encode())
 
@@ -55,7 +55,7 @@ def test_no_id_of_a_servers_is_long_empty_or_acts_on_a_terminal(kind: str, text:
 def test_a_server_gives_no_impossible_time(seconds: float) -> None:
     for kind in ("round", "task"):
         with pytest.raises(ProtocolError, match="deadline_s"):
-            decode(json.dumps({**json.loads(encode(SERVERS[kind])), "deadline_s": seconds}).encode())
+            decode(json.dumps({**json.loads(encode(SERVER_MESSAGES[kind])), "deadline_s": seconds}).encode())
 
 
 @pytest.mark.parametrize("name", ["message_id", "task_id", "run_id"])

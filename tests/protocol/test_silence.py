@@ -1,4 +1,4 @@
-"""Every process turns reports off before it loads anything; what its user has set stays."""
+"""Every process turns telemetry of libraries off before it loads them; the settings of the user take precedence."""
 
 import os
 import sys
@@ -15,12 +15,12 @@ from subfleet.protocol.silence import SWITCHES, import_silently, silence
 
 SILENT = {switch.variable: switch.value for switch in SWITCHES}
 LOUD = "import os\nSEEN = dict(os.environ)\n"
-"""A module that sees the variables as they are when it is imported."""
+"""A module that records the environment variables at its import."""
 
 
 @pytest.fixture
 def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module that reports, in a process in which nothing is turned off."""
+    """The name of a module that records the environment, where nothing is turned off yet."""
     for variable in SILENT:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -11,7 +11,7 @@ from subfleet.protocol.submodel import Architecture, Explicit, Full, Prefix, Rol
 
 @pytest.mark.slow
 @given(architecture=ARCHITECTURES)
-def test_a_architecture_comes_back_with_its_id_and_its_hash(architecture: Architecture) -> None:
+def test_an_architecture_comes_back_with_its_id_and_its_hash(architecture: Architecture) -> None:
     again = from_plain(Architecture, json.loads(canonical_json(architecture)))
     assert again == architecture
     assert hash(again) == hash(architecture)
@@ -58,7 +58,7 @@ def test_what_cannot_be_is_refused(make: object, words: str) -> None:
 
 
 @pytest.mark.slow
-@given(one=ARCHITECTURES, other=ARCHITECTURES)
-def test_submodels_stand_in_the_order_of_their_identities(one: Architecture, other: Architecture) -> None:
-    assert (one < other) == (one.architecture_id < other.architecture_id)
-    assert not one < dataclasses.replace(one, name=f"{one.name}!")
+@given(first=ARCHITECTURES, second=ARCHITECTURES)
+def test_submodels_stand_in_the_order_of_their_identities(first: Architecture, second: Architecture) -> None:
+    assert (first < second) == (first.architecture_id < second.architecture_id)
+    assert not first < dataclasses.replace(first, name=f"{first.name}!")

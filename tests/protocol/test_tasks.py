@@ -1,4 +1,4 @@
-"""Tasks on the wire: each kind of work has what it needs, and nothing of another."""
+"""Tasks on the wire: each kind of work has its own fields, and no others."""
 
 import json
 
@@ -22,7 +22,7 @@ from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.update_codecs import TopKQsgd
 
 _TRAINING = {"settings": to_plain(TrainingSettings())}
-"""What train and calibrate tasks have in common."""
+"""The fields that train and calibrate tasks share."""
 CANDIDATE = TaskSubmodel(architecture=Architecture(), program=PROGRAM, weights=blob("w"))
 
 
@@ -81,10 +81,10 @@ def test_the_bytes_of_a_task_are_fixed() -> None:
 
 
 def test_a_task_names_the_codec_of_its_update() -> None:
-    named = train_task(update_codec=TopKQsgd(fraction=0.25, levels=3, bucket_size=64))
-    plain = json.loads(encode(named))
+    task = train_task(update_codec=TopKQsgd(fraction=0.25, levels=3, bucket_size=64))
+    plain = json.loads(encode(task))
     assert plain["work"]["update_codec"] == {"type": "top_k_qsgd", "fraction": 0.25, "levels": 3, "bucket_size": 64}
-    assert decode(encode(named)) == named
+    assert decode(encode(task)) == task
     plain["work"]["update_codec"]["levels"] = 128
     with pytest.raises(ProtocolError, match=r"Task\.work\.update_codec\.levels is 128, but must be from 1 to 127"):
         decode(json.dumps(plain).encode())
@@ -95,9 +95,9 @@ def test_a_task_has_what_its_work_needs_and_nothing_of_another(task: Task) -> No
     optional = {"paths", "sends", "update_codec", "batches"}
     plain = json.loads(encode(task))
     for name in plain["work"].keys() - optional - {"type"}:
-        others = {key: value for key, value in plain["work"].items() if key != name}
+        remaining = {key: value for key, value in plain["work"].items() if key != name}
         with pytest.raises(ProtocolError, match=rf"Task\.work\.{name} is missing"):
-            decode(json.dumps({**plain, "work": others}).encode())
+            decode(json.dumps({**plain, "work": remaining}).encode())
     with pytest.raises(ProtocolError, match=r"Task\.work\.other is an unknown key"):
         decode(json.dumps({**plain, "work": {**plain["work"], "other": 1}}).encode())
     with pytest.raises(ProtocolError, match=r"Task.work has the type 'rest', but must be one of \['train'"):

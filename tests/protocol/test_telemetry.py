@@ -1,4 +1,4 @@
-"""What a device tells of what it has to give."""
+"""Telemetry: the free resources that a device reports."""
 
 import dataclasses
 import json
@@ -11,8 +11,8 @@ from subfleet.protocol.schema import to_plain
 
 
 def test_the_bytes_of_telemetry_are_fixed_with_a_disk_and_without() -> None:
-    """A device of an earlier release tells nothing of its disk, and a server of one reads such telemetry."""
-    told = Telemetry(
+    """Devices of earlier releases report no disk space, and servers of earlier releases read such telemetry."""
+    telemetry = Telemetry(
         client_id="pi",
         session_id="s",
         run_id="r",
@@ -28,9 +28,9 @@ def test_the_bytes_of_telemetry_are_fixed_with_a_disk_and_without() -> None:
         b'"kind":"telemetry","log_time_s":null,"memory_budget_bytes":5,"message_id":"m","reading":%s,"round":1,'
         b'"run_id":"r","schema":3,"session_id":"s"}' % reading,
     )
-    assert encode(told) == before + after
-    small = dataclasses.replace(told, disk_budget_bytes=7)
-    assert encode(small) == before + b'"disk_budget_bytes":7,' + after
-    assert [decode(encode(one)) for one in (told, small)] == [told, small]
+    assert encode(telemetry) == before + after
+    with_disk = dataclasses.replace(telemetry, disk_budget_bytes=7)
+    assert encode(with_disk) == before + b'"disk_budget_bytes":7,' + after
+    assert [decode(encode(message)) for message in (telemetry, with_disk)] == [telemetry, with_disk]
     with pytest.raises(ValueError, match="disk_budget_bytes is -1, but must be 0 or more"):
-        dataclasses.replace(told, disk_budget_bytes=-1)
+        dataclasses.replace(telemetry, disk_budget_bytes=-1)

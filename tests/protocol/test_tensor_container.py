@@ -20,7 +20,7 @@ from subfleet.protocol.programs import (
 )
 from subfleet.protocol.tensors import DTYPE_BYTES, Tensor, decode_container, encode_container
 
-# What the safetensors package 0.8.0 writes for these two tensors and this metadata.
+# The output of the safetensors package 0.8.0 for these two tensors and this metadata.
 GOLDEN_HEX = (
     "98000000000000007b225f5f6d657461646174615f5f223a7b226b696e64223a22676f6c64656e227d2c2277223a7b226474797065223a"
     "22463332222c227368617065223a5b322c325d2c22646174615f6f666673657473223a5b302c31365d7d2c226d61736b223a7b22647479"
@@ -67,7 +67,7 @@ def test_a_container_comes_back_as_it_was(tensors: list[Tensor], metadata: dict[
     assert encode_container(container.tensors.values(), container.metadata) == payload
 
 
-def _reads_or_refuses(payload: bytes) -> None:
+def _check_reads_or_refuses(payload: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         decode_container(payload)
     for read in (decode_program, program_id_of):
@@ -78,7 +78,7 @@ def _reads_or_refuses(payload: bytes) -> None:
 @pytest.mark.slow
 @given(payload=st.one_of(st.binary(max_size=100), st.binary(max_size=80).map(_container)))
 def test_arbitrary_bytes_raise_nothing_but_protocol_errors(payload: bytes) -> None:
-    _reads_or_refuses(payload)
+    _check_reads_or_refuses(payload)
 
 
 @pytest.mark.slow
@@ -88,8 +88,8 @@ def test_a_spoilt_container_raises_nothing_but_protocol_errors(data: st.DataObje
     payload = bytearray.fromhex(GOLDEN_HEX)
     for _ in range(data.draw(st.integers(0, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    _reads_or_refuses(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
-    _reads_or_refuses(bytes(payload))
+    _check_reads_or_refuses(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
+    _check_reads_or_refuses(bytes(payload))
 
 
 @pytest.mark.parametrize(

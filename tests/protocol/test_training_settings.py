@@ -65,8 +65,8 @@ def test_a_program_takes_micro_batches_where_there_are_some() -> None:
 def test_only_images_that_are_larger_than_the_border_can_be_augmented(
     name: Any, padding: int, shape: tuple[int, ...], problem: str | None
 ) -> None:
-    told = AugmentationSettings(name=name, padding=padding).problem_with(shape)
-    assert told is None if problem is None else re.search(problem, told or "")
+    message = AugmentationSettings(name=name, padding=padding).problem_with(shape)
+    assert message is None if problem is None else re.search(problem, message or "")
 
 
 def test_a_task_without_augmentation_is_what_older_devices_know() -> None:

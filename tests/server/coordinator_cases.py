@@ -65,14 +65,14 @@ def profile(name: str) -> Profile:
     )
 
 
-def known(*profiles: Profile, **of_member: Any) -> RunState:
+def run_with_members(*profiles: Profile, **of_member: Any) -> RunState:
     """A run that knows these clients, each heard as `of_member` says."""
     members = PersistentMap({one.client_id: FleetMember(**of_member) for one in profiles})
     declared = PersistentMap({one.client_id: one for one in profiles})
     return RunState(profiles=declared, live=LiveState(members=members))
 
 
-def joined(context: RunContext, state: RunState, name: str, now_s: float) -> RunState:
+def join_client(context: RunContext, state: RunState, name: str, now_s: float) -> RunState:
     heard = Presence(client_id=name, session_id=f"{name}-1", online=True)
     state, _ = step(context, state, heard, now_s)
     return step(context, state, profile(name), now_s)[0]
@@ -97,7 +97,7 @@ def measuring(context: RunContext) -> RunState:
     """Round 1 was announced at second 1."""
     state = RunState()
     for name in CLIENTS:
-        state = joined(context, state, name, 1.0)
+        state = join_client(context, state, name, 1.0)
     assert state.phase == "measure"
     return state
 
@@ -137,7 +137,7 @@ def task_failed(state: RunState, name: str, reason: str = "export failed: no") -
     return RequestFailed(request=task, reason=reason)
 
 
-def written_ahead(
+def program_result(
     state: RunState, queued: SizedProgram, planned_peak_bytes: int | None, operators: tuple[str, ...] = ()
 ) -> RequestDone:
     """A program for later rounds is there."""
@@ -226,32 +226,32 @@ W = TypeVar(
 )
 
 
-def wanted_of(kind: type[W], actions: Iterable[Action]) -> list[W]:
+def select_requests(kind: type[W], actions: Iterable[Action]) -> list[W]:
     """The requests of one kind, in order."""
     return [one for one in actions if isinstance(one, kind)]
 
 
-def looked_around(
+def perform_searches(
     context: RunContext, state: RunState, actions: Iterable[Action], now_s: float
 ) -> tuple[RunState, tuple[Action, ...]]:
     """The state, and what is then to be done, after what actions have looked for is found."""
     found: tuple[Action, ...] = ()
     wanted: tuple[SearchRequest | NetworksRequest, ...]
-    wanted = (*wanted_of(SearchRequest, actions), *wanted_of(NetworksRequest, actions))
+    wanted = (*select_requests(SearchRequest, actions), *select_requests(NetworksRequest, actions))
     for one in wanted:
-        state, more = step(context, state, looked_for(context, state, one), now_s)
+        state, more = step(context, state, perform_search(context, state, one), now_s)
         found += more
     return state, (*actions, *found)
 
 
-def looked_for(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> RequestDone:
+def perform_search(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> RequestDone:
     """What comes of a look at a state."""
     if isinstance(request, SearchRequest):
         return RequestDone(request=request, result=explore_sizes(context, state))
     return RequestDone(request=request, result=choose_networks(context, state))
 
 
-def scored_by_chance(context: RunContext, state: RunState) -> ProposedGeneration:
+def score_generation(context: RunContext, state: RunState) -> ProposedGeneration:
     """A generation with scores that follow from its paths alone."""
     found = (context.declared(one).network for one in list_living_lineages(context, state))
     supernet = next((one for one in found if one.choices), None)

@@ -10,7 +10,7 @@ from subfleet.protocol.messages import MESSAGES, Message, decode, encode
 from subfleet.protocol.plausible import plausible
 from subfleet.protocol.schema import from_plain, to_plain
 
-__all__ = ["NUMBERS", "distorted", "renamed", "sent", "with_number"]
+__all__ = ["NUMBERS", "distort", "rename_parts", "transmit", "with_number"]
 
 NUMBERS = (-1, 0, 1, 2**40, 2**62, 2**63 - 1, 5e-324, 1e-9, 3.4e38, 1.7976931348623157e308, -1.7e308)
 TEXTS = ("", "eve", "unknown", "x" * 64, "x" * 128, "x" * 600, "\u00e9" * 100, "section0", "{}", "[" * 200)
@@ -22,7 +22,7 @@ Place = tuple[str | int, ...]
 _GONE = object()
 
 
-def sent(message: Message) -> Message:
+def transmit(message: Message) -> Message:
     """What a server makes of a message.
 
     Raises:
@@ -32,7 +32,7 @@ def sent(message: Message) -> Message:
 
 
 @st.composite
-def distorted(draw: st.DrawFn, message: Message) -> Message | None:
+def distort(draw: st.DrawFn, message: Message) -> Message | None:
     """A message with up to three odd values, or one odd number wherever that is valid; None where it is not valid."""
     plain: Any = to_plain(message)
     places = _free(plain)
@@ -56,7 +56,7 @@ def with_number(message: Message, number: float) -> Message:
     return message
 
 
-def renamed(message: Message, text: str) -> Iterator[Message]:
+def rename_parts(message: Message, text: str) -> Iterator[Message]:
     """A message with a text in place of another one, or with one more part of that name, wherever that is valid.
 
     What stands last comes first: that an update is another one than it was is accepted once, and ends its task.
@@ -89,7 +89,7 @@ def _free(plain: Any) -> list[Place]:
 
 def _valid(message: Message, plain: Any) -> Message | None:
     try:
-        return sent(from_plain(MESSAGES[message.KIND], plain))
+        return transmit(from_plain(MESSAGES[message.KIND], plain))
     except ProtocolError:
         return None
 

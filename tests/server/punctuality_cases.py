@@ -42,11 +42,11 @@ def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> R
     return replace(state, live=replace(state.live, members=state.live.members.updated({name: member})))
 
 
-def missed(state: RunState, name: str, duty: Duty = "training") -> int:
+def count_misses(state: RunState, name: str, duty: Duty = "training") -> int:
     return get_punctuality(state, name, duty).missed
 
 
-def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
+def hand_out_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     """These tell what they can give, and whoever is chosen is sent a task."""
     for name in names or CLIENTS:
         state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)
@@ -57,7 +57,7 @@ def given_tasks(context: RunContext, state: RunState, now_s: float, *names: str)
     return state
 
 
-def trained(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
+def train_clients(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
     for name in names:
         state, _ = step(
             context,
@@ -68,7 +68,7 @@ def trained(context: RunContext, state: RunState, now_s: float, *names: str) -> 
     return state
 
 
-def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
+def aggregate_round(context: RunContext, state: RunState, now_s: float) -> RunState:
     assert state.phase == "aggregate"
     event = RequestDone(
         request=AggregationRequest(round=state.round, clients=()),
@@ -77,17 +77,17 @@ def aggregated(context: RunContext, state: RunState, now_s: float) -> RunState:
     return step(context, state, event, now_s)[0]
 
 
-def ticked(context: RunContext, state: RunState, now_s: float) -> RunState:
+def tick(context: RunContext, state: RunState, now_s: float) -> RunState:
     return step(context, state, Tick(), now_s)[0]
 
 
-def closes_after(context: RunContext, state: RunState, seconds: float) -> RunState:
+def close_after(context: RunContext, state: RunState, seconds: float) -> RunState:
     """The state after the phase has closed, neither before this time nor after it."""
     phase, entered_s = state.phase, state.live.entered_s
     if seconds:
-        state = ticked(context, state, entered_s + seconds - 0.5)
+        state = tick(context, state, entered_s + seconds - 0.5)
         assert state.phase == phase
-        state = ticked(context, state, entered_s + seconds)
+        state = tick(context, state, entered_s + seconds)
     assert state.phase != phase
     return state
 
@@ -96,8 +96,8 @@ def rounds_without_cyd(context: RunContext, count: int) -> RunState:
     """Round 1 is open and others have answered in as many rounds before; cyd in none."""
     state, now_s = measuring(context), 2.0
     for _ in range(count):
-        state = trained(context, given_tasks(context, state, now_s), now_s, *OTHERS)
+        state = train_clients(context, hand_out_tasks(context, state, now_s), now_s, *OTHERS)
         now_s += context.config.deadlines.round_s
-        state = ticked(context, state, now_s) if state.phase == "train" else state
-        state = aggregated(context, state, now_s)
+        state = tick(context, state, now_s) if state.phase == "train" else state
+        state = aggregate_round(context, state, now_s)
     return state

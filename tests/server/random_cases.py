@@ -66,7 +66,7 @@ VARIANTS: Mapping[str, AnyMethod] = {
 }
 
 
-def context_of_places(method: AnyMethod) -> tuple[RunContext, ...]:
+def build_contexts(method: AnyMethod) -> tuple[RunContext, ...]:
     limits = {"join_s": 40, "measure_s": 10, "round_s": 30, "evaluate_s": 20, "deploy_s": 20}
     settings: dict[str, Any] = {
         "rounds": 3,
@@ -84,7 +84,7 @@ def context_of_places(method: AnyMethod) -> tuple[RunContext, ...]:
     )
 
 
-def evolved_by(context: RunContext, aggregate: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
+def evolve_lineages(context: RunContext, aggregate: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
     """What an aggregation finds and leaves of networks, in which as many appear as can."""
     if context.roles.networks.evolve is None:
         return None, aggregate.lineages
@@ -93,7 +93,7 @@ def evolved_by(context: RunContext, aggregate: AggregationRequest) -> tuple[Any,
     return _split(context, aggregate) if isinstance(aggregate.memory, SattlerMemory) else _grown(context, aggregate)
 
 
-def brings(context: RunContext, place: int) -> str:
+def declare_network(context: RunContext, place: int) -> str:
     """What a client brings in place of a submodel, where the method goes by that: one of some networks."""
     return canonical_json(_NETWORKS[place]).decode() if context.roles.assigner.declarations else ""
 
@@ -165,7 +165,7 @@ def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
     return [reply.ack.status for reply in replies if reply.ack.of == message_id]
 
 
-def found_of(task: Task, samples: int) -> Evaluated:
+def build_evaluation(task: Task, samples: int) -> Evaluated:
     """What a device says of an evaluate task, or of another one; and of each path that it was to score."""
     paths = task.work.settings.population if isinstance(task.work, Evaluate) else ()
     return Evaluated(
@@ -184,7 +184,7 @@ def found_of(task: Task, samples: int) -> Evaluated:
     )
 
 
-def scores_of(task: Task, scores: tuple[CandidateScore, ...] = ()) -> Scores:
+def build_scores(task: Task, scores: tuple[CandidateScore, ...] = ()) -> Scores:
     """What a device says of a score task: these scores, or one for each program, the last one the best."""
     found = scores or tuple(CandidateScore(score=float(place)) for place in range(len(task.programs)))
     return Scores(
@@ -197,7 +197,7 @@ def scores_of(task: Task, scores: tuple[CandidateScore, ...] = ()) -> Scores:
     )
 
 
-def made_of(job: Supplied, planned: int, fails: bool) -> RequestDone:
+def complete_request(job: Supplied, planned: int, fails: bool) -> RequestDone:
     """What a job beside the loop results in, but for searches."""
     program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
     match job:
@@ -224,7 +224,7 @@ def made_of(job: Supplied, planned: int, fails: bool) -> RequestDone:
     return RequestDone(request=job, result=made)
 
 
-def update_of(context: RunContext, task: Task) -> Update:
+def build_update(context: RunContext, task: Task) -> Update:
     """What a device says of a task that it has trained."""
     return Update(
         task_id=task.task_id,
@@ -243,7 +243,7 @@ def update_of(context: RunContext, task: Task) -> Update:
     )
 
 
-def survived(state: RunState, now_s: float) -> RunState:
+def reload_state(state: RunState, now_s: float) -> RunState:
     """What the journal keeps of a state, when a server starts anew."""
     changes = list_changes(RunState(), state)
     loaded = build_state([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))

@@ -10,11 +10,11 @@ from server.coordinator_cases import (
     context_of,
     prepared,
     profile,
-    scored_by_chance,
+    score_generation,
+    select_requests,
     task,
     telemetry,
     update,
-    wanted_of,
 )
 from server.fake_device import CLASSES
 
@@ -91,34 +91,34 @@ def journal_in(folder: Path, context: RunContext) -> Journal:
     return Journal(engine, run_id, first_memory=context.roles.memory.initial)
 
 
-def made_now(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> RequestDone:
-    (wanted,) = wanted_of(GenerationRequest, actions)
-    return RequestDone(request=wanted, result=scored_by_chance(context, state))
+def complete_generation(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> RequestDone:
+    (wanted,) = select_requests(GenerationRequest, actions)
+    return RequestDone(request=wanted, result=score_generation(context, state))
 
 
-def searched(
+def run_search(
     context: RunContext, state: RunState, actions: tuple[Action, ...]
 ) -> tuple[RunState, list[CloseGeneration]]:
     """The state after the whole search by the server, and what was recorded of it."""
     closed = list[CloseGeneration]()
     while state.phase == "search":
-        made = made_now(context, state, actions)
+        made = complete_generation(context, state, actions)
         state, actions = step(context, state, made, 6.0)
         closed += [one for one in actions if isinstance(one, CloseGeneration)]
     return state, closed
 
 
-def sent(state: RunState, actions: tuple[Action, ...], context: RunContext, now_s: float) -> RunState:
+def send_scoring_tasks(state: RunState, actions: tuple[Action, ...], context: RunContext, now_s: float) -> RunState:
     """Everybody who is to score has its task."""
     program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
-    for wanted in wanted_of(EvaluationRequest, actions):
+    for wanted in select_requests(EvaluationRequest, actions):
         facts = ProgramFacts(planned_peak_bytes=1000)
         made: Event = RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
         state, _ = step(context, state, made, now_s)
     return state
 
 
-def scored(
+def report_scores(
     state: RunState, context: RunContext, name: str, accuracies: tuple[float, ...], labels: int = HELD_OUT
 ) -> Evaluated:
     given = task(state, name)

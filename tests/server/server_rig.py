@@ -106,11 +106,11 @@ class HandClock:
 class Notes:
     """An observer that remembers."""
 
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
     def round_finished(self, record: RoundRecord) -> None:
         self.records.append(record)

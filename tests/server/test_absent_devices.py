@@ -70,7 +70,7 @@ def test_devices_that_are_gone_open_no_round_and_delay_none(tmp_path: Path) -> N
         world.devices[name].open()
     world.run(turns=100)
     assert rows(world.server) == [{"ada": "aggregated", "bob": "aggregated"}]
-    assert not [said for said in world.notes.said if any(name in said for name in GONE)]
+    assert not [said for said in world.notes.messages if any(name in said for name in GONE)]
 
 
 @pytest.fixture(params=["embedded", "mosquitto"])

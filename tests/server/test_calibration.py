@@ -19,9 +19,9 @@ from server.coordinator_cases import (
     prepared,
     refusal,
     replies,
+    select_requests,
     telemetry,
     update,
-    wanted_of,
 )
 from server.fake_device import small_change
 from server.server_rig import MODEL, World, config, fleet
@@ -108,7 +108,7 @@ def measured_round(context: RunContext, number: int = 1) -> tuple[RunState, tupl
 def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains(method: AnyMethod) -> None:
     context = context_of(**calibrating(rounds=1, method=method, clients_per_round=1))
     state, asked = measured_round(context, 2)
-    assert [one.student for one in wanted_of(TaskRequest, asked)] == [None] * 3, "no candidates, no student"
+    assert [one.student for one in select_requests(TaskRequest, asked)] == [None] * 3, "no candidates, no student"
     for name in CLIENTS:
         state, (sent,) = step(context, state, prepared(context, state, name), 2.0)
         assert isinstance(sent, SendTask)

@@ -10,7 +10,7 @@ import pytest
 from server.coordinator_cases import (
     CLIENTS,
     context_of,
-    joined,
+    join_client,
     measuring,
     prepared,
     profile,
@@ -145,7 +145,7 @@ def test_fewer_devices_than_a_round_begins_with_end_no_run() -> None:
 
 def test_a_healthy_device_that_joins_before_the_second_attempt_has_ended_brings_the_run_on() -> None:
     state = attempt(PLAN, measuring(PLAN), all_say("data"))
-    state = joined(PLAN, state, "dan", state.live.entered_s)
+    state = join_client(PLAN, state, "dan", state.live.entered_s)
     state = attempt(PLAN, state, {**all_say("data"), "dan": ("memory", "not now")})
     assert state.phase == "waiting"
     for _ in range(2):
@@ -272,7 +272,7 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
         (run,) = httpx.get(f"{url}/api/runs").json()
     assert (run["phase"], run["failure"]) == ("failed", failure)
-    (said,) = [said for said in world.notes.said if said.endswith("it is attempted again in 1 s")]
+    (said,) = [said for said in world.notes.messages if said.endswith("it is attempted again in 1 s")]
     assert "refused: diverged" in said
     broken = False
     world.kill_server()

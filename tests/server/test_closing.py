@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from server.coordinator_cases import context_of, joined, prepared, telemetry, update
+from server.coordinator_cases import context_of, join_client, prepared, telemetry, update
 
 from subfleet.journal.database import open_database
 from subfleet.journal.journal import Journal, begin_run
@@ -34,7 +34,7 @@ def context(names: Sequence[str] = FOUR, *, outliers: Any = "exclude", **more: A
 def answered(context: RunContext, state: RunState, names: Sequence[str], now_s: float) -> RunState:
     """The open round is announced, and all have told what they can give."""
     for name in names:
-        state = joined(context, state, name, now_s)
+        state = join_client(context, state, name, now_s)
     assert state.phase == "measure"
     for name in names:
         state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)

@@ -8,18 +8,18 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from matrices import examples
-from server.coordinator_cases import CLIENTS, looked_for, profile, scored_by_chance, telemetry
+from server.coordinator_cases import CLIENTS, perform_search, profile, score_generation, telemetry
 from server.random_cases import (
     VARIANTS,
     answers,
-    brings,
-    context_of_places,
-    evolved_by,
-    found_of,
-    made_of,
-    scores_of,
-    survived,
-    update_of,
+    build_contexts,
+    build_evaluation,
+    build_scores,
+    build_update,
+    complete_request,
+    declare_network,
+    evolve_lineages,
+    reload_state,
 )
 from server.server_rig import MODEL, estimates_of
 
@@ -116,7 +116,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(name=names, place=st.integers(0, 2))
     def profile(self, name: str, place: int = 0) -> None:
         shape = self.context.config.model.input_shape
-        brought = brings(self.context, place)
+        brought = declare_network(self.context, place)
         self.apply(replace(profile(name), held_out_count=HELD_OUT, input_shape=shape, network=brought))
 
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
@@ -154,11 +154,11 @@ class Fleet(RuleBasedStateMachine):
 
     def made(self, job: Request, planned: int, fails: bool) -> RequestDone:
         if isinstance(job, work.GenerationRequest):
-            return RequestDone(request=job, result=scored_by_chance(self.context, self.seen[job]))
+            return RequestDone(request=job, result=score_generation(self.context, self.seen[job]))
         if isinstance(job, work.SearchRequest | work.NetworksRequest):
-            return looked_for(self.context, self.seen[job], job)
+            return perform_search(self.context, self.seen[job], job)
         assert not isinstance(job, work.CheckRequest | AggregationRequest)
-        return made_of(job, planned, fails)
+        return complete_request(job, planned, fails)
 
     @rule(data=st.data(), stored=st.booleans())
     @precondition(lambda self: self.tasks)
@@ -171,7 +171,7 @@ class Fleet(RuleBasedStateMachine):
             self.answer(task, stored=True)
 
     def answer(self, task: Task, stored: bool) -> None:
-        update = update_of(self.context, task)
+        update = build_update(self.context, task)
         self.apply(Tick())  # as below
         clients = self.state.clients
         actions = self.apply(
@@ -195,7 +195,7 @@ class Fleet(RuleBasedStateMachine):
     def find(self, task: Task, samples: int) -> None:
         """What it finds counts once, and not what no device can find."""
         self.apply(Tick())  # as below
-        found, clients = found_of(task, samples), self.state.clients
+        found, clients = build_evaluation(task, samples), self.state.clients
         (status,) = answers(self.apply(found), found.message_id)
         if status == "accepted":
             accepted = self.scored if found.scores else self.found
@@ -210,12 +210,12 @@ class Fleet(RuleBasedStateMachine):
     def score(self, data: st.DataObject, missing: bool, short: int) -> None:
         task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id)))
         found = CandidateScore(score=None, reason="no") if missing else CandidateScore(score=1.0)
-        self.say(task, scores_of(task, (found,) * max(len(task.programs) - short, 1)))
+        self.say(task, build_scores(task, (found,) * max(len(task.programs) - short, 1)))
 
     @rule()
     def score_all(self) -> None:
         for task in list(self.tasks.values()):
-            self.say(task, scores_of(task))
+            self.say(task, build_scores(task))
 
     def say(self, task: Task, scores: Scores) -> None:
         self.apply(Tick())  # what is due since a restart is done, whatever is said now
@@ -264,7 +264,7 @@ class Fleet(RuleBasedStateMachine):
             assert client.update is not None
             assert self.accepted[client.update.task_id] == client.update
             assert self.counted.setdefault(client.update.task_id, aggregate.round) == aggregate.round
-        seen, lineages = evolved_by(self.context, aggregate)
+        seen, lineages = evolve_lineages(self.context, aggregate)
         result = work.AggregatedRound(
             accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}, observation=seen, lineages=lineages
         )
@@ -279,7 +279,7 @@ class Fleet(RuleBasedStateMachine):
         for _ in range(2):  # scores come before training
             self.prepare_all()
             for task in self.open_tasks():
-                self.say(task, scores_of(task))
+                self.say(task, build_scores(task))
         self.prepare_all()
         for task in self.open_tasks():
             self.answer(task, stored=True)
@@ -302,7 +302,7 @@ class Fleet(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """What survives is what the journal keeps."""
-        self.state = survived(self.state, self.now_s)
+        self.state = reload_state(self.state, self.now_s)
         self.jobs.clear()
         self.aggregate = None
         for action in list_resume_actions(self.context, self.state):
@@ -395,6 +395,6 @@ class Fleet(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_random_events_keep_the_invariants(name: str) -> None:
     class FleetOfMethod(Fleet):
-        every_context = context_of_places(VARIANTS[name])
+        every_context = build_contexts(VARIANTS[name])
 
     run_state_machine_as_test(FleetOfMethod, settings=examples(6, stateful_step_count=50, deadline=None))

@@ -9,18 +9,18 @@ from server.coordinator_cases import (
     CLIENTS,
     context_of,
     deployed,
-    joined,
+    join_client,
     measuring,
     prepared,
     profile,
     refusal,
     replies,
+    select_requests,
     size_of,
     task_failed,
     telemetry,
     training,
     update,
-    wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
 
@@ -56,7 +56,7 @@ def _deploying() -> RunState:
     )
     context = context_of(rounds=1)
     state, actions = step(context, state, aggregated, 6.0)
-    assert [one.participant.client_id for one in wanted_of(ModelsRequest, actions)] == list(CLIENTS)
+    assert [one.participant.client_id for one in select_requests(ModelsRequest, actions)] == list(CLIENTS)
     return state
 
 
@@ -69,14 +69,14 @@ def test_a_round_opens_when_enough_clients_are_there() -> None:
     state = RunState()
     for place, name in enumerate(CLIENTS):
         assert state.phase == "waiting"
-        state = joined(PLAN, state, name, 1.0)
+        state = join_client(PLAN, state, name, 1.0)
         assert state.phase == ("measure" if place == len(CLIENTS) - 1 else "waiting")
     assert state.round == 1
 
 
 def test_too_few_clients_fail_at_the_deadline() -> None:
     context = context_of(deadlines=Deadlines(join_s=10))
-    state = joined(context, RunState(), "ada", 1.0)
+    state = join_client(context, RunState(), "ada", 1.0)
     assert step(context, state, Tick(), 9.9)[0].phase == "waiting"
     state, _ = step(context, state, Tick(), 10.0)
     assert state.phase == "failed"
@@ -112,7 +112,7 @@ def test_tasks_are_prepared_when_everyone_has_answered() -> None:
     assert state.phase == "measure"
     state, actions = step(PLAN, state, telemetry(PLAN, CLIENTS[-1]), 2.0)
     assert state.phase == "train"
-    assert [one.participant.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
+    assert [one.participant.client_id for one in select_requests(TaskRequest, actions)] == list(CLIENTS)
 
 
 def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused() -> None:
@@ -138,7 +138,7 @@ def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
     state, _ = step(PLAN, RunState(), Presence(client_id="ada", session_id="ada-1", online=True), 1.0)
     state, _ = step(PLAN, state, replace(profile("ada"), packing_width=width), 1.0)
     for name in CLIENTS[1:]:
-        state = joined(PLAN, state, name, 1.0)
+        state = join_client(PLAN, state, name, 1.0)
     for name in CLIENTS:
         state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     most_bytes = PLENTY_BYTES - more_bytes
@@ -163,7 +163,7 @@ def test_a_program_that_plans_too_much_leads_to_the_next_smaller_submodel() -> N
     fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
     assert fitting.clients["ada"].stage == "out"
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert [given(one) for one in wanted_of(TaskRequest, actions)] == [(0, sizes[place - 1])]
+    assert [given(one) for one in select_requests(TaskRequest, actions)] == [(0, sizes[place - 1])]
     for _ in range(place):
         state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
     assert state.clients["ada"].stage == "skipped"
@@ -256,7 +256,7 @@ def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() 
     smaller = sizes[sizes.index(size_of(state.clients["ada"])) - 1]
     state, actions = step(PLAN, state, first, 3.0)
     assert replies(actions) == ["accepted"]
-    assert [given(one) for one in wanted_of(TaskRequest, actions)] == [(1, smaller)]
+    assert [given(one) for one in select_requests(TaskRequest, actions)] == [(1, smaller)]
     again, actions = step(PLAN, state, first, 3.0)
     assert (replies(actions), again.clients) == (["duplicate"], state.clients)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
@@ -292,7 +292,7 @@ def test_a_client_past_its_lease_is_waited_for_in_a_strict_run_alone() -> None:
         context = context_of(quorum=quorum, min_clients=2, deadlines=Deadlines(lease_s=10.0, measure_s=100.0))
         state = RunState()
         for name, heard_s in (("cyd", 0.0), ("ada", 9.0), ("bob", 9.0)):
-            state = joined(context, state, name, heard_s)
+            state = join_client(context, state, name, heard_s)
         state = replace(
             state, at=Measuring(), round=1, live=replace(state.live, entered_s=9.0), clients=MappingProxyType({})
         )
@@ -336,7 +336,7 @@ def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
     for _ in range(4):
         assert state.phase == "deploy"
         state, actions = step(context, state, Tick(), 6.0)
-        wanted = [one.participant.client_id for one in wanted_of(ModelsRequest, actions)]
+        wanted = [one.participant.client_id for one in select_requests(ModelsRequest, actions)]
         assert (len(wanted), any(isinstance(action, GoOn) for action in actions)) in {
             (AT_ONCE, True),
             (1, False),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.coordinator_cases import measuring, written_ahead
+from server.coordinator_cases import measuring, program_result
 from server.server_rig import World, config, fleet
 from server.test_export_queue import RequestedPrograms, aggregated, asked, is_aggregating, trained, wishing, written
 
@@ -41,7 +41,7 @@ def test_rounds_that_are_played_again_give_programs_when_they_were_given() -> No
     given = []
     for number in (1, 2, 3):
         if number == 2:
-            state, _ = step(context, state, written_ahead(state, slow, 1), 3.0)
+            state, _ = step(context, state, program_result(state, slow, 1), 3.0)
         state, _ = aggregated(context, trained(context, state)[0])
         state, _ = asked(context, state)
         given.append([client.size for client in state.clients.values()])
@@ -67,7 +67,7 @@ def test_rounds_that_are_played_again_give_programs_when_they_were_given() -> No
     late, _ = asked(again, aggregated(again, late)[0])
     late, actions = trained(again, late)
     assert not is_aggregating(actions), "it was after the second"
-    late, actions = step(again, late, written_ahead(late, slow, 1), 3.5)
+    late, actions = step(again, late, program_result(late, slow, 1), 3.5)
     assert is_aggregating(actions)
     late, _ = asked(again, aggregated(again, late)[0])
     assert [client.size for client in late.clients.values()] == given[1]

@@ -9,13 +9,13 @@ import pytest
 from server.coordinator_cases import (
     CLIENTS,
     context_of,
-    looked_around,
     measuring,
+    perform_searches,
     prepared,
     profile,
     refusal,
+    select_requests,
     telemetry,
-    wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
 from server.server_rig import World, config, fleet
@@ -52,7 +52,7 @@ def declared(context: RunContext, *sizes: Architecture | None) -> RunState:
 def assigned(context: RunContext, state: RunState, memory_bytes: int = PLENTY_BYTES) -> RunState:
     for name in CLIENTS:
         state, actions = step(context, state, telemetry(context, name, 1, memory_bytes), 2.0)
-        state, _ = looked_around(context, state, actions, 2.0)
+        state, _ = perform_searches(context, state, actions, 2.0)
     assert state.phase == "train"
     return state
 
@@ -144,7 +144,7 @@ def test_what_does_not_fit_now_is_left_out_and_never_shrunk() -> None:
 def test_a_program_that_plans_too_much_leaves_the_device_out_with_the_reason() -> None:
     state = assigned(PLAN, declared(PLAN, PLAN.space[-1], PLAN.space[0], PLAN.space[0]))
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert not wanted_of(TaskRequest, actions)
+    assert not select_requests(TaskRequest, actions)
     assert not any(isinstance(action, SendTask) for action in actions)
     assert state.clients["ada"].reason == (
         f"its declared architecture, {PLAN.space[-1].name!r}, needs more memory than the budget of {PLENTY_BYTES}, as "
@@ -158,7 +158,7 @@ def test_a_refusal_of_it_is_final_in_its_round(reason: Any) -> None:
     state, _ = step(PLAN, state, prepared(PLAN, state, "ada"), 2.0)
     answer = replace(refusal(PLAN, state, "ada", 1000), reason=reason)
     state, actions = step(PLAN, state, answer, 3.0)
-    assert not wanted_of(TaskRequest, actions)
+    assert not select_requests(TaskRequest, actions)
     assert (state.clients["ada"].stage, state.clients["ada"].reason) == ("refused", f"{reason}: as told")
 
 
@@ -169,7 +169,7 @@ def test_one_that_is_declared_anew_counts_from_the_next_announcement_on() -> Non
     state, _ = step(PLAN, state, anew, 2.0)
     for name in CLIENTS[1:]:
         state, actions = step(PLAN, state, telemetry(PLAN, name), 2.0)
-        state, _ = looked_around(PLAN, state, actions, 2.0)
+        state, _ = perform_searches(PLAN, state, actions, 2.0)
     assert state.clients["ada"].size == PLAN.space[0], "what it said before it was measured"
 
 

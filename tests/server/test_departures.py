@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from server.coordinator_cases import context_of, joined, profile, training
+from server.coordinator_cases import context_of, join_client, profile, training
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
@@ -152,7 +152,7 @@ def test_a_server_tells_the_screen_and_goes_on_without_who_has_said_goodbye(tmp_
     gone = world.devices.pop("cyd")
     gone.send(Presence(client_id="cyd", session_id=gone.session_id, online=False, reason="it was stopped"))
     world.run(turns=100)
-    assert f"client cyd is away: {WHY}" in world.notes.said
+    assert f"client cyd is away: {WHY}" in world.notes.messages
     assert {row.client_id: row.status for row in world.server.result().rounds[0].clients} == {
         "ada": "aggregated",
         "bob": "aggregated",
@@ -164,7 +164,7 @@ def test_when_the_run_is_over_nobody_is_told_that_everyone_leaves(tmp_path: Path
     engine = open_database(tmp_path)
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     context = replace(STRICT, run_id=run_id)
-    state = joined(context, RunState(), "eve", 1.0)
+    state = join_client(context, RunState(), "eve", 1.0)
     state, _ = step(context, replace(state, at=Finished()), word("eve", reason="the run is over"), 2.0)
     assert list(Attendance(context, Journal(engine, run_id)).check(state, 3.0)) == []
     assert [one.reason for one in Journal(engine, run_id).absences().values()] == ["it said goodbye (the run is over)"]

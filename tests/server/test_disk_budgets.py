@@ -8,8 +8,8 @@ from server.coordinator_cases import (
     CLIENTS,
     blob,
     context_of,
-    looked_around,
     measuring,
+    perform_searches,
     prepared,
     refusal,
     size_of,
@@ -62,7 +62,7 @@ def assigned(
             told = replace(told, disk_budget_bytes=disk_bytes, reading=reading)
         state, actions = step(context, state, told, 2.0)
         found += actions
-    return looked_around(context, state, found, 2.0)
+    return perform_searches(context, state, found, 2.0)
 
 
 def made(context: RunContext, state: RunState, name: str, program_bytes: int) -> tuple[RunState, tuple[Action, ...]]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.coordinator_cases import CLIENTS, blob, context_of, prepared, profile, telemetry, update, wanted_of
-from server.random_cases import answers, found_of
+from server.coordinator_cases import CLIENTS, blob, context_of, prepared, profile, select_requests, telemetry, update
+from server.random_cases import answers, build_evaluation
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
@@ -88,7 +88,7 @@ def made(wanted: EvaluationRequest, planned_bytes: int = 1000) -> Event:
 def given_out(context: RunContext = CONTEXT, **held_out: int) -> RunState:
     """Everybody who is asked has its task since second 6."""
     state, actions = asked(context, **held_out)
-    for wanted in wanted_of(EvaluationRequest, actions):
+    for wanted in select_requests(EvaluationRequest, actions):
         state, _ = step(context, state, made(wanted), 6.0)
     return state
 
@@ -100,7 +100,7 @@ def task(state: RunState, name: str) -> Task:
 
 
 def said(context: RunContext, state: RunState, name: str, now_s: float = 7.0, **changes: Any) -> Outcome:
-    return step(context, state, replace(found_of(task(state, name), HELD_OUT), **changes), now_s)
+    return step(context, state, replace(build_evaluation(task(state, name), HELD_OUT), **changes), now_s)
 
 
 def closed(actions: tuple[Action, ...]) -> CloseEvaluation:
@@ -140,9 +140,9 @@ def test_it_is_due_after_each_so_many_rounds_and_after_the_last(evaluation: Eval
 def test_only_those_with_held_out_data_who_are_there_are_asked() -> None:
     state, actions = asked(ada=HELD_OUT, cyd=HELD_OUT)
     assert state.phase == "evaluate"
-    assert [one.participant.client_id for one in wanted_of(EvaluationRequest, actions)] == ["ada", "cyd"]
+    assert [one.participant.client_id for one in select_requests(EvaluationRequest, actions)] == ["ada", "cyd"]
     nobody, actions = aggregated(CONTEXT, {})
-    assert (nobody.phase, wanted_of(EvaluationRequest, actions)) == ("measure", [])
+    assert (nobody.phase, select_requests(EvaluationRequest, actions)) == ("measure", [])
 
 
 def test_a_task_brings_the_submodel_that_the_client_would_be_given_for_good() -> None:
@@ -175,7 +175,7 @@ def test_a_few_are_asked_in_each_step_and_each_once() -> None:
     found = []
     for _ in range(6):
         state, actions = step(context, state, Tick(), 6.0)
-        wanted = [one.participant.client_id for one in wanted_of(EvaluationRequest, actions)]
+        wanted = [one.participant.client_id for one in select_requests(EvaluationRequest, actions)]
         assert len(wanted) <= AT_ONCE
         found += wanted
     assert found == [*names]
@@ -193,7 +193,7 @@ def test_the_phase_ends_when_all_have_answered_and_each_counts_once() -> None:
         again, actions = said(CONTEXT, state, name, loss=9.0)
         assert answers(actions, f"evaluated.{task(state, name).task_id}.{HELD_OUT}") == ["duplicate"]
         assert again.clients == state.clients
-    last = found_of(task(state, CLIENTS[-1]), HELD_OUT)
+    last = build_evaluation(task(state, CLIENTS[-1]), HELD_OUT)
     state, actions = step(CONTEXT, state, last, 8.0)
     assert told(actions) == dict.fromkeys(CLIENTS, "evaluated")
     assert state.phase == "measure"
@@ -272,7 +272,7 @@ def test_a_refusal_ends_the_client_and_says_nothing_of_the_program_that_trains()
 
 def test_what_cannot_be_made_or_does_not_fit_leaves_a_client_out() -> None:
     state, actions = asked()
-    ada, bob, cyd = wanted_of(EvaluationRequest, actions)
+    ada, bob, cyd = select_requests(EvaluationRequest, actions)
     state, _ = step(CONTEXT, state, RequestFailed(request=ada, reason="export failed: no"), 6.0)
     state, _ = step(CONTEXT, state, made(bob, 10**12), 6.0)
     state, _ = step(CONTEXT, state, made(cyd), 6.0)
@@ -327,7 +327,7 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     run_id = begin_run(engine, name="test", settings="{}", round_count=3)
     journal = Journal(engine, run_id)
     state, actions = asked()
-    wanted = wanted_of(EvaluationRequest, actions)
+    wanted = select_requests(EvaluationRequest, actions)
     early, _ = step(CONTEXT, state, made(wanted[0]), 6.0)
     done, _ = said(CONTEXT, early, "ada")
     part, _ = step(CONTEXT, done, made(wanted[1]), 6.0)
@@ -336,7 +336,7 @@ def test_the_journal_keeps_what_is_under_way_and_what_was_found(tmp_path: Path) 
     assert (found.phase, found.clients, found.evaluated) == ("evaluate", part.clients, {})
     again = list_resume_actions(CONTEXT, found)
     assert [action.task for action in again if isinstance(action, SendTask)] == [task(part, "bob")]
-    assert wanted_of(EvaluationRequest, again) == [wanted[2]]
+    assert select_requests(EvaluationRequest, again) == [wanted[2]]
     late, actions = step(CONTEXT, part, Tick(), 5.0 + CONTEXT.config.deadlines.evaluate_s)
     close = closed(actions)
     journal.save(part, late, close=close, record=build_evaluation_record(CONTEXT, close, Traffic(Topics("main"))))

@@ -10,15 +10,15 @@ import pytest
 from server.coordinator_cases import (
     CLIENTS,
     context_of,
-    looked_around,
     measuring,
+    perform_searches,
     prepared,
+    program_result,
     refusal,
     request_program,
+    select_requests,
     telemetry,
     update,
-    wanted_of,
-    written_ahead,
 )
 from server.methods.method_cases import QUICK
 from server.server_rig import search_of
@@ -81,8 +81,8 @@ def asked(context: RunContext, state: RunState, now_s: float = 2.0) -> tuple[Run
         state, actions = step(context, state, telemetry(context, name, state.round), now_s)
         found += actions
     assert state.phase == "train"
-    state, found = looked_around(context, state, found, now_s)
-    return state, [one.program for one in wanted_of(ProgramRequest, found)]
+    state, found = perform_searches(context, state, found, now_s)
+    return state, [one.program for one in select_requests(ProgramRequest, found)]
 
 
 def _estimate_bytes(context: RunContext, size: Architecture | None) -> int:
@@ -121,7 +121,7 @@ def written(context: RunContext, state: RunState, *, trainable: bool = True) -> 
     """All of the queue is written, as planned by cost estimates; or the target can train none of it."""
     for queued in state.queue:
         peak_bytes = _estimate_bytes(context, queued.size) if trainable else None
-        state, _ = step(context, state, written_ahead(state, queued, peak_bytes), 3.0)
+        state, _ = step(context, state, program_result(state, queued, peak_bytes), 3.0)
     return state
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_begun_twice_whatever_is_under_way_or_written() -> None:
     state, more = asked(context, state)
     assert places(context, state.queue) == [1, 2], "the first is still under way"
     assert places(context, [*begun, *more]) == [1, 2]
-    state, _ = step(context, state, written_ahead(state, begun[0], 1000), 3.0)
+    state, _ = step(context, state, program_result(state, begun[0], 1000), 3.0)
     state, _ = aggregated(context, trained(context, state)[0])
     state, last = asked(context, state)
     assert places(context, last) == [3]
@@ -195,7 +195,7 @@ def test_a_program_counts_from_the_next_round_on() -> None:
     requested_programs = RequestedPrograms(ada=2, bob=2, cyd=2)
     context = wishing(requested_programs)
     state, (queued,) = asked(context, measuring(context))
-    state, _ = step(context, state, written_ahead(state, queued, 777), 3.0)
+    state, _ = step(context, state, program_result(state, queued, 777), 3.0)
     assert (state.queue, state.written[queued.key].facts.planned_peak_bytes, state.written[queued.key].run_attempt) == (
         (),
         777,
@@ -231,9 +231,9 @@ def test_what_was_never_queued_is_not_taken_for_written() -> None:
     context = wishing(RequestedPrograms(ada=2))
     state, (queued,) = asked(context, measuring(context))
     stray = replace(queued, target="executorch")
-    assert step(context, state, written_ahead(state, stray, 1), 3.0) == (state, ())
-    once, _ = step(context, state, written_ahead(state, queued, 1), 3.0)
-    assert step(context, once, written_ahead(state, queued, 2), 3.0) == (once, ())
+    assert step(context, state, program_result(state, stray, 1), 3.0) == (state, ())
+    once, _ = step(context, state, program_result(state, queued, 1), 3.0)
+    assert step(context, once, program_result(state, queued, 2), 3.0) == (once, ())
 
 
 def is_aggregating(actions: tuple[Action, ...]) -> bool:
@@ -245,9 +245,9 @@ def test_a_strict_round_waits_for_the_queue_and_ends_with_its_last_program() -> 
     state, exports = asked(context, measuring(context))
     state, actions = trained(context, state)
     assert (state.phase, is_aggregating(actions)) == ("train", False)
-    state, actions = step(context, state, written_ahead(state, exports[0], 1), 5.0)
+    state, actions = step(context, state, program_result(state, exports[0], 1), 5.0)
     assert (state.phase, is_aggregating(actions)) == ("train", False)
-    state, actions = step(context, state, written_ahead(state, exports[1], 1), 6.0)
+    state, actions = step(context, state, program_result(state, exports[1], 1), 6.0)
     assert (state.phase, is_aggregating(actions)) == ("aggregate", True)
 
 
@@ -300,8 +300,8 @@ def _told(context: RunContext, state: RunState, budgets: Mapping[str, int]) -> t
         event = telemetry(context, name, state.round, memory_bytes=budgets[name])
         state, actions = step(context, state, event, 2.0)
         found += actions
-    state, found = looked_around(context, state, found, 2.0)
-    return state, [one.program for one in wanted_of(ProgramRequest, found)]
+    state, found = perform_searches(context, state, found, 2.0)
+    return state, [one.program for one in select_requests(ProgramRequest, found)]
 
 
 BUDGETS = {"ada": 13_000, "bob": 9_000, "cyd": 16_000}
@@ -367,10 +367,10 @@ def test_a_server_that_starts_again_goes_on_writing(phase: str) -> None:
     state, exports = asked(context, measuring(context))
     state, _ = trained(context, state)
     assert state.phase == phase
-    found = [one.program for one in wanted_of(ProgramRequest, list_resume_actions(context, state))]
+    found = [one.program for one in select_requests(ProgramRequest, list_resume_actions(context, state))]
     assert found == exports
-    state, _ = step(context, state, written_ahead(state, exports[0], 1), 5.0)
-    found = [one.program for one in wanted_of(ProgramRequest, list_resume_actions(context, state))]
+    state, _ = step(context, state, program_result(state, exports[0], 1), 5.0)
+    found = [one.program for one in select_requests(ProgramRequest, list_resume_actions(context, state))]
     assert found == exports[1:]
 
 
@@ -381,7 +381,7 @@ def test_the_journal_gives_back_pool_plans_and_queue_and_the_search_goes_on_alik
     run_id = begin_run(engine, name="test", settings="{}", round_count=2)
     journal = Journal(engine, run_id)
     state = _searched_once(context)
-    state, _ = step(context, state, written_ahead(state, state.queue[0], 5000), 3.0)
+    state, _ = step(context, state, program_result(state, state.queue[0], 5000), 3.0)
     assert state.pool
     assert state.queue
     journal.save(RunState(), state)

@@ -6,7 +6,7 @@ import pytest
 from server.coordinator_cases import (
     CLIENTS,
     context_of,
-    joined,
+    join_client,
     measuring,
     prepared,
     telemetry,
@@ -16,12 +16,12 @@ from server.punctuality_cases import (
     DEADLINES,
     OTHERS,
     after_misses,
-    aggregated,
-    closes_after,
-    given_tasks,
-    missed,
-    ticked,
-    trained,
+    aggregate_round,
+    close_after,
+    count_misses,
+    hand_out_tasks,
+    tick,
+    train_clients,
     with_record,
 )
 from server.test_calibration import calibrating
@@ -47,7 +47,7 @@ def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, want
     context = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, clients_per_round=wanted, **settings)
     state = measuring(context)
     for name in ("dan", "eve", "fay"):
-        state = joined(context, state, name, 1.0)
+        state = join_client(context, state, name, 1.0)
     everyone, extras = (*CLIENTS, "dan", "eve", "fay"), ("cyd", "dan", "eve")
     for name, count in zip(extras, (2, 8, 9), strict=True):
         state = with_record(state, name, "training", after_misses(count))
@@ -57,10 +57,10 @@ def test_extras_are_asked_beside_those_that_are_wanted(method: Oort | None, want
             state.live, members=PersistentMap({name: state.live.members[name] for name in ("ada", "bob", "fay")})
         ),
     )
-    state = given_tasks(context, state, 2.0, *everyone)
+    state = hand_out_tasks(context, state, 2.0, *everyone)
     chosen = {name for name, client in state.clients.items() if client.stage == "out"}
     assert len(chosen & set(extras)) == wanted
-    without = given_tasks(context, plain, 2.0, "ada", "bob", "fay")
+    without = hand_out_tasks(context, plain, 2.0, "ada", "bob", "fay")
     assert chosen - set(extras) == {name for name, client in without.clients.items() if client.stage == "out"}
     assert len(chosen) == 2 * wanted
 
@@ -76,7 +76,7 @@ def test_where_only_extras_are_there_the_method_chooses_among_them() -> None:
     state = measuring(context)
     for name in CLIENTS:
         state = with_record(state, name, "training", after_misses(2))
-    state = given_tasks(context, state, 2.0)
+    state = hand_out_tasks(context, state, 2.0)
     assert found == [CLIENTS]
     assert {name for name, client in state.clients.items() if client.stage == "out"} == {"bob", "cyd"}
 
@@ -85,16 +85,16 @@ def test_all_take_part_in_a_round_that_measures_norms() -> None:
     context = context_of(
         **calibrating(min_clients=2, rounds=4, calibrate_every=1, deadlines=DEADLINES, clients_per_round=1)
     )
-    state = given_tasks(context, measuring(context), 2.0)
+    state = hand_out_tasks(context, measuring(context), 2.0)
     (drawn,) = (name for name, client in state.clients.items() if client.stage == "out")
-    state = aggregated(context, trained(context, state, 3.0, drawn), 4.0)
+    state = aggregate_round(context, train_clients(context, state, 3.0, drawn), 4.0)
     assert context.config.calibrates(state.round)
     for name in ("bob", "cyd"):
         state = with_record(state, name, "training", after_misses(2))
-    state = given_tasks(context, state, 5.0)
+    state = hand_out_tasks(context, state, 5.0)
     assert {client.stage for client in state.clients.values()} == {"out"}
-    state = trained(context, state, 6.0, "ada")
-    assert (state.phase, missed(state, "cyd")) == ("aggregate", 3)
+    state = train_clients(context, state, 6.0, "ada")
+    assert (state.phase, count_misses(state, "cyd")) == ("aggregate", 3)
 
 
 # --- telemetry ----------------------------------------------------------------------------------------------------
@@ -124,11 +124,17 @@ def test_an_announcement_waits_for_telemetry_until_its_deadline_once_and_a_quart
     for count, (seconds, reason) in enumerate((LATE, second, third), 1):
         assert state.phase == "measure"
         state = untold(context, state, state.live.entered_s)
-        state = closes_after(context, state, seconds) if seconds else state
-        assert (state.phase, state.clients["cyd"].reason, missed(state, "cyd", "telemetry")) == ("train", reason, count)
+        state = close_after(context, state, seconds) if seconds else state
+        assert (state.phase, state.clients["cyd"].reason, count_misses(state, "cyd", "telemetry")) == (
+            "train",
+            reason,
+            count,
+        )
         for name in OTHERS:
             state, _ = step(context, state, prepared(context, state, name), state.live.entered_s)
-        state = aggregated(context, trained(context, state, state.live.entered_s, *OTHERS), state.live.entered_s + 1)
+        state = aggregate_round(
+            context, train_clients(context, state, state.live.entered_s, *OTHERS), state.live.entered_s + 1
+        )
         state, _ = step(
             context, state, Presence(client_id="cyd", session_id="cyd-1", online=True), state.live.entered_s
         )
@@ -143,16 +149,16 @@ def test_telemetry_makes_up_for_what_was_missed() -> None:
 
 
 def test_an_announcement_that_nobody_answers_is_missed_by_nobody() -> None:
-    state = ticked(CONTEXT, measuring(CONTEXT), 31.0)
+    state = tick(CONTEXT, measuring(CONTEXT), 31.0)
     assert not state.clients
-    assert [missed(state, name, "telemetry") for name in CLIENTS] == [0, 0, 0]
+    assert [count_misses(state, name, "telemetry") for name in CLIENTS] == [0, 0, 0]
 
 
 def test_where_only_extras_are_there_an_announcement_waits_until_its_deadline() -> None:
     state = measuring(CONTEXT)
     for name in CLIENTS:
         state = with_record(state, name, "telemetry", after_misses(2))
-    state = ticked(CONTEXT, state, 30.5)
+    state = tick(CONTEXT, state, 30.5)
     assert state.phase == "measure"
     state, _ = step(CONTEXT, state, telemetry(CONTEXT, "cyd"), 30.5)
     assert state.phase == "train"

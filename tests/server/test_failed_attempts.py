@@ -319,7 +319,7 @@ def test_no_round_is_burnt_while_memory_is_short_and_the_logs_go_on(tmp_path: Pa
     first, second = ({row.architecture_id for row in record.clients} for record in result.rounds)
     assert first != second
     begins = "round 1 left nothing to aggregate (ada, bob, cyd skipped:"
-    lines = [said for said in world.notes.said if said.startswith(begins)]
+    lines = [said for said in world.notes.messages if said.startswith(begins)]
     assert len(lines) == 12
     assert all(said.endswith("; it is attempted again at once") for said in lines)
 

@@ -10,8 +10,8 @@ import pytest
 from server.coordinator_cases import (
     blob,
     refusal,
+    select_requests,
     task,
-    wanted_of,
 )
 from server.fake_device import CLASSES
 from server.searching_cases import (
@@ -21,11 +21,11 @@ from server.searching_cases import (
     NOBODY,
     SCORING,
     Outcome,
+    complete_generation,
     context_with,
     journal_in,
-    made_now,
-    scored,
-    sent,
+    report_scores,
+    send_scoring_tasks,
     supernet_round,
 )
 
@@ -58,13 +58,13 @@ def changed(made: RequestDone, **changes: Any) -> RequestDone:
 def opened(context: RunContext = BY_DEVICES, held_out: int = HELD_OUT, *, central: bool = True) -> Outcome:
     """Devices are asked for the first scores, at second 6."""
     state, actions = supernet_round(context, held_out)
-    made = made_now(context, state, actions)
+    made = complete_generation(context, state, actions)
     return step(context, state, changed(made, ticket="ab") if central else changed(made, ticket="ab", scores=()), 6.0)
 
 
 def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
     state, actions = opened()
-    wanted = wanted_of(EvaluationRequest, actions)
+    wanted = select_requests(EvaluationRequest, actions)
     assert len(wanted) == len(state.clients) == 2
     assert state.live.scores is not None
     assert state.live.scores.made.generation is not None
@@ -72,7 +72,7 @@ def test_devices_are_sent_the_smallest_supernet_that_holds_the_paths() -> None:
     for place, (name, choice) in enumerate(BY_DEVICES.network.choices.items()):
         held = dict(wanted[0].participant.architecture.choices).get(name, choice.operators)
         assert set(held) == {path[place] for path in paths}
-    state = sent(state, actions, BY_DEVICES, 6.0)
+    state = send_scoring_tasks(state, actions, BY_DEVICES, 6.0)
     given = [task(state, name).work for name in state.clients]
     assert all(isinstance(one, Evaluate) and one.settings.population == paths for one in given)
 
@@ -87,11 +87,11 @@ def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers
     central = state.live.scores.made.scores
     asked, record = list[set[str]](), None
     for now_s in (7.0, 8.0):
-        state = sent(state, actions, context, now_s)
+        state = send_scoring_tasks(state, actions, context, now_s)
         asked.append(set(state.clients))
         for number, name in enumerate(sorted(state.clients)):
             ranks = tuple(0.1 * (1 + sorted(central).index(one)) for one in central)
-            told = scored(state, context, name, ranks if number else (0.5,) * len(central), 2 if number else 8)
+            told = report_scores(state, context, name, ranks if number else (0.5,) * len(central), 2 if number else 8)
             state, actions = step(context, state, told, now_s)
             assert [one.ack.status for one in actions if isinstance(one, Reply)] == ["accepted"]
         closes = [one for one in actions if isinstance(one, CloseGeneration)]
@@ -107,7 +107,7 @@ def test_scores_are_means_over_labels_of_all_rounds_and_rank_against_the_servers
     assert text.endswith("Kendall's tau against the server's own scores 1.00, 1.00")
     assert state.generations == 1
     assert isinstance(state.memory, TierMemory)
-    assert wanted_of(GenerationRequest, actions) == [GenerationRequest(round=1, number=2)]
+    assert select_requests(GenerationRequest, actions) == [GenerationRequest(round=1, number=2)]
 
 
 def _too_few(told: Evaluated) -> Evaluated:
@@ -124,9 +124,9 @@ def _too_few(told: Evaluated) -> Evaluated:
 )
 def test_scores_are_believed_no_further_than_what_is_known(spoil: Callable[[Evaluated], Evaluated], words: str) -> None:
     state, actions = opened()
-    state = sent(state, actions, BY_DEVICES, 6.0)
+    state = send_scoring_tasks(state, actions, BY_DEVICES, 6.0)
     name = min(state.clients)
-    after, actions = step(BY_DEVICES, state, spoil(scored(state, BY_DEVICES, name, (0.1, 0.2, 0.3))), 7.0)
+    after, actions = step(BY_DEVICES, state, spoil(report_scores(state, BY_DEVICES, name, (0.1, 0.2, 0.3))), 7.0)
     (reply,) = [one.ack for one in actions if isinstance(one, Reply)]
     assert (reply.status, reply.reason) == ("refused", words)
     assert after.clients[name].stage == "out"
@@ -136,11 +136,11 @@ def test_scores_are_believed_no_further_than_what_is_known(spoil: Callable[[Eval
 def test_a_device_that_refuses_or_is_silent_holds_nobody_up(central: bool) -> None:
     context = context_with(SCORING, deadlines=Deadlines(evaluate_s=50.0))
     state, actions = opened(context, central=central)
-    state = sent(state, actions, context, 6.0)
+    state = send_scoring_tasks(state, actions, context, 6.0)
     first, second = sorted(state.clients)
     state, _ = step(context, state, refusal(context, state, first), 7.0)
     assert state.clients[first].stage == "refused"
-    after, actions = step(context, state, scored(state, context, second, (0.1, 0.2, 0.3)), 8.0)
+    after, actions = step(context, state, report_scores(state, context, second, (0.1, 0.2, 0.3)), 8.0)
     assert [one.scores for one in actions if isinstance(one, CloseGeneration)] == [pytest.approx((0.1, 0.2, 0.3))]
     assert after.generations == 1
     late, actions = step(context, state, Tick(), 57.0)  # nobody has told anything
@@ -168,11 +168,11 @@ def test_a_tier_that_no_device_can_compute_has_no_network() -> None:
     }
     state, now_s, tiers = replace(state, last=MappingProxyType(poor)), 6.0, list[int]()
     for _ in range(3):
-        made = changed(made_now(context, state, actions), ticket="ab", scores=())
+        made = changed(complete_generation(context, state, actions), ticket="ab", scores=())
         state, actions = step(context, state, made, now_s)
-        state = sent(state, actions, context, now_s)
+        state = send_scoring_tasks(state, actions, context, now_s)
         for name in sorted(state.clients):
-            state, actions = step(context, state, scored(state, context, name, (0.1, 0.2, 0.3)), now_s)
+            state, actions = step(context, state, report_scores(state, context, name, (0.1, 0.2, 0.3)), now_s)
             tiers += [one.generation.tier for one in actions if isinstance(one, CloseGeneration)]
         if state.live.scores is not None:  # nobody could be asked
             now_s += context.config.deadlines.evaluate_s
@@ -187,7 +187,7 @@ def test_what_its_runtime_lacks_a_device_does_not_score() -> None:
     """A target that cannot write an operator has no link with it."""
     state, actions = opened()
     program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
-    wanted = wanted_of(EvaluationRequest, actions)[0]
+    wanted = select_requests(EvaluationRequest, actions)[0]
     links = tuple(
         Link(name=name, operators=(LinkOperator(name="none", piece="", prefix=""),))
         for name in BY_DEVICES.network.choices
@@ -206,11 +206,11 @@ def test_where_nobody_holds_samples_out_the_search_ends_at_its_deadlines_and_say
     state, actions = opened(held_out=0, central=False)
     now_s = 6.0
     while state.phase == "search":
-        assert not wanted_of(EvaluationRequest, actions)
+        assert not select_requests(EvaluationRequest, actions)
         now_s += BY_DEVICES.config.deadlines.evaluate_s
         state, actions = step(BY_DEVICES, state, Tick(), now_s)
-        if wanted_of(GenerationRequest, actions):
-            made = changed(made_now(BY_DEVICES, state, actions), ticket="ab", scores=())
+        if select_requests(GenerationRequest, actions):
+            made = changed(complete_generation(BY_DEVICES, state, actions), ticket="ab", scores=())
             state, actions = step(BY_DEVICES, state, made, now_s)
     assert state.phase == "failed"
     assert state.failure.endswith(NOBODY)
@@ -220,9 +220,9 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     journal = journal_in(tmp_path, BY_DEVICES)
     state, actions = supernet_round(BY_DEVICES)
     journal.save(RunState(), state)
-    before, made = state, made_now(BY_DEVICES, state, actions)
+    before, made = state, complete_generation(BY_DEVICES, state, actions)
     state, actions = step(BY_DEVICES, state, changed(made, ticket="ab"), 6.0)
-    state = sent(state, actions, BY_DEVICES, 6.0)
+    state = send_scoring_tasks(state, actions, BY_DEVICES, 6.0)
     journal.save(before, state)
     names = {task(state, name).task_id for name in state.clients}
     anew = resume_state(BY_DEVICES, journal.load(0.0))
@@ -235,7 +235,7 @@ def test_a_server_that_starts_anew_has_the_generation_scored_by_tasks_of_other_n
     wanted = [one for one in actions if isinstance(one, Request)]
     assert wanted == [made.request]
     asked, actions = step(BY_DEVICES, asked, changed(made, ticket="cd"), 2.0)
-    asked = sent(asked, actions, BY_DEVICES, 2.0)
+    asked = send_scoring_tasks(asked, actions, BY_DEVICES, 2.0)
     assert len(asked.clients) == 2
     assert not names & {task(asked, name).task_id for name in asked.clients}
 

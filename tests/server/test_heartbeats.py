@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import PLAN_DEADLINES, context_of, joined, known, profile, telemetry
+from server.coordinator_cases import PLAN_DEADLINES, context_of, join_client, profile, run_with_members, telemetry
 
 from subfleet.protocol.messages import Presence, Profile
 from subfleet.rounds import coordinator
@@ -45,7 +45,7 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
 def fleet_of(context: RunContext, count: int) -> RunState:
     names = [f"client{number}" for number in range(count)]
     members = {name: FleetMember(session_id=f"{name}-1", heard_s=1.0, noted_s=1.0) for name in names}
-    state = replace(known(*map(profile, names)), live=LiveState(members=PersistentMap(members)))
+    state = replace(run_with_members(*map(profile, names)), live=LiveState(members=PersistentMap(members)))
     return step(context, state, Tick(), 2.0)[0]
 
 
@@ -103,7 +103,7 @@ def test_whose_word_moves_the_run_moves_it_at_once() -> None:
 
 def test_a_profile_that_comes_again_changes_nothing() -> None:
     context = context_of()
-    state = joined(context, RunState(), "ada", 1.0)
+    state = join_client(context, RunState(), "ada", 1.0)
     told = state.profiles["ada"]
     again, _ = step(context, state, replace(told), 2.0)
     assert again is state

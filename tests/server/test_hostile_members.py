@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from matrices import examples, mostly_long
 from server.coordinator_cases import profile, telemetry
-from server.hostile_cases import NUMBERS, distorted, renamed, with_number
-from server.random_cases import VARIANTS, answers, brings, context_of_places, found_of, update_of
+from server.hostile_cases import NUMBERS, distort, rename_parts, with_number
+from server.random_cases import VARIANTS, answers, build_contexts, build_evaluation, build_update, declare_network
 from server.test_coordinator_random import HELD_OUT, Fleet
 
 from subfleet.journal.database import METADATA
@@ -99,7 +99,7 @@ class WithEve(Fleet):
             assert 0.99 < sum(one.share for one in weights.values()) < 1.01
 
     def hear(self, data: st.DataObject, message: Message) -> None:
-        said = data.draw(distorted(self.named(message)))
+        said = data.draw(distort(self.named(message)))
         event(f"{message.KIND} {'is valid' if said is not None else 'is not valid'}")
         if said is not None:
             for _ in range(data.draw(st.integers(1, 2))):
@@ -128,7 +128,7 @@ class WithEve(Fleet):
         self.hear(data, self.described(place))
 
     def described(self, place: int) -> Profile:
-        shape, brought = self.context.config.model.input_shape, brings(self.context, place)
+        shape, brought = self.context.config.model.input_shape, declare_network(self.context, place)
         return replace(profile(EVE), held_out_count=HELD_OUT, input_shape=shape, network=brought, macs_per_s=1e9)
 
     @rule(data=st.data())
@@ -192,11 +192,11 @@ class WithEve(Fleet):
 
 
 def _update(machine: WithEve, task: Task) -> Update:
-    return replace(update_of(machine.context, task), client_id=EVE)
+    return replace(build_update(machine.context, task), client_id=EVE)
 
 
 def _found(machine: WithEve, task: Task) -> Evaluated:
-    return replace(found_of(task, HELD_OUT), client_id=EVE)
+    return replace(build_evaluation(task, HELD_OUT), client_id=EVE)
 
 
 def _scores(machine: WithEve, task: Task) -> Scores:
@@ -249,12 +249,12 @@ def _say_numbers(name: str, numbers: Iterable[float]) -> None:
     ids=lambda value: "long" if len(value) > 99 else value or "empty",
 )
 def test_one_text_wherever_it_is_valid_ends_no_run(name: str, text: str) -> None:
-    _take_part(name, lambda _, message: [*renamed(message, text), message])
+    _take_part(name, lambda _, message: [*rename_parts(message, text), message])
 
 
 def _take_part(name: str, said: Callable[[str, Message], Iterable[Message]]) -> None:
     """Eve does in each round what she is asked, in messages that are made of what she would say."""
-    context, _ = context_of_places(VARIANTS[name])
+    context, _ = build_contexts(VARIANTS[name])
     fleet = _machine(context)
 
     def take(kind: str, message: Message) -> None:
@@ -285,6 +285,6 @@ def _machine(context: RunContext) -> WithEve:
 @pytest.mark.parametrize("name", mostly_long(VARIANTS, *FEW))
 def test_nothing_that_one_member_says_ends_a_run(name: str) -> None:
     class FleetOfMethod(WithEve):
-        every_context = context_of_places(VARIANTS[name])
+        every_context = build_contexts(VARIANTS[name])
 
     run_state_machine_as_test(FleetOfMethod, settings=examples(4, stateful_step_count=40, deadline=None))

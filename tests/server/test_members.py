@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import CLIENTS, context_of, joined, known, profile, training
+from server.coordinator_cases import CLIENTS, context_of, join_client, profile, run_with_members, training
 from server.server_rig import World, config, fleet
 
 from subfleet.journal.database import open_database
@@ -26,7 +26,7 @@ PLAN = context_of(deadlines=Deadlines(lease_s=30.0, forget_s=100.0))
 
 
 def test_who_never_took_part_and_is_silent_is_forgotten() -> None:
-    state = joined(PLAN, RunState(), "eve", 1.0)
+    state = join_client(PLAN, RunState(), "eve", 1.0)
     ghost = Presence(client_id="ghost", session_id="s", online=True)
     state, _ = step(PLAN, state, ghost, 1.0)
     state, _ = step(PLAN, state, Tick(), 31.0)
@@ -55,7 +55,7 @@ def test_beyond_a_number_those_go_first_that_were_silent_for_the_longest(monkeyp
     context = context_of(min_clients=100, deadlines=Deadlines(forget_s=1e6))
     state = RunState()
     for number in range(50):
-        state = joined(context, state, f"eve-{number}", float(number))
+        state = join_client(context, state, f"eve-{number}", float(number))
         state, _ = step(context, state, Tick(), float(number))
         assert len(state.live.members) <= 3
     assert set(state.live.members) == {"eve-47", "eve-48", "eve-49"}
@@ -65,7 +65,7 @@ def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MOST_VALUES", 1000)
     large = [replace(profile(f"eve-{number}"), class_counts=(1,) * 300) for number in range(9)]
     heard = {one.client_id: FleetMember(noted_s=number) for number, one in enumerate(large)}
-    state = replace(known(*large), live=LiveState(members=PersistentMap(heard)))
+    state = replace(run_with_members(*large), live=LiveState(members=PersistentMap(heard)))
     state, _ = step(context_of(), state, Tick(), 9.0)
     assert set(state.live.members) == {"eve-6", "eve-7", "eve-8"}
 
@@ -73,7 +73,7 @@ def test_large_profiles_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_journal_forgets_them_too(tmp_path: Path) -> None:
     engine = open_database(tmp_path)
     journal = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2))
-    known = joined(PLAN, joined(PLAN, RunState(), "eve", 1.0), "bob", 90.0)
+    known = join_client(PLAN, join_client(PLAN, RunState(), "eve", 1.0), "bob", 90.0)
     journal.save(RunState(), known)
     assert {name: member.noted_s for name, member in journal.load(7.0).live.members.items()} == {"bob": 7.0, "eve": 7.0}
     after, _ = step(PLAN, known, Tick(), 102.0)
@@ -109,8 +109,8 @@ def test_one_bad_sender_costs_one_line_a_minute_and_no_memory(
 def test_clients_of_before_count_for_nothing_until_they_speak() -> None:
     """A journal names them, and a strict run waits for them in its rounds; but a round needs clients that are there."""
     context = context_of(min_clients=2)
-    state, _ = step(context, known(profile("bob"), profile("cyd")), Tick(), 1.0)
-    state = joined(context, state, "ada", 1.0)
+    state, _ = step(context, run_with_members(profile("bob"), profile("cyd")), Tick(), 1.0)
+    state = join_client(context, state, "ada", 1.0)
     assert state.phase == "waiting"
-    state = joined(context, state, "bob", 2.0)
+    state = join_client(context, state, "bob", 2.0)
     assert (state.phase, sorted(members.list_expected(context, state, 2.0))) == ("measure", ["ada", "bob", "cyd"])

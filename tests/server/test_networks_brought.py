@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 from matrices import mostly_long
-from server.coordinator_cases import CLIENTS, context_of, looked_around, measuring, profile, telemetry, wanted_of
-from server.random_cases import survived
+from server.coordinator_cases import (
+    CLIENTS,
+    context_of,
+    measuring,
+    perform_searches,
+    profile,
+    select_requests,
+    telemetry,
+)
+from server.random_cases import reload_state
 from server.server_rig import MODEL, World, config, fleet
 
 from subfleet.elastic import replication
@@ -70,7 +78,7 @@ def declared(context: RunContext, *families: AnyFamily | None) -> RunState:
 def measured(context: RunContext, state: RunState, *names: str) -> RunState:
     for name in names:
         state, actions = step(context, state, telemetry(context, name, state.round), 2.0)
-        state, _ = looked_around(context, state, actions, 2.0)
+        state, _ = perform_searches(context, state, actions, 2.0)
     return state
 
 
@@ -145,9 +153,9 @@ def test_unions_are_made_beside_the_loop_and_count_once() -> None:
     for name in CLIENTS[:-1]:
         state, _ = step(CONTEXT, state, telemetry(CONTEXT, name), 2.0)
     state, actions = step(CONTEXT, state, telemetry(CONTEXT, CLIENTS[-1]), 2.0)
-    (wanted,) = wanted_of(NetworksRequest, actions)
+    (wanted,) = select_requests(NetworksRequest, actions)
     assert (state.phase, state.lineages) == ("measure", ())
-    assert not wanted_of(NetworksRequest, step(CONTEXT, state, Tick(), 3.0)[1]), "it is being made"
+    assert not select_requests(NetworksRequest, step(CONTEXT, state, Tick(), 3.0)[1]), "it is being made"
     made = choose_networks(CONTEXT, state)
     begun, _ = step(CONTEXT, state, RequestDone(request=wanted, result=made), 3.0)
     assert (begun.phase, begun.lineages) == ("train", made)
@@ -226,7 +234,7 @@ def test_a_member_may_declare_so_many_networks_and_no_more_even_if_it_leaves_in_
         (answer,) = [one.ack for one in actions if isinstance(one, Reply)]
         assert answer.problem == ("too_many" if number > MOST_NETWORKS else None)
         assert ("but may declare only 4" in answer.reason) == (number > MOST_NETWORKS)
-        before = survived(state, 1.0)
+        before = reload_state(state, 1.0)
         state, _ = step(CONTEXT, before, Presence(client_id="eve", session_id=f"eve-{number}", online=True), 1.0)
         state, _ = step(CONTEXT, state, told_now, 1.0)
         state, _ = step(CONTEXT, state, telemetry(CONTEXT, "eve", max(state.round, 1), attempt=state.attempt), 2.0)

@@ -8,19 +8,26 @@ from server.coordinator_cases import (
     CLIENTS,
     context_of,
     measuring,
+    select_requests,
     telemetry,
-    wanted_of,
 )
 from server.punctuality_cases import (
     DEADLINES,
     OTHERS,
     after_misses,
-    closes_after,
-    missed,
-    ticked,
+    close_after,
+    count_misses,
+    tick,
     with_record,
 )
-from server.searching_cases import SCORING, context_with, made_now, scored, sent, supernet_round
+from server.searching_cases import (
+    SCORING,
+    complete_generation,
+    context_with,
+    report_scores,
+    send_scoring_tasks,
+    supernet_round,
+)
 from server.test_evaluations import asked, made, said
 from server.test_scoring import candidates
 
@@ -46,7 +53,7 @@ def evaluations(
     state, actions = asked(context)
     for name in of:
         state = with_record(state, name, "evaluation", after_misses(misses))
-    return state, {one.participant.client_id: one for one in wanted_of(EvaluationRequest, actions)}
+    return state, {one.participant.client_id: one for one in select_requests(EvaluationRequest, actions)}
 
 
 def evaluating(context: RunContext, misses: int, *, of: tuple[str, ...] = ("cyd",)) -> RunState:
@@ -87,7 +94,7 @@ def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
     state, _ = said(EVALUATED, state, "ada", 7.0)
     if seconds:
         state, _ = said(EVALUATED, state, "bob", 7.0)
-        assert ticked(EVALUATED, state, 5.0 + seconds - 0.5).phase == "evaluate"
+        assert tick(EVALUATED, state, 5.0 + seconds - 0.5).phase == "evaluate"
         state, actions = step(EVALUATED, state, Tick(), 5.0 + seconds)
         (close,) = (one for one in actions if isinstance(one, CloseEvaluation))
         reasons = {client.client_id: client.reason for client in close.clients}
@@ -96,8 +103,8 @@ def test_an_evaluation_waits_until_its_deadline_once_and_a_quarter_once(
         state, _ = said(EVALUATED, state, "bob", 7.0)
     assert state.phase == "measure"
     assert reasons["cyd"] == reason
-    assert [missed(state, name, "evaluation") for name in CLIENTS] == [0, 0, misses + 1]
-    assert missed(state, "cyd", "training") == 0
+    assert [count_misses(state, name, "evaluation") for name in CLIENTS] == [0, 0, misses + 1]
+    assert count_misses(state, "cyd", "training") == 0
 
 
 def test_what_an_extra_finds_in_time_counts() -> None:
@@ -110,20 +117,20 @@ def test_what_an_extra_finds_in_time_counts() -> None:
 
 def test_where_only_extras_evaluate_they_are_waited_for_as_after_one_miss_and_have_missed_no_more() -> None:
     state = evaluating(EVALUATED, 2, of=CLIENTS)
-    state = closes_after(EVALUATED, state, 76.0)
-    assert [missed(state, name, "evaluation") for name in CLIENTS] == [2, 2, 2]
+    state = close_after(EVALUATED, state, 76.0)
+    assert [count_misses(state, name, "evaluation") for name in CLIENTS] == [2, 2, 2]
 
 
 def test_where_nobody_evaluated_nobody_has_missed_more_than_one() -> None:
-    state = closes_after(EVALUATED, evaluating(EVALUATED, 0), 300.0)
-    assert [missed(state, name, "evaluation") for name in CLIENTS] == [1, 1, 1]
+    state = close_after(EVALUATED, evaluating(EVALUATED, 0), 300.0)
+    assert [count_misses(state, name, "evaluation") for name in CLIENTS] == [1, 1, 1]
 
 
 def test_an_evaluation_that_closes_at_its_quorum_has_not_waited_for_the_others() -> None:
     context = replace(EVALUATED, config=replace(EVALUATED.config, quorum=0.5))
     state, _ = said(context, evaluating(EVALUATED, 0), "ada", 7.0)
     state, _ = said(context, state, "bob", 7.0)
-    assert (state.phase, missed(state, "cyd", "evaluation")) == ("measure", 0)
+    assert (state.phase, count_misses(state, "cyd", "evaluation")) == ("measure", 0)
 
 
 # --- scores of candidates -----------------------------------------------------------------------------------------
@@ -162,12 +169,12 @@ def test_scores_are_waited_for_half_of_the_rounds_time_once_and_a_quarter_of_tha
     misses: int, seconds: float
 ) -> None:
     state, _ = scores_told(scoring(misses), 3.0, *OTHERS)
-    state = ticked(SCORED, state, 2.0 + seconds - 0.5)
+    state = tick(SCORED, state, 2.0 + seconds - 0.5)
     assert state.clients["cyd"].stage == "scoring"
-    state = ticked(SCORED, state, 2.0 + seconds)
+    state = tick(SCORED, state, 2.0 + seconds)
     assert state.clients["cyd"].stage == "preparing"
-    assert [missed(state, name, "scores") for name in CLIENTS] == [0, 0, misses + 1]
-    assert missed(state, "cyd", "training") == 0
+    assert [count_misses(state, name, "scores") for name in CLIENTS] == [0, 0, misses + 1]
+    assert count_misses(state, "cyd", "training") == 0
 
 
 def test_an_extra_may_tell_scores_as_long_as_others_may() -> None:
@@ -179,27 +186,27 @@ def test_an_extra_may_tell_scores_as_long_as_others_may() -> None:
     task = state.clients["cyd"].task
     assert task is not None
     state, actions = scores_told(state, 4.0, "bob")
-    assert (state.clients["cyd"].stage, missed(state, "cyd", "scores")) == ("preparing", 3)
+    assert (state.clients["cyd"].stage, count_misses(state, "cyd", "scores")) == ("preparing", 3)
     assert Withdraw(task_id=task.task_id) in actions
 
 
 def test_where_only_extras_score_they_are_waited_for_as_after_one_miss() -> None:
     state = scoring(3, of=CLIENTS)
-    state = ticked(SCORED, state, 76.5)
+    state = tick(SCORED, state, 76.5)
     assert {client.stage for client in state.clients.values()} == {"scoring"}
-    state = ticked(SCORED, state, 77.0)
+    state = tick(SCORED, state, 77.0)
     assert {client.stage for client in state.clients.values()} == {"preparing"}
-    assert [missed(state, name, "scores") for name in CLIENTS] == [3, 3, 3]
+    assert [count_misses(state, name, "scores") for name in CLIENTS] == [3, 3, 3]
 
 
 def test_where_nobody_scored_nobody_has_missed_more_than_one() -> None:
-    state = ticked(SCORED, scoring(0), 302.0)
-    assert [missed(state, name, "scores") for name in CLIENTS] == [1, 1, 1]
+    state = tick(SCORED, scoring(0), 302.0)
+    assert [count_misses(state, name, "scores") for name in CLIENTS] == [1, 1, 1]
 
 
 def test_a_score_task_that_was_never_sent_is_not_missed() -> None:
     state, _ = scores_told(scoring(2, also=OTHERS), 3.0, *OTHERS)
-    assert (state.clients["cyd"].stage, missed(state, "cyd", "scores")) == ("preparing", 2)
+    assert (state.clients["cyd"].stage, count_misses(state, "cyd", "scores")) == ("preparing", 2)
 
 
 # --- scores of paths ----------------------------------------------------------------------------------------------
@@ -212,10 +219,10 @@ def paths(misses: Mapping[str, int]) -> tuple[RunState, tuple[Action, ...]]:
     state, actions = supernet_round(PATHS)
     for name, count in misses.items():
         state = with_record(state, name, "paths", after_misses(count))
-    made = made_now(PATHS, state, actions)
+    made = complete_generation(PATHS, state, actions)
     generation = replace(made, result=replace(made.result, ticket="ab", scores=()))
     state, actions = step(PATHS, state, generation, 6.0)
-    return sent(state, actions, PATHS, 6.0), actions
+    return send_scoring_tasks(state, actions, PATHS, 6.0), actions
 
 
 def closed_rounds(state: RunState) -> int:
@@ -228,13 +235,13 @@ def test_paths_are_waited_for_until_the_deadline_once_and_a_quarter_once(misses:
     state, _ = paths({})
     first, second = sorted(state.clients)
     state = with_record(state, second, "paths", after_misses(misses))
-    state, _ = step(PATHS, state, scored(state, PATHS, first, (0.1, 0.2, 0.3)), 7.0)
+    state, _ = step(PATHS, state, report_scores(state, PATHS, first, (0.1, 0.2, 0.3)), 7.0)
     if seconds:
-        state = ticked(PATHS, state, 6.0 + seconds - 0.5)
+        state = tick(PATHS, state, 6.0 + seconds - 0.5)
         assert closed_rounds(state) == 0
-        state = ticked(PATHS, state, 6.0 + seconds)
+        state = tick(PATHS, state, 6.0 + seconds)
     assert closed_rounds(state) == 1
-    assert (missed(state, first, "paths"), missed(state, second, "paths")) == (0, misses + 1)
+    assert (count_misses(state, first, "paths"), count_misses(state, second, "paths")) == (0, misses + 1)
     assert get_punctuality(state, first, "paths").took_s == (1.0,)
 
 
@@ -243,16 +250,16 @@ def test_extras_score_paths_beside_those_that_are_wanted() -> None:
     assert len(plain.clients) == 2
     state, actions = paths({"cyd": 2})
     assert set(state.clients) == set(CLIENTS)
-    assert len(wanted_of(EvaluationRequest, actions)) == 3
+    assert len(select_requests(EvaluationRequest, actions)) == 3
     state, _ = paths({"cyd": 2, "bob": 8, "ada": 3})
     assert len(state.clients) == 2
 
 
 def test_where_only_extras_score_paths_a_round_of_scoring_waits_as_after_one_miss() -> None:
     state, _ = paths(dict.fromkeys(CLIENTS, 2))
-    state = ticked(PATHS, state, 80.5)
+    state = tick(PATHS, state, 80.5)
     assert closed_rounds(state) == 0
     asked_now = set(state.clients)
-    state = ticked(PATHS, state, 81.0)
+    state = tick(PATHS, state, 81.0)
     assert closed_rounds(state) == 1
-    assert {missed(state, name, "paths") for name in asked_now} == {2}
+    assert {count_misses(state, name, "paths") for name in asked_now} == {2}

@@ -21,13 +21,13 @@ from server.punctuality_cases import (
     LOOSE,
     OTHERS,
     after_misses,
-    aggregated,
-    closes_after,
-    given_tasks,
-    missed,
+    aggregate_round,
+    close_after,
+    count_misses,
+    hand_out_tasks,
     rounds_without_cyd,
-    ticked,
-    trained,
+    tick,
+    train_clients,
     with_record,
 )
 from server.server_rig import World, config, fleet
@@ -93,41 +93,41 @@ def test_a_round_waits_until_its_deadline_once_and_a_quarter_once_and_then_no_lo
         (0.0, "it has not answered its last 3 tasks, and the round does not wait for it"),
     )
     for count, (seconds, reason) in enumerate(reasons, 1):
-        state = trained(context, given_tasks(context, state, now_s), now_s, *OTHERS)
-        state = closes_after(context, state, seconds) if seconds else state
+        state = train_clients(context, hand_out_tasks(context, state, now_s), now_s, *OTHERS)
+        state = close_after(context, state, seconds) if seconds else state
         assert (state.phase, state.clients["cyd"].stage, state.clients["cyd"].reason) == (
             "aggregate",
             "missing",
             reason,
         )
-        assert (missed(state, "cyd"), missed(state, "ada")) == (count, 0)
+        assert (count_misses(state, "cyd"), count_misses(state, "ada")) == (count, 0)
         now_s += seconds + 1
-        state = aggregated(context, state, now_s)
+        state = aggregate_round(context, state, now_s)
         assert state.phase == "measure"
 
 
 def test_an_extra_is_waited_for_after_its_eighth_miss() -> None:
     state = with_record(measuring(CONTEXT), "cyd", "training", after_misses(7))
-    state = trained(CONTEXT, given_tasks(CONTEXT, state, 2.0), 3.0, *OTHERS)
-    state = aggregated(CONTEXT, state, 4.0)
-    state = trained(CONTEXT, given_tasks(CONTEXT, state, 5.0), 6.0, *OTHERS)
-    state = aggregated(CONTEXT, closes_after(CONTEXT, state, 150.0), 160.0)
-    assert trained(CONTEXT, given_tasks(CONTEXT, state, 161.0), 162.0, *OTHERS).phase == "aggregate"
+    state = train_clients(CONTEXT, hand_out_tasks(CONTEXT, state, 2.0), 3.0, *OTHERS)
+    state = aggregate_round(CONTEXT, state, 4.0)
+    state = train_clients(CONTEXT, hand_out_tasks(CONTEXT, state, 5.0), 6.0, *OTHERS)
+    state = aggregate_round(CONTEXT, close_after(CONTEXT, state, 150.0), 160.0)
+    assert train_clients(CONTEXT, hand_out_tasks(CONTEXT, state, 161.0), 162.0, *OTHERS).phase == "aggregate"
 
 
 def test_the_time_is_counted_from_the_sending_of_the_task_and_by_what_answers_took() -> None:
-    state = given_tasks(CONTEXT, measuring(CONTEXT), 2.0)
-    state = trained(CONTEXT, state, 52.0, *CLIENTS)
+    state = hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0)
+    state = train_clients(CONTEXT, state, 52.0, *CLIENTS)
     assert get_punctuality(state, "cyd", "training") == Punctuality(took_s=(50.0,))
-    state = aggregated(CONTEXT, state, 60.0)
-    state = trained(CONTEXT, given_tasks(CONTEXT, state, 61.0), 62.0, *OTHERS)
-    state = aggregated(CONTEXT, closes_after(CONTEXT, state, 600.0), 700.0)
+    state = aggregate_round(CONTEXT, state, 60.0)
+    state = train_clients(CONTEXT, hand_out_tasks(CONTEXT, state, 61.0), 62.0, *OTHERS)
+    state = aggregate_round(CONTEXT, close_after(CONTEXT, state, 600.0), 700.0)
     for name in CLIENTS:
         state, _ = step(CONTEXT, state, telemetry(CONTEXT, name, state.round), 701.0)
     for name in CLIENTS:
         state, _ = step(CONTEXT, state, prepared(CONTEXT, state, name), 711.0)
-    state = trained(CONTEXT, state, 712.0, *OTHERS)
-    state = closes_after(CONTEXT, state, 10.0 + 100.0)
+    state = train_clients(CONTEXT, state, 712.0, *OTHERS)
+    state = close_after(CONTEXT, state, 10.0 + 100.0)
     assert state.clients["cyd"].reason.startswith("no answer came in 100 s;")
 
 
@@ -137,27 +137,27 @@ def test_a_task_that_is_still_being_made_is_waited_for_and_none_that_was_never_s
         state, _ = step(CONTEXT, state, telemetry(CONTEXT, name, state.round), 2.0)
     for name in OTHERS:
         state, _ = step(CONTEXT, state, prepared(CONTEXT, state, name), 2.0)
-    state = closes_after(CONTEXT, trained(CONTEXT, state, 3.0, *OTHERS), 600.0)
-    assert (state.phase, missed(state, "cyd")) == ("aggregate", 1)
+    state = close_after(CONTEXT, train_clients(CONTEXT, state, 3.0, *OTHERS), 600.0)
+    assert (state.phase, count_misses(state, "cyd")) == ("aggregate", 1)
 
 
 def test_the_answer_of_an_extra_counts_in_time_and_makes_it_a_client_like_any_other() -> None:
-    state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
+    state = hand_out_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     assert is_unawaited(state, "cyd")
-    state = trained(CONTEXT, state, 1204.0, "ada", "cyd")
-    assert (state.phase, state.clients["cyd"].stage, missed(state, "cyd")) == ("train", "done", 0)
-    state = trained(CONTEXT, state, 1205.0, "bob")
+    state = train_clients(CONTEXT, state, 1204.0, "ada", "cyd")
+    assert (state.phase, state.clients["cyd"].stage, count_misses(state, "cyd")) == ("train", "done", 0)
+    state = train_clients(CONTEXT, state, 1205.0, "bob")
     assert state.phase == "aggregate"
-    state = aggregated(CONTEXT, state, 1206.0)
-    state = trained(CONTEXT, given_tasks(CONTEXT, state, 1207.0), 1208.0, *OTHERS)
-    closes_after(CONTEXT, state, 600.0)
+    state = aggregate_round(CONTEXT, state, 1206.0)
+    state = train_clients(CONTEXT, hand_out_tasks(CONTEXT, state, 1207.0), 1208.0, *OTHERS)
+    close_after(CONTEXT, state, 600.0)
 
 
 def test_the_task_of_an_extra_is_withdrawn_when_the_round_closes() -> None:
-    state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
+    state = hand_out_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     task = state.clients["cyd"].task
     assert task is not None
-    state = trained(CONTEXT, state, 1204.0, "ada")
+    state = train_clients(CONTEXT, state, 1204.0, "ada")
     _, actions = step(
         CONTEXT,
         state,
@@ -169,76 +169,76 @@ def test_the_task_of_an_extra_is_withdrawn_when_the_round_closes() -> None:
 
 def test_a_refusal_does_not_make_up_for_a_miss() -> None:
     """Else a client that refuses one task and is silent about the next would cost a deadline in every round."""
-    state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
+    state = hand_out_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     state, _ = step(CONTEXT, state, refusal(CONTEXT, state, "cyd"), 1204.0)
     assert state.clients["cyd"].stage == "preparing"
     state, _ = step(CONTEXT, state, prepared(CONTEXT, state, "cyd"), 1204.0)
-    state = trained(CONTEXT, state, 1205.0, *OTHERS)
-    assert (state.phase, missed(state, "cyd")) == ("aggregate", 3)
+    state = train_clients(CONTEXT, state, 1205.0, *OTHERS)
+    assert (state.phase, count_misses(state, "cyd")) == ("aggregate", 3)
 
 
 def test_where_only_extras_are_there_one_of_them_is_waited_for_until_the_deadline() -> None:
     state = measuring(CONTEXT)
     for name in CLIENTS:
         state = with_record(state, name, "training", after_misses(3))
-    state = given_tasks(CONTEXT, state, 2.0)
+    state = hand_out_tasks(CONTEXT, state, 2.0)
     assert {client.stage for client in state.clients.values()} == {"out"}
-    assert trained(CONTEXT, state, 500.0, "bob").phase == "aggregate"
-    late = closes_after(CONTEXT, state, 600.0)
-    assert (late.phase, late.attempt, missed(late, "bob")) == ("waiting", 1, 3)
+    assert train_clients(CONTEXT, state, 500.0, "bob").phase == "aggregate"
+    late = close_after(CONTEXT, state, 600.0)
+    assert (late.phase, late.attempt, count_misses(late, "bob")) == ("waiting", 1, 3)
 
 
 def test_where_nobody_answered_nobody_has_missed_a_training() -> None:
     """It may be the server that was not heard: the whole fleet would be extras after it."""
-    late = closes_after(CONTEXT, given_tasks(CONTEXT, measuring(CONTEXT), 2.0), 600.0)
+    late = close_after(CONTEXT, hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0), 600.0)
     assert (late.phase, late.attempt) == ("waiting", 1)
-    assert [missed(late, name) for name in CLIENTS] == [0, 0, 0]
+    assert [count_misses(late, name) for name in CLIENTS] == [0, 0, 0]
 
 
 def test_where_all_others_refuse_an_extra_is_waited_for() -> None:
-    state = given_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
+    state = hand_out_tasks(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1203.0)
     for name in OTHERS:
         gone = replace(state.clients[name], stage="refused", reason="no data")
         state = replace(state, clients=MappingProxyType({**state.clients, name: gone}))
-    assert ticked(CONTEXT, state, 1700.0).phase == "train"
+    assert tick(CONTEXT, state, 1700.0).phase == "train"
 
 
 def test_a_round_that_closes_at_its_quorum_has_not_waited_for_the_others() -> None:
-    state = given_tasks(LOOSE, measuring(LOOSE), 2.0)
-    state = trained(LOOSE, state, 3.0, *OTHERS)
-    assert (state.phase, missed(state, "cyd")) == ("aggregate", 0)
+    state = hand_out_tasks(LOOSE, measuring(LOOSE), 2.0)
+    state = train_clients(LOOSE, state, 3.0, *OTHERS)
+    assert (state.phase, count_misses(state, "cyd")) == ("aggregate", 0)
     assert state.clients["cyd"].reason == "the round closed at its quorum"
 
 
 def test_a_quorum_is_a_share_of_those_that_are_waited_for() -> None:
-    state = given_tasks(LOOSE, with_record(measuring(LOOSE), "cyd", "training", after_misses(2)), 2.0)
-    state = trained(LOOSE, state, 3.0, "ada")
-    assert (state.phase, missed(state, "bob"), missed(state, "cyd")) == ("aggregate", 0, 3)
+    state = hand_out_tasks(LOOSE, with_record(measuring(LOOSE), "cyd", "training", after_misses(2)), 2.0)
+    state = train_clients(LOOSE, state, 3.0, "ada")
+    assert (state.phase, count_misses(state, "bob"), count_misses(state, "cyd")) == ("aggregate", 0, 3)
 
 
 @pytest.mark.parametrize("farewell", ["it was stopped", ""])
 def test_who_goes_away_with_a_task_has_missed_it_and_why_it_is_away_is_told(farewell: str) -> None:
     """Else a client that says goodbye shortly before each deadline would cost a round its whole time."""
-    state = trained(CONTEXT, given_tasks(CONTEXT, measuring(CONTEXT), 2.0), 3.0, *OTHERS)
+    state = train_clients(CONTEXT, hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0), 3.0, *OTHERS)
     gone = Presence(client_id="cyd", session_id="cyd-1", online=False, reason=farewell)
     state, _ = step(CONTEXT, state, gone, 590.0)
-    state = ticked(CONTEXT, state, 602.0)
+    state = tick(CONTEXT, state, 602.0)
     words = f"it said goodbye ({farewell})" if farewell else "the broker reported a broken connection (its will)"
-    assert (state.phase, missed(state, "cyd")) == ("aggregate", 1)
+    assert (state.phase, count_misses(state, "cyd")) == ("aggregate", 1)
     assert state.clients["cyd"].reason == f"no answer came in time: {words}"
 
 
 def test_who_said_goodbye_and_is_given_up_has_missed_its_task() -> None:
-    state = trained(LOOSE, given_tasks(LOOSE, measuring(LOOSE), 2.0), 3.0)
+    state = train_clients(LOOSE, hand_out_tasks(LOOSE, measuring(LOOSE), 2.0), 3.0)
     state, _ = step(LOOSE, state, Presence(client_id="cyd", session_id="cyd-1", online=False, reason="off"), 4.0)
     assert state.clients["cyd"].stage == "missing"
-    assert missed(trained(LOOSE, state, 5.0, *OTHERS), "cyd") == 1
+    assert count_misses(train_clients(LOOSE, state, 5.0, *OTHERS), "cyd") == 1
 
 
 def test_a_client_that_starts_anew_is_waited_for_no_longer_than_before() -> None:
     state = rounds_without_cyd(CONTEXT, 2)
     state, _ = step(CONTEXT, state, Presence(client_id="cyd", session_id="cyd-2", online=True), 1204.0)
-    assert missed(state, "cyd") == 2
+    assert count_misses(state, "cyd") == 2
 
 
 # --- models, and what people are told -----------------------------------------------------------------------------
@@ -247,8 +247,8 @@ def test_a_client_that_starts_anew_is_waited_for_no_longer_than_before() -> None
 @pytest.mark.parametrize(("misses", "seconds"), [(0, 300.0), (1, 75.0), (3, 75.0)])
 def test_models_are_waited_for_shortly_where_trainings_were_missed(misses: int, seconds: float) -> None:
     context = context_of(min_clients=2, rounds=1, deadlines=DEADLINES, deploy_targets=("onnx",))
-    state = trained(context, given_tasks(context, measuring(context), 2.0), 3.0, *CLIENTS)
-    state = aggregated(context, state, 4.0)
+    state = train_clients(context, hand_out_tasks(context, measuring(context), 2.0), 3.0, *CLIENTS)
+    state = aggregate_round(context, state, 4.0)
     assert state.phase == "deploy"
     for name in CLIENTS:
         known = after_misses(misses, 1.0) if name == "cyd" else after_misses(9)
@@ -256,7 +256,7 @@ def test_models_are_waited_for_shortly_where_trainings_were_missed(misses: int, 
     for name in OTHERS:
         gone = replace(state.clients[name], stage="done")
         state = replace(state, clients=MappingProxyType({**state.clients, name: gone}))
-    assert closes_after(context, state, seconds).phase == "finished"
+    assert close_after(context, state, seconds).phase == "finished"
 
 
 def sentences(before: RunState, after: RunState) -> Iterator[str]:
@@ -264,7 +264,7 @@ def sentences(before: RunState, after: RunState) -> Iterator[str]:
 
 
 def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_does_again() -> None:
-    state = given_tasks(CONTEXT, measuring(CONTEXT), 2.0)
+    state = hand_out_tasks(CONTEXT, measuring(CONTEXT), 2.0)
     said_of_cyd, before = list[str](), state
     for count in range(12):
         state = with_record(state, "cyd", "training", after_misses(count))
@@ -278,9 +278,9 @@ def test_people_are_told_once_when_nobody_waits_for_a_client_and_when_somebody_d
 
 
 def test_a_screen_does_not_say_that_a_round_waits_for_an_extra() -> None:
-    state = given_tasks(CONTEXT, with_record(measuring(CONTEXT), "cyd", "training", after_misses(2)), 2.0)
+    state = hand_out_tasks(CONTEXT, with_record(measuring(CONTEXT), "cyd", "training", after_misses(2)), 2.0)
     assert [is_unawaited(state, name) for name in CLIENTS] == [False, False, True]
-    assert not is_unawaited(ticked(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), (
+    assert not is_unawaited(tick(CONTEXT, rounds_without_cyd(CONTEXT, 2), 1204.0), "cyd"), (
         "it may be told its telemetry"
     )
 
@@ -306,4 +306,4 @@ def test_a_run_with_a_mute_device_has_short_rounds_from_the_third_on(tmp_path: P
         "bob": "aggregated",
         "cyd": "missing: it has not answered its last 4 tasks, and the round does not wait for it",
     }
-    assert sum("does not wait for it" in text for text in world.notes.said) == 1
+    assert sum("does not wait for it" in text for text in world.notes.messages) == 1

@@ -15,8 +15,8 @@ from server.coordinator_cases import (
     prepared,
     refusal,
     replies,
+    select_requests,
     telemetry,
-    wanted_of,
 )
 from server.server_rig import MODEL, World, config, estimates_of, fleet
 
@@ -63,22 +63,22 @@ def given() -> RunState:
 
 def test_estimates_are_asked_for_once_and_a_search_when_they_are_there() -> None:
     state, actions = asked()
-    assert wanted_of(CostRequest, actions) == [ONNX], "with the first client that answers, and never again"
-    assert not wanted_of(SearchRequest, actions)
-    assert not wanted_of(TaskRequest, actions)
+    assert select_requests(CostRequest, actions) == [ONNX], "with the first client that answers, and never again"
+    assert not select_requests(SearchRequest, actions)
+    assert not select_requests(TaskRequest, actions)
     assert {client.stage for client in state.clients.values()} == {"answered"}
     for _ in range(3):
         state, actions = step(PLAN, state, Tick(), 2.5)
         assert actions == ()
     state, actions = estimated(state)
-    assert (wanted_of(SearchRequest, actions), wanted_of(TaskRequest, actions)) == ([FIRST], [])
+    assert (select_requests(SearchRequest, actions), select_requests(TaskRequest, actions)) == ([FIRST], [])
     assert step(PLAN, state, Tick(), 3.5)[1] == ()
     found = explore_sizes(PLAN, state)
     state, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
-    assert [one.participant.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
+    assert [one.participant.client_id for one in select_requests(TaskRequest, actions)] == list(CLIENTS)
     assert (state.pool, state.live.requested) == (found.sizes, frozenset())
     again, actions = step(PLAN, state, RequestDone(request=FIRST, result=found), 4.0)
-    assert (again.pool, wanted_of(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
+    assert (again.pool, select_requests(SearchRequest, actions)) == (state.pool, []), "what comes twice counts once"
 
 
 def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_no_step_estimates_a_network_or_searches_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(searches.ParetoSearch, "explore", lambda *_: pytest.fail("a step searched"))
     monkeypatch.setattr(searches.ParetoSearch, "over", lambda *_, **__: pytest.fail("a step made a search"))
     state, actions = step(PLAN, state, RequestDone(request=FIRST, result=made), 4.0)
-    assert len(wanted_of(TaskRequest, actions)) == len(CLIENTS)
+    assert len(select_requests(TaskRequest, actions)) == len(CLIENTS)
     for name in CLIENTS:
         state, _ = step(PLAN, state, prepared(PLAN, state, name, planned_peak_bytes=10**10), 4.0)
 
@@ -130,9 +130,9 @@ def test_a_server_that_is_killed_asks_for_estimates_again_and_gives_the_same_siz
     for place, state in enumerate((asked()[0], estimated(asked()[0])[0])):
         found = stored(state, tmp_path / str(place))
         assert (found.live.estimates, found.live.searches, found.live.requested) == ({}, {}, frozenset())
-        assert wanted_of(CostRequest, list_resume_actions(PLAN, found)) == [ONNX]
+        assert select_requests(CostRequest, list_resume_actions(PLAN, found)) == [ONNX]
         found, actions = estimated(found)
-        assert wanted_of(SearchRequest, actions) == [FIRST]
+        assert select_requests(SearchRequest, actions) == [FIRST]
         found, actions = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
         assert found.pool == given().pool
         assert {name: client.size for name, client in found.clients.items()} == {
@@ -145,13 +145,13 @@ def test_what_was_found_before_a_kill_is_not_looked_for_again(tmp_path: Path) ->
     before = given()
     found = stored(before, tmp_path)
     actions = list_resume_actions(PLAN, found)
-    assert (wanted_of(CostRequest, actions), wanted_of(TaskRequest, actions)) == ([ONNX], [])
+    assert (select_requests(CostRequest, actions), select_requests(TaskRequest, actions)) == ([ONNX], [])
     early, actions = step(PLAN, found, prepared(PLAN, found, "ada", planned_peak_bytes=10**12), 9.0)
     assert (early.clients, actions) == (found.clients, ())
     found, _ = estimated(early)
     found, actions = step(PLAN, found, RequestDone(request=FIRST, result=explore_sizes(PLAN, found)), 9.0)
     assert found.pool == before.pool
-    assert [one.participant.client_id for one in wanted_of(TaskRequest, actions)] == list(CLIENTS)
+    assert [one.participant.client_id for one in select_requests(TaskRequest, actions)] == list(CLIENTS)
     sizes: list[Any] = []
     for state in (before, found):
         after, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 9.0)
@@ -213,7 +213,7 @@ def test_a_few_are_given_sizes_in_each_step_and_their_choices_are_those_of_one_s
     while any(client.stage == "answered" for client in state.clients.values()):
         assert state.requested_attempt == 0, "requested programs are weighed when all are told"
         state, actions = step(context, state, Tick(), 2.0)
-        sized.append([one.participant.client_id for one in wanted_of(TaskRequest, actions)])
+        sized.append([one.participant.client_id for one in select_requests(TaskRequest, actions)])
     assert [len(some) for some in sized] == [AT_ONCE, AT_ONCE, 1]
     assert [name for some in sized for name in some] == names
     assert state.requested_attempt == 1

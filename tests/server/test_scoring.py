@@ -14,11 +14,11 @@ from server.coordinator_cases import (
     prepared,
     refusal,
     replies,
+    select_requests,
     size_of,
     task,
     telemetry,
     update,
-    wanted_of,
 )
 from server.fake_device import PLENTY_BYTES
 from server.server_rig import World, config, fleet
@@ -106,12 +106,12 @@ def scores(state: RunState, name: str, *found: float | None, **changes: Any) -> 
 
 def given(actions: tuple[Action, ...]) -> list[str]:
     """Ids of the sizes that are being prepared."""
-    return [one.participant.size.architecture_id for one in wanted_of(TaskRequest, actions)]
+    return [one.participant.size.architecture_id for one in select_requests(TaskRequest, actions)]
 
 
 def test_candidates_that_fit_are_proposed_before_anything_is_trained() -> None:
     state, actions = proposed()
-    asked = wanted_of(ScoringRequest, actions)
+    asked = select_requests(ScoringRequest, actions)
     assert [one.client_id for one in asked] == list(CLIENTS)
     assert len(asked) == len(actions)
     order = [size.architecture_id for size in PLAN.space]
@@ -288,7 +288,7 @@ def test_candidates_and_the_chosen_one_survive_a_crash(tmp_path: Path) -> None:
     assert found.clients == state.clients
     actions = list_resume_actions(PLAN, found)
     assert SendTask(task=task(state, "ada")) in actions
-    assert wanted_of(ScoringRequest, actions) == wanted_of(ScoringRequest, asked)[-1:]
+    assert select_requests(ScoringRequest, actions) == select_requests(ScoringRequest, asked)[-1:]
     assert given(actions) == given(chosen) == [state.clients["bob"].proposals[1].architecture_id]
     after, actions = step(PLAN, found, scores(state, "ada", 1.0, 2.0, 1.0, 1.0), 4.0)
     assert size_of(after.clients["ada"]) == state.clients["ada"].proposals[1].architecture_id

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from server.coordinator_cases import (
-    wanted_of,
+    select_requests,
 )
-from server.searching_cases import BY_SERVER, HELD_OUT, journal_in, made_now, searched, supernet_round
+from server.searching_cases import BY_SERVER, HELD_OUT, complete_generation, journal_in, run_search, supernet_round
 
 from subfleet.elastic.cost import Costs, estimate_cost
 from subfleet.elastic.lineage import Chosen, Lineage
@@ -29,10 +29,10 @@ from subfleet.testing.rounds import SUPERNET
 def test_generations_are_asked_for_one_at_a_time_and_what_is_found_takes_the_place_of_the_supernet() -> None:
     state, actions = supernet_round(BY_SERVER)
     assert state.phase == "search"
-    assert wanted_of(GenerationRequest, actions) == [GenerationRequest(round=1, number=1)]
+    assert select_requests(GenerationRequest, actions) == [GenerationRequest(round=1, number=1)]
     waiting, more = step(BY_SERVER, state, Tick(), 5.5)
     assert (waiting.live.requested, more) == (state.live.requested, ())
-    state, closed = searched(BY_SERVER, state, actions)
+    state, closed = run_search(BY_SERVER, state, actions)
     assert [one.generation.number for one in closed] == list(range(1, len(closed) + 1))
     assert {one.generation.tier for one in closed} == {1, 2}
     paths = [path for one in closed for path in one.generation.paths]
@@ -85,7 +85,7 @@ def added(counts: Iterable[dict[str, int]]) -> Counter[str]:
 
 def test_a_generation_that_nobody_waits_for_changes_nothing() -> None:
     state, actions = supernet_round(BY_SERVER)
-    made = made_now(BY_SERVER, state, actions)
+    made = complete_generation(BY_SERVER, state, actions)
     after, _ = step(BY_SERVER, state, made, 6.0)
     again, more = step(BY_SERVER, after, made, 6.5)
     assert (again.memory, again.generations) == (after.memory, 1)
@@ -94,7 +94,7 @@ def test_a_generation_that_nobody_waits_for_changes_nothing() -> None:
 
 def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
     state, actions = supernet_round(BY_SERVER)
-    (wanted,) = wanted_of(GenerationRequest, actions)
+    (wanted,) = select_requests(GenerationRequest, actions)
     state, _ = step(BY_SERVER, state, RequestFailed(request=wanted, reason="the search failed: no samples"), 6.0)
     assert state.phase == "failed"
     assert state.failure == ("generation 1 of the search after round 1 cannot be scored: the search failed: no samples")
@@ -104,12 +104,12 @@ def test_a_search_that_fails_ends_the_run_and_says_why() -> None:
 def test_a_run_that_is_taken_up_behind_any_generation_finds_the_same(tmp_path: Path) -> None:
     journal = journal_in(tmp_path, BY_SERVER)
     before, (state, actions) = RunState(), supernet_round(BY_SERVER)
-    expected, closed = searched(BY_SERVER, state, actions)
+    expected, closed = run_search(BY_SERVER, state, actions)
     journal.save(before, state)
     taken_up = 0
     while state.phase == "search":
         state, actions = step(BY_SERVER, journal.load(0.0), Tick(), 1.0)
-        before, (state, actions) = state, step(BY_SERVER, state, made_now(BY_SERVER, state, actions), 2.0)
+        before, (state, actions) = state, step(BY_SERVER, state, complete_generation(BY_SERVER, state, actions), 2.0)
         close = next((one for one in actions if isinstance(one, CloseGeneration)), None)
         record = None if close is None else build_record(BY_SERVER, close, Traffic(Topics("main")))
         journal.save(before, state, close=close, record=record)

@@ -4,7 +4,16 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from server.coordinator_cases import context_of, joined, known, measuring, prepared, profile, telemetry, update
+from server.coordinator_cases import (
+    context_of,
+    join_client,
+    measuring,
+    prepared,
+    profile,
+    run_with_members,
+    telemetry,
+    update,
+)
 
 from subfleet.journal.rows import build_round_record
 from subfleet.link.traffic import Traffic
@@ -119,7 +128,7 @@ def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
     """A run with a quorum does not wait for whom only its journal knows."""
     context = context_of(min_clients=2, rounds=5, quorum=0.99)
     state, _ = closed(context, begun(context, measuring(context), 2.0, *OTHERS, "cyd"), 2.0, *OTHERS, "cyd")
-    before = known(*map(profile, (*OTHERS, "cyd", "ghost")), noted_s=3.0)
+    before = run_with_members(*map(profile, (*OTHERS, "cyd", "ghost")), noted_s=3.0)
     state = replace(
         state,
         at=Waiting(),
@@ -129,7 +138,7 @@ def test_of_a_journal_only_those_count_who_took_part_or_are_heard() -> None:
         clients=MappingProxyType({}),
     )
     for name in OTHERS:
-        state = joined(context, state, name, 3.0)
+        state = join_client(context, state, name, 3.0)
     _, close = closed(context, begun(context, state, 3.0, *OTHERS), 3.0, *OTHERS)
     assert told(context, close)[1] == dict.fromkeys(OTHERS, "aggregated") | {
         "cyd": "missing: it has been silent since round 2"

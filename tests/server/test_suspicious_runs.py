@@ -78,7 +78,7 @@ def test_a_run_goes_on_with_the_bits_that_the_honest_ones_have_alone(others: Any
     assert first.startswith(f"refused: {words}")
     assert all(status.startswith(f"skipped: left out until round 4: in round 1 {words}") for status in later)
     assert set(statuses(attacked, "ada")) == {"aggregated"}
-    assert [text for text in attacked.notes.said if text.startswith("client eve is left out until round 4")]
+    assert [text for text in attacked.notes.messages if text.startswith("client eve is left out until round 4")]
 
 
 @pytest.mark.slow
@@ -102,7 +102,9 @@ def test_by_default_a_far_update_is_scaled_and_everybody_says_so(tmp_path: Path)
     assert result.method_status == (altered if status == "exact" else f"{status}; {altered}")
     assert build_summary("x", result)["outliers"] == {"scaled": {"eve": 3}, "left_out": {}, "reported": {}}
     assert "Updates scaled down: eve in 3 (of 3 rounds)" in describe_ending(result)
-    assert [text for text in world.notes.said if text.startswith("the update of client eve in round 1 is scaled by ")]
+    assert [
+        text for text in world.notes.messages if text.startswith("the update of client eve in round 1 is scaled by ")
+    ]
 
 
 @pytest.mark.slow
@@ -123,7 +125,7 @@ def test_a_run_that_only_reports_says_so_and_has_the_bits_of_one_that_does_not_l
         "reported": {"eve": ROUNDS},
     }
     assert [
-        text for text in told.notes.said if text.startswith("the update of client eve in round 1 counts as it is: ")
+        text for text in told.notes.messages if text.startswith("the update of client eve in round 1 counts as it is: ")
     ]
 
 

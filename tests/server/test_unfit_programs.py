@@ -13,17 +13,17 @@ from server.coordinator_cases import (
     CLIENTS,
     blob,
     context_of,
-    looked_around,
     measuring,
+    perform_searches,
     prepared,
+    program_result,
     refusal,
     request_program,
+    select_requests,
     size_of,
     task_failed,
     telemetry,
     update,
-    wanted_of,
-    written_ahead,
 )
 from server.server_rig import World, config, fleet
 
@@ -63,7 +63,7 @@ def assigned(context: RunContext, state: RunState) -> tuple[RunState, tuple[Acti
         state, actions = step(context, state, telemetry(context, name, state.round), 2.0)
         found += actions
     assert state.phase == "train"
-    return looked_around(context, state, found, 2.0)
+    return perform_searches(context, state, found, 2.0)
 
 
 def written(context: RunContext, state: RunState, name: str, operators: tuple[str, ...] = CALLED) -> Event:
@@ -196,13 +196,13 @@ def test_candidates_that_a_runtime_could_not_score_are_not_proposed_again() -> N
     proposals = state.clients["ada"].proposals
     answer = replace(refusal(context, state, "ada"), reason="runtime", detail="no kernel")
     state, actions = step(context, state, answer, 3.0)
-    assert [one.participant.size for one in wanted_of(TaskRequest, actions)] == [context.space[-1]]
+    assert [one.participant.size for one in select_requests(TaskRequest, actions)] == [context.space[-1]]
     unfit = Obstacle(limit="runtime", why="runtime: no kernel")
     assert state.unfit == {f"ada/score/onnx/{size.architecture_id}": unfit for size in proposals}
     assert state.clients["ada"].refusals == ("runtime: no kernel",)
     anew, actions = propose_sizes(context, state, replace(state.clients["ada"], stage="answered"))[:2]
     assert anew.stage == "preparing"
-    assert not wanted_of(ScoringRequest, actions)
+    assert not select_requests(ScoringRequest, actions)
     assert propose_sizes(context, state, replace(state.clients["bob"], stage="answered"))[0].stage == "scoring"
 
 
@@ -259,7 +259,7 @@ def test_a_program_with_an_operator_that_the_device_lacks_leads_to_other_tasks_a
     client = state.clients["ada"]
     assert (client.stage, client.size) == ("skipped", None)
     assert client.reason == "its runtime 'onnx' lacks Gelu, which the program calls"
-    assert wanted_of(TaskRequest, actions) == []
+    assert select_requests(TaskRequest, actions) == []
 
 
 @pytest.mark.parametrize("listed", [(), CALLED, ("Relu", *CALLED)])
@@ -323,13 +323,13 @@ def test_a_search_gives_and_wants_nothing_that_the_device_lacks() -> None:
     assert (state.clients["ada"].size, state.clients["bob"].size) == (context.space[2], context.space[3])
     requested_program = request_program(state.clients["ada"])
     assert requested_program is None or requested_program.program.size != context.space[3]
-    assert all(one.program.size != context.space[3] for one in wanted_of(ProgramRequest, exports))
+    assert all(one.program.size != context.space[3] for one in select_requests(ProgramRequest, exports))
 
 
 def test_a_program_that_is_written_ahead_keeps_its_operators() -> None:
     queued = SizedProgram(size=PLAN.space[1], target="onnx")
     state = replace(measuring(PLAN), queue=(queued,))
-    state, _ = step(PLAN, state, written_ahead(state, queued, 1, CALLED), 3.0)
+    state, _ = step(PLAN, state, program_result(state, queued, 1, CALLED), 3.0)
     assert state.written[queued.key].facts.operators == CALLED
 
 

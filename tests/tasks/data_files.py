@@ -1,4 +1,4 @@
-"""Small files in the true formats of the published data sets, made from a seed."""
+"""Small files in the formats of the published data sets, generated from seeds."""
 
 import gzip
 import hashlib
@@ -30,11 +30,11 @@ def random_bytes(*shape: int, limit: int = 256, seed: int = 0) -> Bytes:
     return np.random.default_rng(seed).integers(0, limit, shape, np.uint8)
 
 
-def idx(array: Bytes) -> bytes:
+def make_idx(array: Bytes) -> bytes:
     return gzip.compress(bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes() + array.tobytes())
 
 
-def tar_gz(files: Mapping[str, bytes]) -> bytes:
+def make_tar_gz(files: Mapping[str, bytes]) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for name, content in files.items():
@@ -44,7 +44,7 @@ def tar_gz(files: Mapping[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def zipped(files: Mapping[str, bytes]) -> bytes:
+def make_zip(files: Mapping[str, bytes]) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
@@ -52,13 +52,13 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def npz(arrays: Mapping[str, npt.ArrayLike]) -> bytes:
+def make_npz(arrays: Mapping[str, npt.ArrayLike]) -> bytes:
     stream = io.BytesIO()
     np.savez(stream, **{name: np.asarray(array) for name, array in arrays.items()})  # type: ignore[arg-type]
     return stream.getvalue()
 
 
-def sound(values: npt.NDArray[np.int16], *, rate_hz: int = 16_000, channels: int = 1) -> bytes:
+def make_wav(values: npt.NDArray[np.int16], *, rate_hz: int = 16_000, channels: int = 1) -> bytes:
     stream = io.BytesIO()
     with wave.open(stream, "wb") as file:
         file.setnchannels(channels)
@@ -68,16 +68,16 @@ def sound(values: npt.NDArray[np.int16], *, rate_hz: int = 16_000, channels: int
     return stream.getvalue()
 
 
-def tone(hertz: float, *, samples: int = 16_000) -> npt.NDArray[np.int16]:
+def make_tone(hertz: float, *, samples: int = 16_000) -> npt.NDArray[np.int16]:
     return (8000 * np.sin(2 * np.pi * hertz * np.arange(samples) / 16_000)).astype(np.int16)
 
 
 def mnist() -> tuple[bytes, ...]:
     return (
-        idx(random_bytes(TRAIN, 28, 28)),
-        idx(random_bytes(TRAIN, limit=10)),
-        idx(random_bytes(TEST, 28, 28, seed=1)),
-        idx(random_bytes(TEST, limit=10, seed=1)),
+        make_idx(random_bytes(TRAIN, 28, 28)),
+        make_idx(random_bytes(TRAIN, limit=10)),
+        make_idx(random_bytes(TEST, 28, 28, seed=1)),
+        make_idx(random_bytes(TEST, limit=10, seed=1)),
     )
 
 
@@ -87,19 +87,19 @@ def cifar10() -> tuple[bytes, ...]:
     for array in records.values():
         array[:, 0] %= 10
     folder = "cifar-10-batches-bin"
-    return (tar_gz({f"{folder}/readme.html": b"x", **{f"{folder}/{n}": a.tobytes() for n, a in records.items()}}),)
+    return (make_tar_gz({f"{folder}/readme.html": b"x", **{f"{folder}/{n}": a.tobytes() for n, a in records.items()}}),)
 
 
 def cifar100() -> tuple[bytes, ...]:
     train, test = random_bytes(TRAIN, 3074), random_bytes(TEST, 3074, seed=1)
     train[:, :2] %= 20
     test[:, :2] %= 20
-    return (tar_gz({"cifar-100-binary/train.bin": train.tobytes(), "cifar-100-binary/test.bin": test.tobytes()}),)
+    return (make_tar_gz({"cifar-100-binary/train.bin": train.tobytes(), "cifar-100-binary/test.bin": test.tobytes()}),)
 
 
 def cifar10_subset() -> tuple[bytes, ...]:
     return (
-        npz(
+        make_npz(
             {
                 "x_train": random_bytes(TRAIN, 32, 32, 3),
                 "y_train": random_bytes(TRAIN, limit=10),
@@ -110,8 +110,8 @@ def cifar10_subset() -> tuple[bytes, ...]:
     )
 
 
-def leaf(samples: Callable[[int, int], tuple[list[object], list[object]]]) -> dict[str, bytes]:
-    """Two users in two files for training, one of them in the test."""
+def make_leaf_files(samples: Callable[[int, int], tuple[list[object], list[object]]]) -> dict[str, bytes]:
+    """Two users in two training files; one of them is in the test file too."""
     files = {}
     for part, name, users in (("train", "0", ["b"]), ("train", "1", ["a"]), ("test", "0", ["b"])):
         data = {user: dict(zip("xy", samples(ord(user), 3), strict=True)) for user in users}
@@ -121,11 +121,13 @@ def leaf(samples: Callable[[int, int], tuple[list[object], list[object]]]) -> di
 
 
 def femnist() -> tuple[bytes, ...]:
-    return (zipped(leaf(lambda user, n: (random_bytes(n, 784, limit=2, seed=user).tolist(), [user % 62] * n))),)
+    return (
+        make_zip(make_leaf_files(lambda user, n: (random_bytes(n, 784, limit=2, seed=user).tolist(), [user % 62] * n))),
+    )
 
 
 def shakespeare_leaf() -> tuple[bytes, ...]:
-    return (zipped(leaf(lambda user, n: ([chr(user) * 80] * n, ["."] * n))),)
+    return (make_zip(make_leaf_files(lambda user, n: ([chr(user) * 80] * n, ["."] * n))),)
 
 
 def shakespeare() -> tuple[bytes, ...]:
@@ -144,12 +146,12 @@ def tinyshakespeare() -> tuple[bytes, ...]:
 
 def wikitext2() -> tuple[bytes, ...]:
     files = {"train": WIKI_TRAIN, "valid": "x\n", "test": WIKI_TEST}
-    return (zipped({f"wikitext-2/wiki.{part}.tokens": text.encode() for part, text in files.items()}),)
+    return (make_zip({f"wikitext-2/wiki.{part}.tokens": text.encode() for part, text in files.items()}),)
 
 
 def speech_commands() -> tuple[bytes, ...]:
     clips = {
-        f"./{word}/{speaker}_nohash_{take}.wav": sound(tone(300 + 100 * number))
+        f"./{word}/{speaker}_nohash_{take}.wav": make_wav(make_tone(300 + 100 * number))
         for number, word in enumerate((WORDS[0], WORDS[-1]))
         for speaker in ("0a", "0b", "0c")
         for take in range(2)
@@ -158,17 +160,17 @@ def speech_commands() -> tuple[bytes, ...]:
         "./testing_list.txt": "".join(f"{word}/0a_nohash_{take}.wav\n" for word in WORDS for take in range(2)).encode(),
         "./validation_list.txt": f"{WORDS[0]}/0b_nohash_1.wav\n".encode(),
     }
-    noise = {"./_background_noise_/pink.wav": sound(tone(50, samples=99)), "./LICENSE": b"CC BY"}
-    return (tar_gz({**noise, **clips, **lists}),)
+    noise = {"./_background_noise_/pink.wav": make_wav(make_tone(50, samples=99)), "./LICENSE": b"CC BY"}
+    return (make_tar_gz({**noise, **clips, **lists}),)
 
 
 def speech_commands_subset() -> tuple[bytes, ...]:
     count = 4 * len(KEYWORDS)
     labels = [KEYWORDS[number % len(KEYWORDS)] for number in range(count)]
     return (
-        npz(
+        make_npz(
             {
-                "audio": np.concatenate([tone(200 + 10 * number, samples=8_000) for number in range(count)]),
+                "audio": np.concatenate([make_tone(200 + 10 * number, samples=8_000) for number in range(count)]),
                 "offsets": np.arange(count + 1) * 8_000,
                 "label": labels,
                 "speaker": ["" if label == "_silence_" else f"s{n % 9}" for n, label in enumerate(labels)],
@@ -179,7 +181,7 @@ def speech_commands_subset() -> tuple[bytes, ...]:
     )
 
 
-MADE: Mapping[str, Callable[[], tuple[bytes, ...]]] = MappingProxyType(
+CONTENTS: Mapping[str, Callable[[], tuple[bytes, ...]]] = MappingProxyType(
     {
         "mnist": mnist,
         "fashion_mnist": mnist,
@@ -196,19 +198,19 @@ MADE: Mapping[str, Callable[[], tuple[bytes, ...]]] = MappingProxyType(
         "speech_commands_subset": speech_commands_subset,
     }
 )
-"""The files of each data set, in its order."""
+"""The contents of the files of each data set, in the order of its `files`."""
 
 
-def folders(folder: Path) -> DataFolders:
-    """Where `placed` puts the files, and an empty cache."""
+def data_folders(folder: Path) -> DataFolders:
+    """The folders that `write_files` fills, and an empty cache."""
     return DataFolders(given=folder / "given", cache=folder / "cache")
 
 
-def placed(name: str, folder: Path, *, pinned: bool = True) -> NamedDataset:
-    """Put a data set's small files into a folder; the task with their checksums, or without any."""
+def write_files(name: str, folder: Path, *, pinned: bool = True) -> NamedDataset:
+    """Write the small files of a data set into a folder; returns the data set with their checksums, or without any."""
     named = DATASETS[name]
     files = []
-    for file, content in zip(named.files, MADE[name](), strict=True):
+    for file, content in zip(named.files, CONTENTS[name](), strict=True):
         path = folder / "given" / file.paths[0]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

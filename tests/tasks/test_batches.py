@@ -72,14 +72,14 @@ def test_the_parts_of_a_batch_are_its_real_samples_in_their_order(count: int, si
 ORIGIN = StepOrigin(seed=1, round_number=2, client_id="a", epoch=0, step=3)
 
 
-def test_random_numbers_are_uniform_and_promised_for_ever() -> None:
+def test_random_numbers_are_uniform_and_never_change() -> None:
     numbers = step_random((100, 200), ORIGIN)
     assert numbers.dtype == np.float32
     assert 0 <= numbers.min() < 1e-3 < 1 - 1e-3 < numbers.max() < 1
     assert abs(numbers.mean() - 0.5) < 0.01
     assert abs(numbers.var() - 1 / 12) < 0.002
     assert step_random((100, 200), ORIGIN).tobytes() == numbers.tobytes()
-    # A replay by another version of NumPy must drop the same ones.
+    # A replay with another version of NumPy must drop the same activations.
     assert (step_random((3,), ORIGIN) * 2**24).tolist() == RANDOM_24_BITS
 
 
@@ -106,7 +106,7 @@ def test_the_random_numbers_of_the_parts_are_those_of_the_whole() -> None:
 
 
 def test_many_numbers_are_those_of_their_parts_and_are_drawn_without_much_more_memory() -> None:
-    """More than are drawn at once, so that a device with little memory draws for large layers too."""
+    """More numbers than are drawn at once; devices with little memory draw for large layers too."""
     count = 2**18 + 5
     parts = [step_random((count,), ORIGIN, part=part) for part in range(2)]
     tracemalloc.start()

@@ -101,9 +101,9 @@ def test_owners_are_written_and_read_back(tmp_path: Path) -> None:
     again = read_dataset(str(tmp_path / "data.npz"))
     assert again.owners is not None
     assert again.owners.tolist() == owners.tolist()
-    taken = again.take(np.array([2, 0]))
-    assert taken.owners is not None
-    assert (taken.labels.tolist(), taken.owners.tolist()) == ([2, 0], [0, 4])
+    selected = again.take(np.array([2, 0]))
+    assert selected.owners is not None
+    assert (selected.labels.tolist(), selected.owners.tolist()) == ([2, 0], [0, 4])
     own = save(tmp_path / "own.npz", {"x": np.zeros((2, 3)), "y": [0, 1], "owners": np.array([3, 3], np.uint8)})
     assert read_dataset(own).owners is not None
 
@@ -157,9 +157,9 @@ def test_a_damaged_file_is_a_data_error_or_still_right(
     path = tmp_path_factory.mktemp("npz") / "data.npz"
     write_npz(path, Dataset(inputs=np.ones((4, 3), np.float32), labels=np.arange(4)))
     content = bytearray(path.read_bytes())
-    place = data.draw(st.integers(0, len(content) - 1))
-    content[place] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(content[: data.draw(st.sampled_from([place, len(content)]))])
+    position = data.draw(st.integers(0, len(content) - 1))
+    content[position] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content[: data.draw(st.sampled_from([position, len(content)]))])
     with contextlib.suppress(DataError):
         assert len(read_dataset(str(path))) == 4
 
@@ -247,9 +247,9 @@ def test_an_entry_point_that_cannot_be_used_says_why(own_module: str, source: st
 @pytest.mark.slow
 def test_digits_are_those_of_scikit_learn_scaled() -> None:
     dataset = load_digits()
-    theirs = pytest.importorskip("sklearn.datasets").load_digits()
-    assert dataset.inputs.tobytes() == (theirs.images / 16).astype(np.float32).tobytes()
-    assert dataset.labels.tolist() == theirs.target.tolist()
+    expected = pytest.importorskip("sklearn.datasets").load_digits()
+    assert dataset.inputs.tobytes() == (expected.images / 16).astype(np.float32).tobytes()
+    assert dataset.labels.tolist() == expected.target.tolist()
     assert dataset.inputs.shape == (1797, 1, 8, 8)
     assert (dataset.inputs.min(), dataset.inputs.max()) == (0, 1)
     assert sum(dataset.summary().class_counts) == 1797
@@ -280,5 +280,5 @@ def test_a_device_with_data_of_its_own_reads_no_registry(tmp_path: Path) -> None
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program, str(tmp_path / "own.npz")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "1797\n"), done.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert (process.returncode, process.stdout) == (0, "1797\n"), process.stderr

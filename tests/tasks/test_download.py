@@ -1,4 +1,4 @@
-"""A download is there as a whole and right, or not at all; and it is the last place that is looked at."""
+"""A download is either complete and correct or discarded; it happens only if no folder has the file."""
 
 import hashlib
 import threading
@@ -22,16 +22,16 @@ SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the server sends: `told` is the length that it announces, None for none."""
+    """The answer of the server: `announced_length` is its Content-Length, None for none."""
 
     body: bytes = CONTENT
-    told: int | None = len(CONTENT)
+    announced_length: int | None = len(CONTENT)
     status: int = 200
     silent: bool = False
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[str]:
+def serve(answer: Answer) -> Iterator[str]:
     done = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -40,13 +40,13 @@ def serving(answer: Answer) -> Iterator[str]:
                 done.wait(10)
                 return
             self.send_response(answer.status)
-            if answer.told is not None:
-                self.send_header("Content-Length", str(answer.told))
+            if answer.announced_length is not None:
+                self.send_header("Content-Length", str(answer.announced_length))
             self.end_headers()
             self.wfile.write(answer.body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -59,15 +59,15 @@ def serving(answer: Answer) -> Iterator[str]:
             thread.join()
 
 
-def nothing_is_left(folder: Path) -> bool:
+def is_empty(folder: Path) -> bool:
     return not folder.exists() or list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("checksum", [SHA256, f"md5:{hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()}"])
-@pytest.mark.parametrize("told", [len(CONTENT), None])
-def test_what_is_right_is_kept(checksum: str, told: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("announced_length", [len(CONTENT), None])
+def test_what_is_right_is_kept(checksum: str, announced_length: int | None, tmp_path: Path) -> None:
     target = tmp_path / "cache" / "set" / "file.gz"
-    with serving(Answer(told=told)) as url:
+    with serve(Answer(announced_length=announced_length)) as url:
         download(url, target, limit_bytes=len(CONTENT), checksum=checksum)
     assert target.read_bytes() == CONTENT
     assert [path.name for path in target.parent.iterdir()] == ["file.gz"]
@@ -78,10 +78,10 @@ def test_what_is_right_is_kept(checksum: str, told: int | None, tmp_path: Path) 
     ("answer", "kind", "words"),
     [
         (Answer(body=CONTENT[:-1] + b"x"), DataError, "must have sha256:.*discarded"),
-        (Answer(body=CONTENT[:-9], told=None), DataError, "has the checksum"),
+        (Answer(body=CONTENT[:-9], announced_length=None), DataError, "has the checksum"),
         (Answer(body=CONTENT[:-9]), TransportError, "broke off"),
-        (Answer(told=len(CONTENT) + 1), DataError, "offers 10241 bytes, but its file has at most 10240"),
-        (Answer(body=CONTENT + b"x", told=None), DataError, "sent more than the 10240 bytes"),
+        (Answer(announced_length=len(CONTENT) + 1), DataError, "offers 10241 bytes, but its file has at most 10240"),
+        (Answer(body=CONTENT + b"x", announced_length=None), DataError, "sent more than the 10240 bytes"),
         (Answer(status=404), TransportError, "Not Found.*SUBFLEET_DATA"),
     ],
 )
@@ -89,27 +89,27 @@ def test_what_is_wrong_is_not_kept_and_said_in_one_sentence(
     answer: Answer, kind: type[SubfleetError], words: str, tmp_path: Path
 ) -> None:
     target = tmp_path / "cache" / "file.gz"
-    with serving(answer) as url, pytest.raises(kind, match=words):
+    with serve(answer) as url, pytest.raises(kind, match=words):
         download(url, target, limit_bytes=len(CONTENT), checksum=SHA256)
-    assert nothing_is_left(target.parent)
+    assert is_empty(target.parent)
 
 
 @pytest.mark.slow
 def test_an_address_that_stays_silent_is_a_transport_error(tmp_path: Path) -> None:
-    with serving(Answer(silent=True)) as url, pytest.raises(TransportError, match="timed out"):
+    with serve(Answer(silent=True)) as url, pytest.raises(TransportError, match="timed out"):
         download(url, tmp_path / "file.gz", limit_bytes=len(CONTENT), checksum=SHA256, timeout_s=0.3)
-    assert nothing_is_left(tmp_path)
+    assert is_empty(tmp_path)
 
 
 def test_an_answer_that_tells_too_great_a_length_is_not_read(tmp_path: Path) -> None:
-    with serving(Answer(body=b"", told=10**12)) as url, pytest.raises(DataError, match="was not read"):
+    with serve(Answer(body=b"", announced_length=10**12)) as url, pytest.raises(DataError, match="was not read"):
         download(url, tmp_path / "file.gz", limit_bytes=len(CONTENT), checksum=SHA256)
 
 
 def test_a_broken_download_leaves_the_right_file_of_before(tmp_path: Path) -> None:
     target = tmp_path / "file.gz"
     target.write_bytes(CONTENT)
-    with serving(Answer(body=CONTENT[:-9])) as url, pytest.raises(TransportError):
+    with serve(Answer(body=CONTENT[:-9])) as url, pytest.raises(TransportError):
         download(url, target, limit_bytes=len(CONTENT), checksum=SHA256)
     assert target.read_bytes() == CONTENT
 
@@ -117,7 +117,7 @@ def test_a_broken_download_leaves_the_right_file_of_before(tmp_path: Path) -> No
 def test_an_address_where_nobody_answers_is_a_transport_error(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="cannot be reached"):
         download("http://127.0.0.1:9/file.gz", tmp_path / "file.gz", limit_bytes=1, checksum=SHA256)
-    assert nothing_is_left(tmp_path)
+    assert is_empty(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_a_file_error(tmp_path: Path) -> None:
@@ -130,20 +130,20 @@ def test_the_given_folder_comes_first_then_the_cache_then_the_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = DataFolders(given=tmp_path / "given", cache=tmp_path / "cache")
-    told: list[str] = []
-    with serving(Answer()) as url:
+    messages: list[str] = []
+    with serve(Answer()) as url:
         file = SourceFile(paths=("set/file.gz",), url=url, limit_bytes=len(CONTENT), checksum=SHA256)
         assert find_availability(file, folders) == "download"
-        assert locate(file, folders, told.append) == tmp_path / "cache/set/file.gz"
-    assert told == [f"Downloading {url} (0.0 MB)"]
+        assert locate(file, folders, messages.append) == tmp_path / "cache/set/file.gz"
+    assert messages == [f"Downloading {url} (0.0 MB)"]
     monkeypatch.setattr(download_module, "download", None)
     assert find_availability(file, folders) == "cached"
-    assert locate(file, folders, told.append) == tmp_path / "cache/set/file.gz"
+    assert locate(file, folders, messages.append) == tmp_path / "cache/set/file.gz"
     (tmp_path / "given/set").mkdir(parents=True)
     (tmp_path / "given/set/file.gz").write_bytes(CONTENT)
     assert find_availability(file, folders) == "given"
-    assert locate(file, folders, told.append) == tmp_path / "given/set/file.gz"
-    assert len(told) == 1
+    assert locate(file, folders, messages.append) == tmp_path / "given/set/file.gz"
+    assert len(messages) == 1
 
 
 def test_the_environment_names_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_the_environment_names_the_folders(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "fields",
     [
         {"url": "https://example.org/a"},
         {"url": "https://example.org/a", "checksum": SHA256},
@@ -169,9 +169,9 @@ def test_the_environment_names_the_folders(tmp_path: Path, monkeypatch: pytest.M
         {"url": "http://127.0.0.1.example.org/a", "checksum": SHA256, "limit_bytes": 3},
     ],
 )
-def test_nothing_is_downloaded_unchecked_or_over_an_open_link(wrong: dict[str, object]) -> None:
+def test_nothing_is_downloaded_unchecked_or_over_an_open_link(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"must begin with https|needs both"):
-        SourceFile(paths=("a",), **wrong)  # type: ignore[arg-type]
+        SourceFile(paths=("a",), **fields)  # type: ignore[arg-type]
 
 
 def test_every_task_stands_under_its_name_with_well_formed_files() -> None:

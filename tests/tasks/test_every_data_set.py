@@ -1,10 +1,10 @@
-"""Our data sets by the contract that data sets of other packages are tried by, on small files in their true formats."""
+"""Our data sets fulfil the contract for data sets, on small files in their formats."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tasks.data_files import MADE, folders, placed
+from tasks.data_files import CONTENTS, data_folders, write_files
 
 from subfleet.protocol.task_kinds import TASK_KINDS
 from subfleet.tasks.named_dataset import DATASETS, NamedDataset, TrainTest
@@ -15,10 +15,10 @@ INSTALLED = ("diabetes", "digits", "digits_attributes", "digits_moments", "digit
 
 
 class TestInstalled(DatasetContract):
-    """Those that come with the package, or with scikit-learn."""
+    """Data sets that are part of this package or of scikit-learn."""
 
     @pytest.fixture(params=INSTALLED, autouse=True)
-    def _one(self, request: pytest.FixtureRequest) -> None:
+    def _choose_dataset(self, request: pytest.FixtureRequest) -> None:
         self.dataset = request.param
 
 
@@ -49,14 +49,14 @@ def test_a_text_is_the_same_pixels_one_place_further() -> None:
 
 
 class TestEveryDataSet(DatasetContract):
-    """Those with files."""
+    """Data sets with files."""
 
     folder: Path
 
-    @pytest.fixture(params=sorted(MADE), autouse=True)
-    def _one(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    @pytest.fixture(params=sorted(CONTENTS), autouse=True)
+    def _choose_dataset(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         self.folder = tmp_path
-        self.dataset = placed(request.param, tmp_path)
+        self.dataset = write_files(request.param, tmp_path)
 
     def load(self, task: NamedDataset) -> TrainTest:
-        return task.load(folders(self.folder))
+        return task.load(data_folders(self.folder))

@@ -97,15 +97,15 @@ def test_one_colour_image_changes_nothing_for_the_others(tmp_path: Path) -> None
     np.testing.assert_allclose(dataset.inputs, 0.2, rtol=1e-6)
     summary = describe_source(str(tmp_path))
     assert (summary.input_shape, summary.other_input_shapes) == ((1, 3, 4), ((3, 3, 4),))
-    assert summary.data_bytes == 4 * 3 * 3 * 4 * 4 + 4 * 8  # as large as a model may want them
+    assert summary.data_bytes == 4 * 3 * 3 * 4 * 4 + 4 * 8  # of the largest form that a model may take
 
 
-@pytest.mark.parametrize("taken", [(1, 3, 4), (3, 3, 4), (3, 4), (36,)])
-def test_the_model_decides_between_gray_and_colour(tmp_path: Path, taken: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("input_shape", [(1, 3, 4), (3, 3, 4), (3, 4), (36,)])
+def test_the_model_decides_between_gray_and_colour(tmp_path: Path, input_shape: tuple[int, ...]) -> None:
     write_image(tmp_path / "a" / "1.png", colour=51)
     write_image(tmp_path / "b" / "1.png", mode="RGB", colour=(51, 51, 51))
-    dataset = read_dataset(str(tmp_path), DataForm(input_shape=taken, classes=None))
-    assert dataset.sample_shape == taken
+    dataset = read_dataset(str(tmp_path), DataForm(input_shape=input_shape, classes=None))
+    assert dataset.sample_shape == input_shape
     np.testing.assert_allclose(dataset.inputs, 0.2, rtol=1e-6)
 
 

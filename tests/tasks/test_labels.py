@@ -1,4 +1,4 @@
-"""Labels are checked against a model's classes, and mapped by name, wherever they come from."""
+"""Labels of all sources are checked against the classes of a model and mapped by name."""
 
 import sys
 from dataclasses import replace
@@ -55,8 +55,8 @@ def test_a_known_data_set_is_checked_and_mapped_by_its_names() -> None:
 
 def test_every_known_data_set_names_each_of_its_classes_or_none() -> None:
     named = {name for name, task in DATASETS.items() if task.class_names}
-    of_things = ("classification", "segmentation")
-    assert named == {name for name, task in DATASETS.items() if task.kind.name in of_things}
+    kinds = ("classification", "segmentation")
+    assert named == {name for name, task in DATASETS.items() if task.kind.name in kinds}
     for name in named:
         assert len(DATASETS[name].class_names) == DATASETS[name].class_count
         labels = np.arange(DATASETS[name].class_count)
@@ -70,8 +70,8 @@ def test_a_sample_keeps_the_name_of_its_class_in_every_order_of_a_runs_classes(d
     names = data.draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True))
     labels = data.draw(st.lists(st.integers(0, len(names) - 1), min_size=1, max_size=9))
     run = data.draw(st.permutations([*names, "x", "y"]))
-    given = Dataset(inputs=np.zeros((len(labels), 2), np.float32), labels=np.array(labels), class_names=tuple(names))
-    mapped = fit_to_form(given, DataForm(input_shape=(2,), class_count=len(run), classes=tuple(run)), "data")
+    dataset = Dataset(inputs=np.zeros((len(labels), 2), np.float32), labels=np.array(labels), class_names=tuple(names))
+    mapped = fit_to_form(dataset, DataForm(input_shape=(2,), class_count=len(run), classes=tuple(run)), "data")
     assert [run[label] for label in mapped.labels] == [names[label] for label in labels]
     counted = dict(zip(run, mapped.class_counts().tolist(), strict=True))
     assert counted == {name: sum(names[label] == name for label in labels) for name in run}
@@ -115,9 +115,9 @@ NUMBERS = DataForm(input_shape=(2,), targets=True, label_shape=(1,))
 @pytest.mark.parametrize("labels", [[3, 5], [3.0, 5.0], [[3.0], [5.0]], [[3], [5]]])
 def test_numbers_are_taken_in_each_form_that_files_have(tmp_path: Path, labels: list[float]) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((2, 2)), y=np.array(labels))
-    found = read_dataset(str(tmp_path / "data.npz"), NUMBERS).labels
-    assert found.dtype == np.float32
-    assert found.tolist() == [[3.0], [5.0]]
+    targets = read_dataset(str(tmp_path / "data.npz"), NUMBERS).labels
+    assert targets.dtype == np.float32
+    assert targets.tolist() == [[3.0], [5.0]]
 
 
 @pytest.mark.parametrize(

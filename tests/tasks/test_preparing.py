@@ -1,4 +1,4 @@
-"""A run's transform: what each key does, and that it does the same whatever the picture comes in."""
+"""The transform of a run: the effect of each key, which is the same for image files and arrays."""
 
 from pathlib import Path
 
@@ -20,28 +20,28 @@ WHOLE = DataTransform(channels=3, resize=(12,), crop=(8, 10), mean=(0.5, 0.4, 0.
 
 
 def pixels(height: int, width: int, channels: int = 3) -> npt.NDArray[np.uint8]:
-    """Of one picture, channels last."""
-    found = np.random.default_rng(height * width).integers(0, 256, (height, width, channels), np.uint8)
-    return found if channels > 1 else found[..., 0]
+    """The pixels of one picture, channels last."""
+    picture = np.random.default_rng(height * width).integers(0, 256, (height, width, channels), np.uint8)
+    return picture if channels > 1 else picture[..., 0]
 
 
-def in_folder(folder: Path, *pictures: npt.NDArray[np.uint8], suffix: str = "png") -> str:
+def write_images(folder: Path, *pictures: npt.NDArray[np.uint8], suffix: str = "png") -> str:
     (folder / "a").mkdir(parents=True)
     for number, picture in enumerate(pictures):
         Image.fromarray(picture).save(folder / "a" / f"{number}.{suffix}")
     return str(folder)
 
 
-def form(transform: DataTransform, shape: tuple[int, ...]) -> DataForm:
+def make_form(transform: DataTransform, shape: tuple[int, ...]) -> DataForm:
     return DataForm(input_shape=shape, classes=None, transform=transform)
 
 
 def test_pictures_of_any_size_and_mode_become_one_shape(tmp_path: Path) -> None:
-    source = in_folder(tmp_path / "d", pixels(40, 30), pixels(13, 90, 1), pixels(12, 12), pixels(8, 14))
-    dataset = read_dataset(source, form(WHOLE, (3, 8, 10)))
+    source = write_images(tmp_path / "d", pixels(40, 30), pixels(13, 90, 1), pixels(12, 12), pixels(8, 14))
+    dataset = read_dataset(source, make_form(WHOLE, (3, 8, 10)))
     assert dataset.inputs.shape == (4, 3, 8, 10)
     assert dataset.transform == WHOLE
-    # As Pillow scales it and NumPy cuts and normalises it, by hand.
+    # Scaled by Pillow, cut out and normalised by NumPy.
     scaled = np.asarray(Image.fromarray(pixels(40, 30)).resize((12, 16), Image.Resampling.BILINEAR), np.float32)
     cut = scaled[4:12, 1:11] / np.float32(255)
     expected = (cut - np.array([0.5, 0.4, 0.3], np.float32)) / np.array([0.25, 0.5, 0.125], np.float32)
@@ -49,32 +49,32 @@ def test_pictures_of_any_size_and_mode_become_one_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("made", [0, 1, 3])
-def test_a_picture_becomes_the_same_in_a_file_and_in_an_array(tmp_path: Path, channels: int, made: int) -> None:
-    picture, kept = pixels(20, 17, channels), made or channels
-    transform = DataTransform(channels=made, resize=(9, 8), mean=(0.5,), deviation=(0.25,))
-    taken = form(transform, (kept, 9, 8))
-    from_file = read_dataset(in_folder(tmp_path / "d", picture), taken)
+@pytest.mark.parametrize("target", [0, 1, 3])
+def test_a_picture_becomes_the_same_in_a_file_and_in_an_array(tmp_path: Path, channels: int, target: int) -> None:
+    picture, expected_channels = pixels(20, 17, channels), target or channels
+    transform = DataTransform(channels=target, resize=(9, 8), mean=(0.5,), deviation=(0.25,))
+    form = make_form(transform, (expected_channels, 9, 8))
+    from_file = read_dataset(write_images(tmp_path / "d", picture), form)
     np.savez(tmp_path / "bytes.npz", x=picture[np.newaxis], y=np.zeros(1, np.int64))
     np.savez(tmp_path / "shares.npz", x=picture[np.newaxis].astype(np.float32) / 255, y=np.zeros(1, np.int64))
     for name in ("bytes.npz", "shares.npz"):
-        found = read_dataset(str(tmp_path / name), taken)
-        np.testing.assert_array_equal(found.inputs, from_file.inputs)
+        from_array = read_dataset(str(tmp_path / name), form)
+        np.testing.assert_array_equal(from_array.inputs, from_file.inputs)
 
 
 def test_other_numbers_are_scaled_as_they_are() -> None:
     corners = np.array([[-8.0, 0.5], [4.0, 1000.0]], np.float32)
     rows = corners.repeat(2, 0).repeat(2, 1)
     dataset = make_dataset(rows[np.newaxis], np.zeros(1, np.int64), "test")
-    found = form_applied(dataset, DataTransform(resize=(2, 2)))
-    share = np.array([[6, 1], [1, 6]]) / 7  # of a triangle over 4 of the old pixels, those in it
-    np.testing.assert_allclose(found[0, 0], share @ corners @ share.T, rtol=1e-5)
+    scaled = apply_transform(dataset, DataTransform(resize=(2, 2)))
+    share = np.array([[6, 1], [1, 6]]) / 7  # the weights of a triangle over 4 of the old pixels, inside the picture
+    np.testing.assert_allclose(scaled[0, 0], share @ corners @ share.T, rtol=1e-5)
     np.testing.assert_array_equal(
-        form_applied(dataset, DataTransform(mean=(1.0,), deviation=(2.0,)))[0, 0], (rows - 1) / 2
+        apply_transform(dataset, DataTransform(mean=(1.0,), deviation=(2.0,)))[0, 0], (rows - 1) / 2
     )
 
 
-def form_applied(dataset: Dataset, transform: DataTransform) -> npt.NDArray[np.generic]:
+def apply_transform(dataset: Dataset, transform: DataTransform) -> npt.NDArray[np.generic]:
     from subfleet.tasks.transforms.data_transform import transform_dataset
 
     return transform_dataset(dataset, transform, "test").inputs
@@ -89,18 +89,18 @@ def test_the_size_is_what_was_said_before_anything_was_done(
 ) -> None:
     transform = DataTransform(resize=resize)
     dataset = make_dataset(picture[np.newaxis], np.zeros(1, np.int64), "test")
-    found = form_applied(dataset, transform)
-    assert found.shape[1:] == transform.shape_of((1, *picture.shape))
-    assert picture.min() / 255 - 1e-6 <= found.min() <= found.max() <= picture.max() / 255 + 1e-6
+    result = apply_transform(dataset, transform)
+    assert result.shape[1:] == transform.shape_of((1, *picture.shape))
+    assert picture.min() / 255 - 1e-6 <= result.min() <= result.max() <= picture.max() / 255 + 1e-6
     if len(resize) == 1:
-        assert min(found.shape[2:]) == resize[0]
+        assert min(result.shape[2:]) == resize[0]
 
 
 def test_what_was_transformed_says_so_and_is_not_transformed_again(tmp_path: Path) -> None:
-    taken = form(WHOLE, (3, 8, 10))
-    once = read_dataset(in_folder(tmp_path / "d", pixels(40, 30), pixels(20, 20)), taken)
+    form = make_form(WHOLE, (3, 8, 10))
+    once = read_dataset(write_images(tmp_path / "d", pixels(40, 30), pixels(20, 20)), form)
     write_npz(tmp_path / "once.npz", once)
-    again = read_dataset(str(tmp_path / "once.npz"), taken)
+    again = read_dataset(str(tmp_path / "once.npz"), form)
     np.testing.assert_array_equal(again.inputs, once.inputs)
     assert again.transform == WHOLE
     for other in (None, DataTransform(resize=(8, 10))):
@@ -115,11 +115,13 @@ def test_a_data_file_with_a_transform_that_nobody_knows_is_refused(tmp_path: Pat
 
 
 def test_statistics_are_those_before_normalisation(tmp_path: Path) -> None:
-    source = in_folder(tmp_path / "d", pixels(8, 8), pixels(8, 8))
-    plain, own = DataTransform(), DataTransform(mean=(0.5, 0.4, 0.3), deviation=(0.25, 0.5, 0.125))
-    found = [measure_inputs(read_dataset(source, form(one, (3, 8, 8)))) for one in (plain, own)]
+    source = write_images(tmp_path / "d", pixels(8, 8), pixels(8, 8))
+    plain, normalised = DataTransform(), DataTransform(mean=(0.5, 0.4, 0.3), deviation=(0.25, 0.5, 0.125))
+    statistics = [
+        measure_inputs(read_dataset(source, make_form(transform, (3, 8, 8)))) for transform in (plain, normalised)
+    ]
     for name in ("minimum", "maximum", "mean", "deviation"):
-        assert getattr(found[0], name) == pytest.approx(getattr(found[1], name), abs=1e-6)
+        assert getattr(statistics[0], name) == pytest.approx(getattr(statistics[1], name), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -138,17 +140,17 @@ def test_samples_that_cannot_be_transformed_are_named(
 ) -> None:
     np.savez(tmp_path / "mine.npz", x=array, y=np.zeros(len(array), np.int64))
     with pytest.raises(DataError, match=rf"mine\.npz' .*{words}"):
-        read_dataset(str(tmp_path / "mine.npz"), form(transform, (1, 8, 8)))
+        read_dataset(str(tmp_path / "mine.npz"), make_form(transform, (1, 8, 8)))
 
 
 def test_pictures_that_are_too_small_are_listed(tmp_path: Path) -> None:
-    source = in_folder(tmp_path / "d", pixels(8, 8), pixels(4, 8), pixels(8, 3))
+    source = write_images(tmp_path / "d", pixels(8, 8), pixels(4, 8), pixels(8, 3))
     with pytest.raises(DataError, match=r"2 images .*a/1\.png' does not fit .* out of 8 x 4.*a/2\.png'"):
-        read_dataset(source, form(DataTransform(crop=(6,)), (3, 6, 6)))
+        read_dataset(source, make_form(DataTransform(crop=(6,)), (3, 6, 6)))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("fields", "words"),
     [
         ({"channels": 2}, "channels is 2, but must be 1 for gray, 3 for colour"),
         ({"resize": (0, 4)}, r"resize\[0\] is 0, but must be from 1 to 4096"),
@@ -161,9 +163,9 @@ def test_pictures_that_are_too_small_are_listed(tmp_path: Path) -> None:
         ({"mean": (float("nan"),), "deviation": (1.0,)}, r"mean\[0\] is nan, but must be a finite number"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, object], words: str) -> None:
+def test_settings_that_cannot_be_are_refused(fields: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        DataTransform(**wrong)  # type: ignore[arg-type]
+        DataTransform(**fields)  # type: ignore[arg-type]
 
 
 def test_a_transform_is_the_same_after_it_was_a_text() -> None:

@@ -1,4 +1,4 @@
-"""The real data sets, where SUBFLEET_DATA names their folder."""
+"""The real data sets, if SUBFLEET_DATA names their folder."""
 
 import os
 from pathlib import Path
@@ -14,13 +14,13 @@ DATA = os.environ.get("SUBFLEET_DATA", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA, reason="SUBFLEET_DATA names no folder of real data")]
 
 
-def needed(name: str) -> None:
+def require_data(name: str) -> None:
     if any(find_availability(file, find_data_folders()) != "given" for file in DATASETS[name].files):
         pytest.skip(f"SUBFLEET_DATA has no {name}")
 
 
 def test_fashion_mnist_has_its_published_counts() -> None:
-    needed("fashion_mnist")
+    require_data("fashion_mnist")
     parts = DATASETS["fashion_mnist"].load()
     assert parts.train.class_counts().tolist() == [6000] * 10
     assert parts.test.class_counts().tolist() == [1000] * 10
@@ -31,7 +31,7 @@ def test_fashion_mnist_has_its_published_counts() -> None:
 
 
 def test_cifar10s_subset_has_its_counts_and_channels() -> None:
-    needed("cifar10_subset")
+    require_data("cifar10_subset")
     parts = DATASETS["cifar10_subset"].load()
     assert parts.train.class_counts().tolist() == [1000] * 10
     assert parts.test.class_counts().tolist() == [200] * 10
@@ -40,7 +40,7 @@ def test_cifar10s_subset_has_its_counts_and_channels() -> None:
 
 
 def test_shakespeares_roles_speak_english() -> None:
-    needed("shakespeare")
+    require_data("shakespeare")
     parts = DATASETS["shakespeare"].load()
     assert parts.train.owners is not None
     assert parts.test.owners is not None
@@ -54,21 +54,21 @@ def test_shakespeares_roles_speak_english() -> None:
 
 
 def test_tiny_shakespeare_knows_65_symbols() -> None:
-    needed("tinyshakespeare")
+    require_data("tinyshakespeare")
     parts = DATASETS["tinyshakespeare"].load()
     assert np.count_nonzero(parts.train.class_counts()) == 65
     assert len(parts.train) + len(parts.test) == pytest.approx(1_115_394 / 80, abs=2)
 
 
 def test_the_clips_of_speech_commands_can_be_told_apart() -> None:
-    needed("speech_commands_subset")
+    require_data("speech_commands_subset")
     parts = DATASETS["speech_commands_subset"].load()
     assert (parts.train.class_counts() + parts.test.class_counts()).tolist() == [130] * 12
     assert parts.train.owners is not None
     assert parts.test.owners is not None
     speakers = set(parts.train.owners.tolist()) | set(parts.test.owners.tolist())
     assert len(speakers - {-1}) == 223
-    # The mean of each class, as a classifier, is right more than twice as often as chance on speakers it never heard.
+    # A nearest-mean classifier is right more than twice as often as chance on speakers that it never heard.
     flat = {name: part.inputs.reshape(len(part), -1) for name, part in (("train", parts.train), ("test", parts.test))}
     centres = np.stack([flat["train"][parts.train.labels == label].mean(0) for label in range(12)])
     nearest = ((flat["test"][:, None] - centres) ** 2).sum(2).argmin(1)
@@ -76,6 +76,6 @@ def test_the_clips_of_speech_commands_can_be_told_apart() -> None:
 
 
 def test_a_part_is_named_as_data_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed("cifar10_subset")
+    require_data("cifar10_subset")
     monkeypatch.chdir(tmp_path)
     assert len(read_dataset("cifar10_subset:test")) == 2000

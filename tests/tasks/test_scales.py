@@ -1,4 +1,4 @@
-"""Which data go together: another scale is found, and data that are honestly unlike never are taken for one."""
+"""Another scale of the inputs is detected, and heterogeneous data on the same scale are accepted."""
 
 import os
 from collections.abc import Iterator
@@ -22,23 +22,23 @@ REAL = ("fashion_mnist", "cifar10_subset", "speech_commands_subset")
 _DATA = os.environ.get("SUBFLEET_DATA", "")
 
 
-def real(name: str) -> tuple[Dataset, Dataset]:
-    """Some of a data set's training part, and all of its test part."""
+def load_real(name: str) -> tuple[Dataset, Dataset]:
+    """A sample of the training part of a data set, and its whole test part."""
     if name != "digits" and not (_DATA and Path(_DATA).is_dir()):
         pytest.skip("SUBFLEET_DATA names no folder with this data set")
     parts = DATASETS.named(name).load()
-    every = np.arange(0, len(parts.train), max(1, len(parts.train) // 4000))
-    return parts.train.take(every), parts.test
+    indices = np.arange(0, len(parts.train), max(1, len(parts.train) // 4000))
+    return parts.train.take(indices), parts.test
 
 
-def unlike_parts(dataset: Dataset) -> Iterator[npt.NDArray[np.int64]]:
-    """Samples of honest devices: of one class, at Dirichlet 0.05, a handful, dark or bright ones alone."""
+def iter_unlike_parts(dataset: Dataset) -> Iterator[npt.NDArray[np.int64]]:
+    """Samples of honest devices: one class only, Dirichlet 0.05, few samples, only dark or only bright ones."""
     generator, labels = np.random.default_rng(0), dataset.classes()
     for label in np.unique(labels):
         yield np.flatnonzero(labels == label)
     shares = generator.dirichlet([0.05] * 20, len(np.unique(labels)))
     owner = np.array([generator.choice(20, p=share) for share in shares[np.searchsorted(np.unique(labels), labels)]])
-    yield from (np.flatnonzero(owner == one) for one in np.unique(owner))
+    yield from (np.flatnonzero(owner == number) for number in np.unique(owner))
     for size in (1, 2, 8):
         for _ in range(40):
             yield generator.choice(len(labels), size, replace=False)
@@ -46,7 +46,7 @@ def unlike_parts(dataset: Dataset) -> Iterator[npt.NDArray[np.int64]]:
     yield from (bright[:8], bright[:100], bright[-8:], bright[-100:])
 
 
-def scaled(dataset: Dataset, factor: float, shift: float = 0.0) -> Dataset:
+def scale(dataset: Dataset, factor: float, shift: float = 0.0) -> Dataset:
     return replace(dataset, inputs=(dataset.inputs * np.float32(factor) + np.float32(shift)).astype(np.float32))
 
 
@@ -54,34 +54,36 @@ def scaled(dataset: Dataset, factor: float, shift: float = 0.0) -> Dataset:
 @pytest.mark.parametrize("standardised", [False, True])
 @pytest.mark.parametrize("name", ["digits", *REAL])
 def test_no_honest_device_is_taken_for_one_on_another_scale(name: str, standardised: bool) -> None:
-    train, test = real(name)
+    train, test = load_real(name)
     if standardised:
         mean, deviation = float(train.inputs.mean()), float(train.inputs.std())
-        train, test = (scaled(one, 1 / deviation, -mean / deviation) for one in (train, test))
+        train, test = (scale(dataset, 1 / deviation, -mean / deviation) for dataset in (train, test))
     evaluation = measure_inputs(test)
-    for part in unlike_parts(train):
-        found = measure_inputs(train.take(part))
-        assert find_scale_problem(found, evaluation) == "", f"{len(part)} samples: {found} beside {evaluation}"
+    for part in iter_unlike_parts(train):
+        statistics = measure_inputs(train.take(part))
+        assert find_scale_problem(statistics, evaluation) == "", (
+            f"{len(part)} samples: {statistics} beside {evaluation}"
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "fashion_mnist", "cifar10_subset"])
 def test_every_other_scale_of_pictures_is_found(name: str) -> None:
-    train, test = real(name)
+    train, test = load_real(name)
     mean, deviation = float(train.inputs.mean()), float(train.inputs.std())
-    others = {
-        "bytes": scaled(train, 255),
-        "divided twice": scaled(train, 1 / 255),
-        "16 bits": scaled(train, 65535),
-        "standardised": scaled(train, 1 / deviation, -mean / deviation),
-        "from -1 to 1": scaled(train, 2, -1),
-        "of 16 levels": scaled(train, 16),
+    by_scale = {
+        "bytes": scale(train, 255),
+        "divided twice": scale(train, 1 / 255),
+        "16 bits": scale(train, 65535),
+        "standardised": scale(train, 1 / deviation, -mean / deviation),
+        "from -1 to 1": scale(train, 2, -1),
+        "of 16 levels": scale(train, 16),
     }
     evaluation = measure_inputs(test)
-    for what, other in others.items():
-        found = measure_inputs(other)
-        assert find_scale_problem(found, evaluation), what
-        assert find_scale_problem(found, evaluation) == find_scale_problem(evaluation, found)
+    for scale_name, dataset in by_scale.items():
+        statistics = measure_inputs(dataset)
+        assert find_scale_problem(statistics, evaluation), scale_name
+        assert find_scale_problem(statistics, evaluation) == find_scale_problem(evaluation, statistics)
 
 
 def test_black_pictures_say_nothing() -> None:
@@ -106,11 +108,11 @@ def test_statistics_are_those_of_all_values_however_they_are_read(
     dataset = Dataset(inputs=inputs, labels=np.zeros(len(inputs), np.int64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "VALUES_AT_ONCE", at_once)
-        found = measure_inputs(dataset)
+        statistics = measure_inputs(dataset)
     values = inputs.astype(np.float64)
-    assert (found.minimum, found.maximum) == (values.min(), values.max())
-    assert found.mean == pytest.approx(values.mean(), abs=1e-6)
-    assert found.deviation == pytest.approx(values.std(), abs=1e-3)
+    assert (statistics.minimum, statistics.maximum) == (values.min(), values.max())
+    assert statistics.mean == pytest.approx(values.mean(), abs=1e-6)
+    assert statistics.deviation == pytest.approx(values.std(), abs=1e-3)
 
 
 def test_a_device_tells_them_of_whatever_it_has(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_device_tells_them_of_whatever_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("changes", "words"),
     [
         ({"minimum": 2.0}, "minimum is 2, but must be at most maximum 1"),
         ({"maximum": 1e39}, "maximum is"),
@@ -136,8 +138,8 @@ def test_a_device_tells_them_of_whatever_it_has(tmp_path: Path) -> None:
         ({"kind": "indices", "minimum": -1.0}, "indices"),
     ],
 )
-def test_numbers_that_no_data_have_are_refused(wrong: dict[str, object], said: str) -> None:
-    right: dict[str, object] = {"kind": "numbers", "minimum": 0.0, "maximum": 1.0, "mean": 0.5, "deviation": 0.3}
-    InputStatistics(**right)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=said):
-        InputStatistics(**{**right, **wrong})  # type: ignore[arg-type]
+def test_numbers_that_no_data_have_are_refused(changes: dict[str, object], words: str) -> None:
+    fields: dict[str, object] = {"kind": "numbers", "minimum": 0.0, "maximum": 1.0, "mean": 0.5, "deviation": 0.3}
+    InputStatistics(**fields)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=words):
+        InputStatistics(**{**fields, **changes})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Transforms are pure, and what is random is a function of (seed, round, client, epoch)."""
+"""Transforms are pure; random numbers are a function of (seed, round, client, epoch)."""
 
 from typing import Any
 
@@ -37,8 +37,8 @@ def pictures(count: int = 9) -> npt.NDArray[np.float32]:
     return np.random.default_rng(0).random((count, 3, 5, 6), np.float32)
 
 
-def draws(**changed: Any) -> npt.NDArray[np.float32]:
-    return draw_augmentation(9, **{**EPOCH, **changed})
+def draws(**changes: Any) -> npt.NDArray[np.float32]:
+    return draw_augmentation(9, **{**EPOCH, **changes})
 
 
 @given(padding=st.integers(1, 9), seed=st.integers(0, 99))
@@ -70,9 +70,9 @@ def test_augmentation_follows_from_seed_round_client_and_epoch_alone() -> None:
     images = pictures()
     first = augment(images, draws(), BOTH)
     assert first.tobytes() == augment(images, draws(), BOTH).tobytes()
-    others: list[dict[str, Any]] = [{"seed": 4}, {"round_number": 5}, {"client_id": "d"}, {"epoch": 2}]
-    for changed in others:
-        assert first.tobytes() != augment(images, draws(**changed), BOTH).tobytes()
+    changes: list[dict[str, Any]] = [{"seed": 4}, {"round_number": 5}, {"client_id": "d"}, {"epoch": 2}]
+    for change in changes:
+        assert first.tobytes() != augment(images, draws(**change), BOTH).tobytes()
     assert draws().tobytes() != sample_random(9, 3, seed=3, round_number=4, client_id="1/c", epoch=0).tobytes()
 
 
@@ -105,7 +105,7 @@ def sine(hertz: float, amplitude: float = 0.5) -> npt.NDArray[np.float64]:
 
 
 def centres_hz(mel: MelSettings) -> npt.NDArray[np.float64]:
-    """Where each band weighs 1: even on the scale mel = 1127 ln(1 + f / 700 Hz)."""
+    """The centre of each band, where its weight is 1: even steps of mel = 1127 ln(1 + f / 700 Hz)."""
     low, high = 1127 * np.log(1 + mel.low_hz / 700), 1127 * np.log(1 + mel.high_hz / 700)
     edges = 700 * (np.exp(np.linspace(low, high, mel.bands + 2) / 1127) - 1)
     return np.asarray(edges[1:-1])
@@ -121,7 +121,7 @@ def test_a_tones_loudest_band_is_the_one_around_it() -> None:
 
 
 def test_the_bands_of_a_tone_hold_its_power() -> None:
-    # A tone of amplitude a that lasts for whole periods of the frame puts (a / 2 * sum of the window)^2 on its line.
+    # A tone of amplitude a with whole periods in the frame has the power (a / 2 * sum of the window)^2 at its line.
     mel = MelSettings(spectrum_samples=640, floor=0.0)
     filters = make_mel_filters(mel)
     hertz = 1000.0

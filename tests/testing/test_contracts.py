@@ -1,4 +1,4 @@
-"""The contracts see what a method, a family or a data set does wrong."""
+"""The contracts fail for methods, families and data sets that break a promise."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -25,50 +25,50 @@ from subfleet.tasks import Dataset
 from subfleet.tasks.named_dataset import NamedDataset, TrainTest
 from subfleet.testing import DatasetContract, FamilyContract, MethodContract
 
-LOOSE: list[int] = []
+CALLS: list[int] = []
 
 
-def _any_size(ask: AssignmentContext) -> Assignment:
-    return Assignment(candidate=ask.candidates[-1])
+def _assign_any_size(context: AssignmentContext) -> Assignment:
+    return Assignment(candidate=context.candidates[-1])
 
 
-def _by_chance(ask: AssignmentContext) -> Assignment:
-    fitting = [one for one in ask.candidates if ask.allows(one)]
+def _assign_by_chance(context: AssignmentContext) -> Assignment:
+    fitting = [candidate for candidate in context.candidates if context.allows(candidate)]
     return Assignment(candidate=random.choice(fitting) if fitting else None)
 
 
-def _by_memory(ask: AssignmentContext) -> Assignment:
-    LOOSE.append(1)
-    fitting = [one for one in ask.candidates if ask.allows(one)]
-    return Assignment(candidate=fitting[len(LOOSE) % len(fitting)] if fitting else None)
+def _assign_by_call_count(context: AssignmentContext) -> Assignment:
+    CALLS.append(1)
+    fitting = [candidate for candidate in context.candidates if context.allows(candidate)]
+    return Assignment(candidate=fitting[len(CALLS) % len(fitting)] if fitting else None)
 
 
-def _wider(network: Network, size: Architecture, draw: Draw) -> Architecture:
+def _place_wider(network: Network, size: Architecture, draw: Draw) -> Architecture:
     return network.full_architecture()
 
 
-def _decayed(context: AggregationContext) -> ModelState:
+def _decay(context: AggregationContext) -> ModelState:
     return context.after.map_tensors(lambda tensors: {name: 0.9 * tensor for name, tensor in tensors.items()})
 
 
-def _everywhere(network: Network, state: Mapping[str, Tensor], trained: Sequence[ClientUpdate]) -> list[Replacement]:
-    whole = network.full_architecture()
+def _replace_everywhere(
+    network: Network, state: Mapping[str, Tensor], trained: Sequence[ClientUpdate]
+) -> list[Replacement]:
+    full = network.full_architecture()
     return [
-        Replacement(
-            architecture=whole, change={name: torch.ones(shape) for name, shape in network.shapes(whole).items()}
-        )
+        Replacement(architecture=full, change={name: torch.ones(shape) for name, shape in network.shapes(full).items()})
         for _ in trained
     ]
 
 
 ROLES: dict[str, Roles] = {
     "sound": Roles(),
-    "any size": Roles(assigner=Assigner(assign=_any_size)),
-    "by chance": Roles(assigner=Assigner(assign=_by_chance)),
-    "by memory": Roles(assigner=Assigner(assign=_by_memory)),
-    "wider": Roles(assigner=Assigner(place=_wider)),
-    "decayed": Roles(aggregator=Aggregator(after_round=_decayed)),
-    "everywhere": Roles(aggregator=Aggregator(transform=_everywhere)),
+    "any size": Roles(assigner=Assigner(assign=_assign_any_size)),
+    "by chance": Roles(assigner=Assigner(assign=_assign_by_chance)),
+    "by memory": Roles(assigner=Assigner(assign=_assign_by_call_count)),
+    "wider": Roles(assigner=Assigner(place=_place_wider)),
+    "decayed": Roles(aggregator=Aggregator(after_round=_decay)),
+    "everywhere": Roles(aggregator=Aggregator(transform=_replace_everywhere)),
     "told badly": Roles(),
 }
 
@@ -120,12 +120,12 @@ def test_a_method_that_moves_what_nobody_held_fails(tmp_path: Path) -> None:
         method_contract("everywhere").test_elements_that_no_client_has_keep_their_bits(tmp_path)
 
 
-def _plain(sizes: Sizes, width: int) -> nn.Module:
+def _make_mlp(sizes: Sizes, width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, sizes["class"]))
 
 
 BUILDERS: dict[str, Callable[[Sizes], nn.Module]] = {
-    "sound": lambda sizes: _plain(sizes, sizes["width"]),
+    "sound": lambda sizes: _make_mlp(sizes, sizes["width"]),
     "uncut": lambda sizes: nn.Sequential(nn.Linear(3, sizes["width"]), nn.Flatten(), nn.Linear(8, sizes["class"])),
 }
 
@@ -141,7 +141,7 @@ class Little:
     input_shape: tuple[int, ...] = (3,)
     class_count: int = 2
     kind: str = "sound"
-    told: float = field(default=0.0, compare=False)
+    note: float = field(default=0.0, compare=False)
 
     def blueprint(self) -> Blueprint:
         return Blueprint(
@@ -156,7 +156,7 @@ class Little:
 
 def family_contract(kind: str) -> FamilyContract:
     contract = FamilyContract()
-    contract.family = Little(kind=kind)  # type: ignore[assignment]  # its norm is any text, as one's own may be
+    contract.family = Little(kind=kind)  # type: ignore[assignment]  # its norm may be any text, as a plug-in's may
     return contract
 
 
@@ -211,6 +211,6 @@ def test_a_data_set_that_is_not_what_it_says_fails() -> None:
         data_contract(name="drawn numbers").test_it_says_what_it_is()
     with pytest.raises(AssertionError, match="owners"):
         data_contract(owner="writer").test_both_parts_are_what_it_says()
-    endless = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     with pytest.raises(AssertionError, match="second time"):
-        data_contract(read=lambda paths: _read(endless, (2,), 3)).test_it_is_the_same_every_time()
+        data_contract(read=lambda paths: _read(generator, (2,), 3)).test_it_is_the_same_every_time()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.coordinator_cases import CLIENTS, context_of, looked_around, measuring, prepared, telemetry
+from server.coordinator_cases import CLIENTS, context_of, measuring, perform_searches, prepared, telemetry
 from server.methods.test_fedtrans import CONTEXT, LOSSES, METHOD, WHOLE, close_round, evolve_once, relaxed
 from server.server_rig import World, config, fleet
 
@@ -145,7 +145,7 @@ def test_a_failed_attempt_leaves_nothing_of_the_configured_network() -> None:
         for name, memory_bytes in zip(CLIENTS, budgets, strict=True):
             message = telemetry(context, name, memory_bytes=memory_bytes, attempt=attempt)
             state, actions = step(context, state, message, 2.0)
-            state, _ = looked_around(context, state, actions, 2.0)
+            state, _ = perform_searches(context, state, actions, 2.0)
         assert state.phase == "train"
         if not attempt:
             for name in CLIENTS:
