@@ -73,7 +73,7 @@ def make_client(
     )
 
 
-def make_selection_context(
+def context_with(
     *clients: AvailableClient, count: int, round_number: int = 2, memory: object = None, seed: int = 0
 ) -> SelectionContext:
     memory = OORT.roles().memory.initial if memory is None else memory
@@ -174,7 +174,7 @@ def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any,
             make_client(name, last.get(name), samples=samples if name == "c07" else 5 + index)
             for index, name in enumerate(names)
         ]
-        selection = select(roles, make_selection_context(*clients, count=count, round_number=number, memory=memory))
+        selection = select(roles, context_with(*clients, count=count, round_number=number, memory=memory))
         memory, updates = selection.memory, dict[str, LastUpdate]()
         for name in selection.clients:
             lies = name == "c07"
@@ -194,9 +194,7 @@ def test_a_liar_is_chosen_for_its_claims_no_more_often_than_is_stated(kind: Any,
 def list_overselected(
     selections: Sequence[PastSelection], number: int, count: int, known: int, most_often: float = 1.5
 ) -> frozenset[str]:
-    context = make_selection_context(
-        *[make_client(f"c{index}") for index in range(known)], count=count, round_number=number
-    )
+    context = context_with(*[make_client(f"c{index}") for index in range(known)], count=count, round_number=number)
     return find_overselected(context, selections, count, most_often)
 
 
@@ -204,8 +202,8 @@ def _count_selections(rounds: range, takes_part: Callable[[int, bool], bool], *,
     """Count the rounds that select a liar who is selected whenever it takes part and is not overselected."""
     choices = tuple(PastSelection(round=number, clients=()) for number in range(1, rounds.start))
     for number in rounds:
-        overselected = list_overselected(choices, number, count, known)
-        chosen_now = takes_part(number, "eve" in overselected) and "eve" not in overselected
+        barred = list_overselected(choices, number, count, known)
+        chosen_now = takes_part(number, "eve" in barred) and "eve" not in barred
         for _ in range(3):  # a failed attempt does not count
             choices = add_selection(choices, number, ["eve"] if chosen_now else [])
     assert len(choices) < 40
@@ -214,11 +212,7 @@ def _count_selections(rounds: range, takes_part: Callable[[int, bool], bool], *,
 
 @pytest.mark.parametrize(
     "takes_part",
-    [
-        lambda number, overselected: True,
-        lambda number, overselected: not overselected,
-        lambda number, overselected: number % 2 == 0,
-    ],
+    [lambda number, barred: True, lambda number, barred: not barred, lambda number, barred: number % 2 == 0],
 )
 def test_who_stays_away_or_comes_late_has_no_more_turns(takes_part: Callable[[int, bool], bool]) -> None:
     """With 2 of 40 clients per round, 1.5 turns in 40 rounds are 3, whichever rounds these are."""
@@ -247,7 +241,7 @@ def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() 
 def test_the_share_that_explores_falls_to_its_least(round_number: int, explored: int) -> None:
     known = [make_client(f"known{index:02d}", past()) for index in range(20)]
     new = [make_client(f"new{index:02d}") for index in range(20)]
-    selection = OORT.select(make_selection_context(*known, *new, count=10, round_number=round_number))
+    selection = OORT.select(context_with(*known, *new, count=10, round_number=round_number))
     assert sum(name.startswith("new") for name in selection.clients) == explored
     assert len(set(selection.clients)) == 10
     assert set(selection.memory.exploiting) == {name for name in selection.clients if name.startswith("known")}
@@ -256,7 +250,7 @@ def test_the_share_that_explores_falls_to_its_least(round_number: int, explored:
 def test_fast_clients_are_explored_rather() -> None:
     new = [make_client(f"c{index}", training_s=1.0 if index < 5 else 50.0) for index in range(10)]
     counts = Counter(
-        name for seed in range(200) for name in OORT.select(make_selection_context(*new, count=3, seed=seed)).clients
+        name for seed in range(200) for name in OORT.select(context_with(*new, count=3, seed=seed)).clients
     )
     assert min(counts[f"c{index}"] for index in range(5)) > 5 * max(counts[f"c{index}"] for index in range(5, 10))
 
@@ -265,11 +259,9 @@ def test_those_close_to_the_best_are_drawn_and_no_others() -> None:
     known = [make_client(f"c{index}", past(10.0 - index)) for index in range(10)]
     strict = replace(OORT, cutoff=1.0, least_exploration=0.0, exploration=0.0, clip=1.0)
     for seed in range(20):
-        assert set(strict.select(make_selection_context(*known, count=3, seed=seed)).clients) == {"c0", "c1", "c2"}
+        assert set(strict.select(context_with(*known, count=3, seed=seed)).clients) == {"c0", "c1", "c2"}
     loose = replace(strict, cutoff=0.3)
-    names = {
-        name for seed in range(200) for name in loose.select(make_selection_context(*known, count=3, seed=seed)).clients
-    }
+    names = {name for seed in range(200) for name in loose.select(context_with(*known, count=3, seed=seed)).clients}
     assert {"c0", "c3", "c5"} <= names
     assert "c9" not in names
 
@@ -318,7 +310,7 @@ def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None],
         for index, loss in enumerate(losses)
     ]
     method = PowerOfChoice(candidates=2.0)
-    context = make_selection_context(*clients, count=count)
+    context = context_with(*clients, count=count)
     selected = select(method.roles(), context).clients
     most = bound_claims(client.sample_count for client in clients)
     weights = {client.client_id: float(min(client.sample_count, most)) for client in clients}
@@ -332,7 +324,7 @@ def test_the_largest_losses_of_those_drawn_take_part(losses: list[float | None],
 
 def test_with_one_candidate_for_each_it_is_a_draw_by_samples() -> None:
     clients = [make_client(f"c{index}", past(float(index)), samples=index + 1) for index in range(6)]
-    context = make_selection_context(*clients, count=3)
+    context = context_with(*clients, count=3)
     weights = {client.client_id: float(client.sample_count) for client in clients}
     selected = select(PowerOfChoice(candidates=1.0).roles(), context).clients
     assert set(selected) == set(draw_without_replacement(weights, 3, context.stream("candidates")))
@@ -346,7 +338,7 @@ def test_the_useful_send_more_and_the_fast_train_longer() -> None:
         make_client("cyd", past(change_norm=1.0), training_s=2.0),
     ]
     roles = method.roles()
-    memory = select(roles, make_selection_context(*clients, count=0, memory=roles.memory.initial)).memory
+    memory = select(roles, context_with(*clients, count=0, memory=roles.memory.initial)).memory
     assert memory.left_out == pytest.approx({"bob": 0.1, "ada": 0.1 + 0.5 / 3, "cyd": 0.1 + 1.0 / 3})
     assert memory.passes == pytest.approx({"ada": 4.0, "bob": 1.0, "cyd": 2.0})
     draw = Draw(seed=0, round=2, client_id="ada", memory=memory)
@@ -366,10 +358,7 @@ def test_a_shorter_upload_shortens_the_round() -> None:
         make_client("bob", past(), training_s=1.0),
     ]
     roles = method.roles()
-    assert (
-        select(roles, make_selection_context(*clients, count=0, memory=roles.memory.initial)).memory.passes["bob"]
-        == 3.0
-    )
+    assert select(roles, context_with(*clients, count=0, memory=roles.memory.initial)).memory.passes["bob"] == 3.0
 
 
 def test_a_method_that_transforms_whole_updates_sends_no_parts_of_them() -> None:

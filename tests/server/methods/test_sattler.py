@@ -1,4 +1,4 @@
-"""Clustered federated learning: when a cluster is split, how, and what its halves go on from."""
+"""Clustered federated learning: when and how a cluster is split, and what its halves continue from."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -43,38 +43,38 @@ WHOLE = CONTEXT.space[-1]
 Direction = dict[str, torch.Tensor]
 
 
-def direction(seed: int, size: Architecture = WHOLE) -> Direction:
-    """A change of norm 1 of a submodel's tensors; of equal seeds, smaller submodels have the front of larger ones'."""
+def draw_direction(seed: int, size: Architecture = WHOLE) -> Direction:
+    """Draw a change of norm 1 of a submodel's tensors; with equal seeds, smaller submodels have the front of it."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = {name: torch.randn(one.shape, generator=generator) for name, one in CONTEXT.network.tensors.items()}
-    found = {name: place.extract(drawn[name]) for name, place in tensor_maps(CONTEXT.network, size).items()}
-    norm = math.sqrt(sum(float(one.square().sum()) for one in found.values()))
-    return {name: one / norm for name, one in found.items()}
+    drawn = {name: torch.randn(decl.shape, generator=generator) for name, decl in CONTEXT.network.tensors.items()}
+    change = {name: tensor_map.extract(drawn[name]) for name, tensor_map in tensor_maps(CONTEXT.network, size).items()}
+    norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in change.values()))
+    return {name: tensor / norm for name, tensor in change.items()}
 
 
-def trained(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
+def make_update(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
     client = Participant(client_id=name, architecture=size, size=size)
     return ClientUpdate(client=client, weight=weight, received={}, change=change)
 
 
-def times(factor: float, change: Direction) -> Direction:
-    return {name: factor * one for name, one in change.items()}
+def scale_change(factor: float, change: Direction) -> Direction:
+    return {name: factor * tensor for name, tensor in change.items()}
 
 
-def found(
+def observe_clients(
     method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1
 ) -> Clustering:
-    find = method.roles().memory.observe
-    assert find
+    observe = method.roles().memory.observe
+    assert observe
     memory = memory or SattlerMemory()
     updates = RoundUpdates(networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory)
-    return cast("Clustering", find(updates))
+    return cast("Clustering", observe(updates))
 
 
-def opposed(scale: float = 1.0) -> list[ClientUpdate]:
-    """Three who pull to one side, two to the other: the mean is a fifth of what each moves."""
+def make_opposed(scale: float = 1.0) -> list[ClientUpdate]:
+    """Return updates of three clients in one direction and two in the opposite; the mean is a fifth of each."""
     names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
-    return [trained(name, times(side * scale, direction(1))) for name, side in names]
+    return [make_update(name, scale_change(side * scale, draw_direction(1))) for name, side in names]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -86,29 +86,32 @@ def test_groups_are_those_of_scikit_learn(seed: int, count: int, linkage: Linkag
     from sklearn.cluster import AgglomerativeClustering
 
     drawn = np.random.default_rng(seed).random((count, count))
-    similarity = np.triu(drawn, 1) + np.triu(drawn, 1).T  # no two are equal, so that nobody's order of equals shows
+    similarity = np.triu(drawn, 1) + np.triu(drawn, 1).T  # no two are equal, so that ties do not matter
     reference = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage=linkage).fit(1 - similarity)
     groups = split_in_two(similarity, linkage)
     labels = np.zeros(count, int)
     labels[list(groups[1])] = 1
-    assert sorted(groups[0] + groups[1]) == [*range(count)], "everyone is in one of them, and nobody in both"
+    assert sorted(groups[0] + groups[1]) == [*range(count)], "each client is in exactly one group"
     assert (labels == reference.labels_).all() or (labels == 1 - reference.labels_).all()
 
 
 def test_cosines_are_those_of_the_changes() -> None:
-    left, right = direction(1), direction(2)
+    left, right = draw_direction(1), draw_direction(2)
     mixed = {name: 0.6 * left[name] + 0.8 * right[name] for name in left}
-    clients = [trained(str(place), one) for place, one in enumerate((left, times(-3.0, left), mixed, times(0.0, left)))]
-    flat = [torch.cat([one.flatten() for one in client.change.values()]).double() for client in clients]
+    clients = [
+        make_update(str(index), change)
+        for index, change in enumerate((left, scale_change(-3.0, left), mixed, scale_change(0.0, left)))
+    ]
+    flat = [torch.cat([tensor.flatten() for tensor in client.change.values()]).double() for client in clients]
     cosine = torch.nn.functional.cosine_similarity
     expected = [[float(cosine(a, b, dim=0)) if a.any() and b.any() else 0.0 for b in flat] for a in flat]
     np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), expected, atol=1e-6)
 
 
 def test_unequal_submodels_are_compared_where_both_have_something() -> None:
-    """The front of one's change is the other's, whatever lies behind it."""
+    """The front of the larger change equals the smaller one, whatever lies behind it."""
     small = CONTEXT.space[0]
-    clients = [trained("whole", direction(1)), trained("part", direction(1, small), small)]
+    clients = [make_update("whole", draw_direction(1)), make_update("part", draw_direction(1, small), small)]
     np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), np.ones((2, 2)), atol=1e-6)
 
 
@@ -133,51 +136,58 @@ def test_unequal_submodels_are_compared_where_both_have_something() -> None:
 )
 def test_a_cluster_is_split_where_its_clients_agree_on_nothing_more(changes: dict[str, Any], splits: bool) -> None:
     method = replace(METHOD, **{"mean_norm": 0.5, "max_norm": 0.5, **changes})
-    outcome = found(method, opposed(), number=2)
+    outcome = observe_clients(method, make_opposed(), number=2)
     halves = (("c1", ("ada", "bob", "cyd")), ("c2", ("dan", "eve")))
     assert outcome.splits == ({"": halves} if splits else {})
 
 
 def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
     method = replace(METHOD, norms="relative", mean_norm=0.25, max_norm=0.5)
-    first = found(method, opposed(8.0))
+    first = observe_clients(method, make_opposed(8.0))
     assert first.first_norms[""] == pytest.approx(8.0)
     assert len(first.splits) == 1
     memory = SattlerMemory(first_norms=first.first_norms)
-    assert len(found(method, opposed(4.1), memory).splits) == 1
-    assert found(method, opposed(3.9), memory).splits == {}
-    assert found(replace(method, norms="absolute"), opposed(8.0)).splits == {}, "the mean moves by 1.6"
+    assert len(observe_clients(method, make_opposed(4.1), memory).splits) == 1
+    assert observe_clients(method, make_opposed(3.9), memory).splits == {}
+    assert observe_clients(replace(method, norms="absolute"), make_opposed(8.0)).splits == {}, "the mean moves by 1.6"
 
 
 # --- one alone --------------------------------------------------------------------------------------------------------
 
 
-def returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tuple[int, SattlerMemory]:
-    """How many splits come of 19 rounds of eight alike clients and one that is under another name in each.
+def play_returning(method: Sattler, lie: Callable[[int, Direction], Direction]) -> tuple[int, SattlerMemory]:
+    """Return the number of splits in 19 rounds of eight similar clients and one that has a new name in each round.
 
-    The eight have a direction in common and as much of their own beside it, and learn less from round to round.
+    The eight share a direction, have one of the same norm each to themselves, and learn less from round to round.
     """
     roles = method.roles()
     assert roles.memory.observe is not None
     assert roles.memory.remember is not None
-    memory, splits, common = SattlerMemory(), 0, direction(0)
+    memory, splits, common = SattlerMemory(), 0, draw_direction(0)
     for number in range(1, 20):
-        learned = {f"c{place}": times(3.0 * 0.8**number, sum_of(common, direction(place + 1))) for place in range(8)}
-        changes = learned | {f"eve{number}": lie(number, times(3.0 * 0.8**number, common))}
-        of = {name: memory.clusters.get(name, largest(memory)) for name in changes}
-        networks = {name: replace(CONTEXT.network, id=name) for name in set(of.values())}
-        clients = tuple(trained(name, change, replace(WHOLE, network=of[name])) for name, change in changes.items())
+        learned = {
+            f"c{index}": scale_change(3.0 * 0.8**number, add_changes(common, draw_direction(index + 1)))
+            for index in range(8)
+        }
+        changes = learned | {f"eve{number}": lie(number, scale_change(3.0 * 0.8**number, common))}
+        cluster_of = {name: memory.clusters.get(name, find_largest(memory)) for name in changes}
+        networks = {name: replace(CONTEXT.network, id=name) for name in set(cluster_of.values())}
+        clients = tuple(
+            make_update(name, change, replace(WHOLE, network=cluster_of[name])) for name, change in changes.items()
+        )
         outcome = roles.memory.observe(RoundUpdates(networks=networks, round=number, clients=clients, memory=memory))
-        closed = ClosedRound(round=number, clients={name: past(of[name]) for name in of}, observation=outcome)
-        memory, splits = roles.memory.remember(memory, closed), splits + len(outcome.splits)
+        closed_round = ClosedRound(
+            round=number, clients={name: past(cluster_of[name]) for name in cluster_of}, observation=outcome
+        )
+        memory, splits = roles.memory.remember(memory, closed_round), splits + len(outcome.splits)
     return splits, memory
 
 
-def largest(memory: SattlerMemory) -> str:
+def find_largest(memory: SattlerMemory) -> str:
     return max(sorted(memory.sizes), key=memory.sizes.__getitem__, default="")
 
 
-def sum_of(left: Direction, right: Direction) -> Direction:
+def add_changes(left: Direction, right: Direction) -> Direction:
     return {name: left[name] + right[name] for name in left}
 
 
@@ -185,11 +195,11 @@ def sum_of(left: Direction, right: Direction) -> Direction:
 @pytest.mark.parametrize(
     "lie",
     [
-        pytest.param(lambda number, learned: times(-8.0, learned), id="what makes the mean 0"),
-        pytest.param(lambda number, learned: times(-6.0, learned), id="the opposite"),
-        pytest.param(lambda number, learned: times(1.8, direction(99)), id="anything"),
-        pytest.param(lambda number, learned: times(1.8, direction(1)), id="what is one member's own"),
-        pytest.param(lambda number, learned: times(-2.5, direction(number % 8 + 1)), id="its opposite"),
+        pytest.param(lambda number, learned: scale_change(-8.0, learned), id="what makes the mean 0"),
+        pytest.param(lambda number, learned: scale_change(-6.0, learned), id="the opposite"),
+        pytest.param(lambda number, learned: scale_change(1.8, draw_direction(99)), id="anything"),
+        pytest.param(lambda number, learned: scale_change(1.8, draw_direction(1)), id="what is one member's own"),
+        pytest.param(lambda number, learned: scale_change(-2.5, draw_direction(number % 8 + 1)), id="its opposite"),
     ],
 )
 @pytest.mark.parametrize("norms", mostly_long(["absolute", "relative"], "relative"))
@@ -197,74 +207,80 @@ def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, 
     """Whatever it sends, and under however many names it comes back."""
     method = Sattler(warmup_rounds=0, norms=norms)
     method = replace(method, mean_norm=0.3, max_norm=0.5) if norms == "relative" else method
-    splits, memory = returning(method, lie)
+    splits, memory = play_returning(method, lie)
     assert splits == 0
     assert set(memory.clusters.values()) == {""}
-    assert returning(replace(method, least_half=1), lie)[0] > 0, "the paper's rule splits them"
+    assert play_returning(replace(method, least_half=1), lie)[0] > 0, "the paper's rule splits them"
 
 
 def test_no_client_of_its_own_kind_keeps_others_together() -> None:
     """Four learn one thing, three another, and the eighth the opposite of both: it is set aside, and they are split."""
-    one, other = direction(1), direction(2)
-    kinds = {**dict.fromkeys("abcd", one), **dict.fromkeys("efg", other), "z": times(-1.0, sum_of(one, other))}
-    clients = [trained(name, change) for name, change in kinds.items()]
+    first, second = draw_direction(1), draw_direction(2)
+    kinds = {
+        **dict.fromkeys("abcd", first),
+        **dict.fromkeys("efg", second),
+        "z": scale_change(-1.0, add_changes(first, second)),
+    }
+    clients = [make_update(name, change) for name, change in kinds.items()]
     method = replace(METHOD, mean_norm=0.9, max_norm=0.5)
-    assert [names for _, names in found(method, clients).splits[""]] == [(*"abcdefg",), ("z",)]
-    halves = [names for _, names in found(replace(method, least_half=2), clients).splits[""]]
+    assert [names for _, names in observe_clients(method, clients).splits[""]] == [(*"abcdefg",), ("z",)]
+    halves = [names for _, names in observe_clients(replace(method, least_half=2), clients).splits[""]]
     assert halves == [(*"abcd",), (*"efg",)]
     apart = replace(method, least_half=2, mean_norm=0.6)
-    assert found(apart, clients).splits == {}, "without it their mean moves by more than that"
+    assert observe_clients(apart, clients).splits == {}, "without it their mean moves by more than that"
 
 
 def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
-    """A device was in c1 under nine names; of those who trained last, more are in c2."""
+    """A device was in c1 under nine names; most of the clients that trained last are in c2."""
     roles = METHOD.roles()
     assert roles.memory.remember is not None
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"})
     for number in range(1, 10):
-        of = {"ada": "c1", "bob": "c2", "cyd": "c2", f"eve{number}": "c1"} if number < 9 else {"bob": "c2", "cyd": "c2"}
-        clients = {name: past(network) for name, network in of.items()}
+        cluster_of = (
+            {"ada": "c1", "bob": "c2", "cyd": "c2", f"eve{number}": "c1"} if number < 9 else {"bob": "c2", "cyd": "c2"}
+        )
+        clients = {name: past(network) for name, network in cluster_of.items()}
         memory = roles.memory.remember(memory, ClosedRound(round=number, clients=clients))
     assert memory.sizes == {"c1": 2, "c2": 2}
     memory = roles.memory.remember(memory, ClosedRound(round=10, clients={"ada": past("c1")}))
     assert memory.sizes == {"c1": 1, "c2": 2}
-    assert newcomers(memory) == "c2"
+    assert find_newcomer_cluster(memory) == "c2"
 
 
 def assign(name: str, memory: SattlerMemory) -> Architecture:
-    """The submodel that a client gets in a run with the clusters c1 and c2."""
+    """Return the submodel that a client gets in a run with the clusters c1 and c2."""
     lineages = [Lineage(id=key, config=CONTEXT.config.model, born_round=1) for key in ("c1", "c2")]
-    declared = [CONTEXT.declared(one) for one in lineages]
-    question = make_assignee(CONTEXT, name)
-    question = replace(
-        question,
-        draw=replace(question.draw, memory=memory),
-        networks={one.network.id: one.network for one in declared},
-        candidates=tuple(candidate for one in declared for candidate in one.candidates),
+    declared = [CONTEXT.declared(lineage) for lineage in lineages]
+    assignee = make_assignee(CONTEXT, name)
+    assignee = replace(
+        assignee,
+        draw=replace(assignee.draw, memory=memory),
+        networks={entry.network.id: entry.network for entry in declared},
+        candidates=tuple(candidate for entry in declared for candidate in entry.candidates),
         estimate=lambda architecture: declared[architecture.network == "c2"].estimate(architecture),
     )
-    candidate = CONTEXT.roles.assigner.assign(question).candidate
+    candidate = CONTEXT.roles.assigner.assign(assignee).candidate
     assert candidate is not None
     return candidate.architecture
 
 
-def newcomers(memory: SattlerMemory) -> str:
-    """The cluster of a client that was never there, out of c1 and c2."""
+def find_newcomer_cluster(memory: SattlerMemory) -> str:
+    """Return the cluster, c1 or c2, of a client that has not taken part yet."""
     return assign("new", memory).network
 
 
 def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> None:
-    """One client is all that holds the rest: two small ones that cancel each other leave its change there alone."""
+    """Only one client holds the rest: there, two small clients that cancel each other leave its change alone."""
     small = CONTEXT.space[0]
-    one = direction(1, small)
+    change = draw_direction(1, small)
     clients = [
-        trained("ada", one, small, weight=1.0),
-        trained("bob", times(-1.0, one), small, weight=1.0),
-        trained("cyd", times(0.0, direction(2)), weight=5.0),
+        make_update("ada", change, small, weight=1.0),
+        make_update("bob", scale_change(-1.0, change), small, weight=1.0),
+        make_update("cyd", scale_change(0.0, draw_direction(2)), weight=5.0),
     ]
-    assert len(found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
+    assert len(observe_clients(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
     heavier = [replace(clients[0], weight=3.0), *clients[1:]]
-    assert found(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == {}
+    assert observe_clients(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == {}
 
 
 @pytest.mark.parametrize(
@@ -279,8 +295,8 @@ def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
-def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **changes: Any) -> AggregatedModel:
-    """A round of clients of the whole model; each moves along one of two directions that its name draws."""
+def aggregate_round(folder: Path, names: Mapping[str, float], memory: Any = None, **changes: Any) -> AggregatedModel:
+    """Aggregate a round of clients with the whole model; each moves in one of two directions, drawn by its name."""
     context = make_context(replace(METHOD, **changes))
     blobs, size = BlobStore(folder), len(context.space) - 1
     drawn = (DrawnClient(name=name, size=size, scale=scale) for name, scale in names.items())
@@ -290,17 +306,21 @@ def aggregated(folder: Path, names: Mapping[str, float], memory: Any = None, **c
 
 @pytest.mark.slow
 def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> None:
-    """To the bit what a run of these clients alone would have come to."""
-    outcome = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
+    """Each half has exactly the bits of a run with its clients alone."""
+    outcome = aggregate_round(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
     halves = outcome.observation.splits[""]
     assert outcome.state.network_ids == ("c1", "c2")
-    assert [(one.id, one.retired_round) for one in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
+    assert [(lineage.id, lineage.retired_round) for lineage in outcome.lineages] == [
+        ("", 1),
+        ("c1", None),
+        ("c2", None),
+    ]
     for network_id, names in halves:
-        alone = aggregated(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
+        alone = aggregate_round(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
         assert have_same_bits(outcome.state.of(network_id).shared, alone.shared)
-    whole = aggregated(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
+    whole = aggregate_round(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
     assert have_same_bits(outcome.aggregated.shared, whole.state.shared), (
-        "the round is judged by the cluster that it was played with"
+        "the round is evaluated with the cluster before the split"
     )
 
 
@@ -320,7 +340,7 @@ def past(network: str) -> LastUpdate:
     )
 
 
-def test_who_was_not_there_goes_with_most_of_the_others() -> None:
+def test_absent_clients_join_the_larger_half() -> None:
     roles = METHOD.roles()
     assert roles.memory.remember is not None
     memory = SattlerMemory(
@@ -338,15 +358,15 @@ def test_who_was_not_there_goes_with_most_of_the_others() -> None:
     assert roles.memory.remember(memory, replace(closed, observation=None)).clusters["bob"] == ""
 
 
-def test_whose_cluster_was_split_has_the_same_submodel_of_its_half() -> None:
+def test_clients_of_a_split_cluster_have_the_same_submodel_of_their_half() -> None:
     standing = METHOD.roles().networks.standing
     assert standing is not None
     networks = {name: replace(CONTEXT.network, id=name) for name in ("c1", "c2")}
     memory = SattlerMemory(clusters={"ada": "c2", "bob": "c1"})
     for name, cluster in memory.clusters.items():
         client = Participant(client_id=name, architecture=CONTEXT.space[1], size=CONTEXT.space[1])
-        asked = StandingContext(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
-        assert standing(asked) == replace(CONTEXT.space[1], network=cluster)
+        context = StandingContext(seed=0, client=client, networks=networks, ready=lambda size: False, memory=memory)
+        assert standing(context) == replace(CONTEXT.space[1], network=cluster)
 
 
 def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_largest() -> None:
@@ -357,16 +377,16 @@ def test_clients_have_the_sizes_of_their_cluster_and_newcomers_those_of_the_larg
 
 
 @pytest.mark.slow
-def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) -> None:
-    """A whole run with a server that is killed: fake devices of two kinds, each drawn to a target of its kind."""
+def test_clusters_are_the_clients_that_learn_the_same(tmp_path: Path) -> None:
+    """A whole run with fake devices that move towards one of two targets, and a server that is killed."""
 
-    def towards(sign: float) -> Any:
+    def move_towards(sign: float) -> Any:
         return lambda weights, task: {
             name: (0.5 * (sign - array)).astype(np.float32) for name, array in sorted(weights.items())
         }
 
     kinds = {"ada": 1.0, "bob": -1.0, "cyd": 1.0}
-    behaviours = {name: replace(one, change=towards(kinds[name])) for name, one in fleet().items()}
+    behaviours = {name: replace(behaviour, change=move_towards(kinds[name])) for name, behaviour in fleet().items()}
     method = replace(METHOD, least_clients=2, model="largest", mean_norm=2.0, max_norm=2.0)
     results, deployed = [], dict[str, str]()
     for kills in (0, 6):
@@ -379,7 +399,9 @@ def test_clusters_are_those_of_who_learns_the_same_to_the_end(tmp_path: Path) ->
                 world.kill_server()
         results.append((world.model_bytes(), world.server.state.memory, world.server.result().networks))
         assert world.server.finished
-        deployed = {one.client_id: one.architecture.split()[0] for one in world.server.result().deployed}
+        deployed = {
+            deployment.client_id: deployment.architecture.split()[0] for deployment in world.server.result().deployed
+        }
         assert deployed["ada"] == deployed["cyd"] != deployed["bob"]
     assert results[0] == results[1]
     assert cast("SattlerMemory", results[0][1]).clusters == deployed
@@ -390,10 +412,10 @@ def test_without_a_split_it_is_a_plain_mean(tmp_path: Path) -> None:
     plain = make_context(replace(METHOD, warmup_rounds=9))
     clients, state = [DrawnClient(name=name, size=0) for name in ("ada", "bob")], draw_state(plain.network)
     moved = play(plain, state, clients, tmp_path).state
-    one, other = (draw_change(plain, client, 1) for client in clients)
-    place = tensor_maps(plain.network, plain.space[0])
+    first, second = (draw_change(plain, client, 1) for client in clients)
+    maps = tensor_maps(plain.network, plain.space[0])
     for name, tensor in state.shared.items():
         expected = torch.zeros_like(tensor)
-        if name in place:
-            place[name].scatter((one[name] + other[name]) / 2, expected)
+        if name in maps:
+            maps[name].scatter((first[name] + second[name]) / 2, expected)
         torch.testing.assert_close(moved.shared[name] - tensor, expected, rtol=1e-4, atol=1e-6)
