@@ -142,11 +142,11 @@ def place_left_out(memory: FluidMemory, size: Architecture, seed: int = 0) -> di
     architecture = CONTEXT.roles.assigner.place(CONTEXT.network, size, draw)
     CONTEXT.network.check(architecture)
     left_out = {}
-    for name, indices in architecture.axes:
-        assert isinstance(indices, Explicit)
+    for name, selection in architecture.axes:
+        assert isinstance(selection, Explicit)
         axis = CONTEXT.network.axes[name]
-        assert len(indices.indices) == dict(CONTEXT.network.sizes(size))[name]
-        groups = {index // axis.granularity for index in indices.indices}
+        assert len(selection.indices) == dict(CONTEXT.network.sizes(size))[name]
+        groups = {index // axis.granularity for index in selection.indices}
         left_out[name] = set(range(axis.size // axis.granularity)) - groups
     return left_out
 

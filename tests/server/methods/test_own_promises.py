@@ -197,9 +197,9 @@ def test_anycostfl_sorts_what_each_size_has_to_itself_alike(tmp_path: Path) -> N
         state = play(context, state, clients, tmp_path, number).state
         assert state.copies.keys() == {context.space[index].architecture_id for index in (1, 3, 4)}
         for client in clients:
-            unsorted_outputs, sorted_outputs = (view_model(context, model, client) for model in (before, state))
-            assert compute_logits(context, sorted_outputs) == pytest.approx(
-                compute_logits(context, unsorted_outputs), rel=1e-4, abs=1e-4
+            unsorted_model, sorted_model = (view_model(context, model, client) for model in (before, state))
+            assert compute_logits(context, sorted_model) == pytest.approx(
+                compute_logits(context, unsorted_model), rel=1e-4, abs=1e-4
             )
         for key, own in before.copies.items():
             for name, copy in own.items():

@@ -43,7 +43,7 @@ WHOLE = CONTEXT.space[-1]
 Direction = dict[str, torch.Tensor]
 
 
-def draw_direction(seed: int, size: Architecture = WHOLE) -> Direction:
+def direction(seed: int, size: Architecture = WHOLE) -> Direction:
     """Draw a change of norm 1 of a submodel's tensors; with equal seeds, smaller submodels have the front of it."""
     generator = torch.Generator().manual_seed(seed)
     drawn = {name: torch.randn(decl.shape, generator=generator) for name, decl in CONTEXT.network.tensors.items()}
@@ -52,29 +52,29 @@ def draw_direction(seed: int, size: Architecture = WHOLE) -> Direction:
     return {name: tensor / norm for name, tensor in change.items()}
 
 
-def make_update(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
+def update(name: str, change: Direction, size: Architecture = WHOLE, *, weight: float = 1.0) -> ClientUpdate:
     client = Participant(client_id=name, architecture=size, size=size)
     return ClientUpdate(client=client, weight=weight, received={}, change=change)
 
 
-def scale_change(factor: float, change: Direction) -> Direction:
+def scaled(factor: float, change: Direction) -> Direction:
     return {name: factor * tensor for name, tensor in change.items()}
 
 
-def observe_clients(
+def observe(
     method: Sattler, clients: list[ClientUpdate], memory: SattlerMemory | None = None, number: int = 1
 ) -> Clustering:
-    observe = method.roles().memory.observe
-    assert observe
+    observe_updates = method.roles().memory.observe
+    assert observe_updates
     memory = memory or SattlerMemory()
     updates = RoundUpdates(networks={"": CONTEXT.network}, round=number, clients=tuple(clients), memory=memory)
-    return cast("Clustering", observe(updates))
+    return cast("Clustering", observe_updates(updates))
 
 
 def make_opposed(scale: float = 1.0) -> list[ClientUpdate]:
     """Return updates of three clients in one direction and two in the opposite; the mean is a fifth of each."""
     names = zip(("ada", "bob", "cyd", "dan", "eve"), (1, 1, 1, -1, -1), strict=True)
-    return [make_update(name, scale_change(side * scale, draw_direction(1))) for name, side in names]
+    return [update(name, scaled(side * scale, direction(1))) for name, side in names]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -96,11 +96,10 @@ def test_groups_are_those_of_scikit_learn(seed: int, count: int, linkage: Linkag
 
 
 def test_cosines_are_those_of_the_changes() -> None:
-    left, right = draw_direction(1), draw_direction(2)
+    left, right = direction(1), direction(2)
     mixed = {name: 0.6 * left[name] + 0.8 * right[name] for name in left}
     clients = [
-        make_update(str(index), change)
-        for index, change in enumerate((left, scale_change(-3.0, left), mixed, scale_change(0.0, left)))
+        update(str(key), change) for key, change in enumerate((left, scaled(-3.0, left), mixed, scaled(0.0, left)))
     ]
     flat = [torch.cat([tensor.flatten() for tensor in client.change.values()]).double() for client in clients]
     cosine = torch.nn.functional.cosine_similarity
@@ -111,7 +110,7 @@ def test_cosines_are_those_of_the_changes() -> None:
 def test_unequal_submodels_are_compared_where_both_have_something() -> None:
     """The front of the larger change equals the smaller one, whatever lies behind it."""
     small = CONTEXT.space[0]
-    clients = [make_update("whole", draw_direction(1)), make_update("part", draw_direction(1, small), small)]
+    clients = [update("whole", direction(1)), update("part", direction(1, small), small)]
     np.testing.assert_allclose(compute_cosines(CONTEXT.network, clients), np.ones((2, 2)), atol=1e-6)
 
 
@@ -136,20 +135,20 @@ def test_unequal_submodels_are_compared_where_both_have_something() -> None:
 )
 def test_a_cluster_is_split_where_its_clients_agree_on_nothing_more(changes: dict[str, Any], splits: bool) -> None:
     method = replace(METHOD, **{"mean_norm": 0.5, "max_norm": 0.5, **changes})
-    outcome = observe_clients(method, make_opposed(), number=2)
+    outcome = observe(method, make_opposed(), number=2)
     halves = (("c1", ("ada", "bob", "cyd")), ("c2", ("dan", "eve")))
     assert outcome.splits == ({"": halves} if splits else {})
 
 
 def test_relative_thresholds_are_shares_of_the_first_changes() -> None:
     method = replace(METHOD, norms="relative", mean_norm=0.25, max_norm=0.5)
-    first = observe_clients(method, make_opposed(8.0))
+    first = observe(method, make_opposed(8.0))
     assert first.first_norms[""] == pytest.approx(8.0)
     assert len(first.splits) == 1
     memory = SattlerMemory(first_norms=first.first_norms)
-    assert len(observe_clients(method, make_opposed(4.1), memory).splits) == 1
-    assert observe_clients(method, make_opposed(3.9), memory).splits == {}
-    assert observe_clients(replace(method, norms="absolute"), make_opposed(8.0)).splits == {}, "the mean moves by 1.6"
+    assert len(observe(method, make_opposed(4.1), memory).splits) == 1
+    assert observe(method, make_opposed(3.9), memory).splits == {}
+    assert observe(replace(method, norms="absolute"), make_opposed(8.0)).splits == {}, "the mean moves by 1.6"
 
 
 # --- one alone --------------------------------------------------------------------------------------------------------
@@ -163,23 +162,16 @@ def play_returning(method: Sattler, lie: Callable[[int, Direction], Direction]) 
     roles = method.roles()
     assert roles.memory.observe is not None
     assert roles.memory.remember is not None
-    memory, splits, common = SattlerMemory(), 0, draw_direction(0)
+    memory, splits, common = SattlerMemory(), 0, direction(0)
     for number in range(1, 20):
-        learned = {
-            f"c{index}": scale_change(3.0 * 0.8**number, add_changes(common, draw_direction(index + 1)))
-            for index in range(8)
-        }
-        changes = learned | {f"eve{number}": lie(number, scale_change(3.0 * 0.8**number, common))}
-        cluster_of = {name: memory.clusters.get(name, find_largest(memory)) for name in changes}
-        networks = {name: replace(CONTEXT.network, id=name) for name in set(cluster_of.values())}
-        clients = tuple(
-            make_update(name, change, replace(WHOLE, network=cluster_of[name])) for name, change in changes.items()
-        )
+        learned = {f"c{index}": scaled(3.0 * 0.8**number, add(common, direction(index + 1))) for index in range(8)}
+        changes = learned | {f"eve{number}": lie(number, scaled(3.0 * 0.8**number, common))}
+        homes = {name: memory.clusters.get(name, find_largest(memory)) for name in changes}
+        networks = {name: replace(CONTEXT.network, id=name) for name in set(homes.values())}
+        clients = tuple(update(name, change, replace(WHOLE, network=homes[name])) for name, change in changes.items())
         outcome = roles.memory.observe(RoundUpdates(networks=networks, round=number, clients=clients, memory=memory))
-        closed_round = ClosedRound(
-            round=number, clients={name: past(cluster_of[name]) for name in cluster_of}, observation=outcome
-        )
-        memory, splits = roles.memory.remember(memory, closed_round), splits + len(outcome.splits)
+        closed = ClosedRound(round=number, clients={name: past(homes[name]) for name in homes}, observation=outcome)
+        memory, splits = roles.memory.remember(memory, closed), splits + len(outcome.splits)
     return splits, memory
 
 
@@ -187,7 +179,7 @@ def find_largest(memory: SattlerMemory) -> str:
     return max(sorted(memory.sizes), key=memory.sizes.__getitem__, default="")
 
 
-def add_changes(left: Direction, right: Direction) -> Direction:
+def add(left: Direction, right: Direction) -> Direction:
     return {name: left[name] + right[name] for name in left}
 
 
@@ -195,11 +187,11 @@ def add_changes(left: Direction, right: Direction) -> Direction:
 @pytest.mark.parametrize(
     "lie",
     [
-        pytest.param(lambda number, learned: scale_change(-8.0, learned), id="what makes the mean 0"),
-        pytest.param(lambda number, learned: scale_change(-6.0, learned), id="the opposite"),
-        pytest.param(lambda number, learned: scale_change(1.8, draw_direction(99)), id="anything"),
-        pytest.param(lambda number, learned: scale_change(1.8, draw_direction(1)), id="what is one member's own"),
-        pytest.param(lambda number, learned: scale_change(-2.5, draw_direction(number % 8 + 1)), id="its opposite"),
+        pytest.param(lambda number, learned: scaled(-8.0, learned), id="what makes the mean 0"),
+        pytest.param(lambda number, learned: scaled(-6.0, learned), id="the opposite"),
+        pytest.param(lambda number, learned: scaled(1.8, direction(99)), id="anything"),
+        pytest.param(lambda number, learned: scaled(1.8, direction(1)), id="what is one member's own"),
+        pytest.param(lambda number, learned: scaled(-2.5, direction(number % 8 + 1)), id="its opposite"),
     ],
 )
 @pytest.mark.parametrize("norms", mostly_long(["absolute", "relative"], "relative"))
@@ -215,19 +207,15 @@ def test_no_client_splits_a_cluster_that_agrees(norms: Any, lie: Callable[[int, 
 
 def test_no_client_of_its_own_kind_keeps_others_together() -> None:
     """Four learn one thing, three another, and the eighth the opposite of both: it is set aside, and they are split."""
-    first, second = draw_direction(1), draw_direction(2)
-    kinds = {
-        **dict.fromkeys("abcd", first),
-        **dict.fromkeys("efg", second),
-        "z": scale_change(-1.0, add_changes(first, second)),
-    }
-    clients = [make_update(name, change) for name, change in kinds.items()]
+    first, second = direction(1), direction(2)
+    kinds = {**dict.fromkeys("abcd", first), **dict.fromkeys("efg", second), "z": scaled(-1.0, add(first, second))}
+    clients = [update(name, change) for name, change in kinds.items()]
     method = replace(METHOD, mean_norm=0.9, max_norm=0.5)
-    assert [names for _, names in observe_clients(method, clients).splits[""]] == [(*"abcdefg",), ("z",)]
-    halves = [names for _, names in observe_clients(replace(method, least_half=2), clients).splits[""]]
+    assert [names for _, names in observe(method, clients).splits[""]] == [(*"abcdefg",), ("z",)]
+    halves = [names for _, names in observe(replace(method, least_half=2), clients).splits[""]]
     assert halves == [(*"abcd",), (*"efg",)]
     apart = replace(method, least_half=2, mean_norm=0.6)
-    assert observe_clients(apart, clients).splits == {}, "without it their mean moves by more than that"
+    assert observe(apart, clients).splits == {}, "without it their mean moves by more than that"
 
 
 def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
@@ -236,15 +224,15 @@ def test_no_client_decides_by_many_names_where_newcomers_go() -> None:
     assert roles.memory.remember is not None
     memory = SattlerMemory(clusters={"ada": "c1", "bob": "c2", "cyd": "c2"})
     for number in range(1, 10):
-        cluster_of = (
+        homes = (
             {"ada": "c1", "bob": "c2", "cyd": "c2", f"eve{number}": "c1"} if number < 9 else {"bob": "c2", "cyd": "c2"}
         )
-        clients = {name: past(network) for name, network in cluster_of.items()}
+        clients = {name: past(network) for name, network in homes.items()}
         memory = roles.memory.remember(memory, ClosedRound(round=number, clients=clients))
     assert memory.sizes == {"c1": 2, "c2": 2}
     memory = roles.memory.remember(memory, ClosedRound(round=10, clients={"ada": past("c1")}))
     assert memory.sizes == {"c1": 1, "c2": 2}
-    assert find_newcomer_cluster(memory) == "c2"
+    assert find_newcomers(memory) == "c2"
 
 
 def assign(name: str, memory: SattlerMemory) -> Architecture:
@@ -264,7 +252,7 @@ def assign(name: str, memory: SattlerMemory) -> Architecture:
     return candidate.architecture
 
 
-def find_newcomer_cluster(memory: SattlerMemory) -> str:
+def find_newcomers(memory: SattlerMemory) -> str:
     """Return the cluster, c1 or c2, of a client that has not taken part yet."""
     return assign("new", memory).network
 
@@ -272,15 +260,15 @@ def find_newcomer_cluster(memory: SattlerMemory) -> str:
 def test_the_mean_is_weighted_and_counts_only_those_who_hold_an_element() -> None:
     """Only one client holds the rest: there, two small clients that cancel each other leave its change alone."""
     small = CONTEXT.space[0]
-    change = draw_direction(1, small)
+    change = direction(1, small)
     clients = [
-        make_update("ada", change, small, weight=1.0),
-        make_update("bob", scale_change(-1.0, change), small, weight=1.0),
-        make_update("cyd", scale_change(0.0, draw_direction(2)), weight=5.0),
+        update("ada", change, small, weight=1.0),
+        update("bob", scaled(-1.0, change), small, weight=1.0),
+        update("cyd", scaled(0.0, direction(2)), weight=5.0),
     ]
-    assert len(observe_clients(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
+    assert len(observe(replace(METHOD, mean_norm=1e-3, max_norm=0.5), clients).splits) == 1
     heavier = [replace(clients[0], weight=3.0), *clients[1:]]
-    assert observe_clients(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == {}
+    assert observe(replace(METHOD, mean_norm=1e-3, max_norm=0.5), heavier).splits == {}
 
 
 @pytest.mark.parametrize(
@@ -310,18 +298,12 @@ def test_each_half_goes_on_with_what_its_own_clients_learned(tmp_path: Path) -> 
     outcome = aggregate_round(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0})
     halves = outcome.observation.splits[""]
     assert outcome.state.network_ids == ("c1", "c2")
-    assert [(lineage.id, lineage.retired_round) for lineage in outcome.lineages] == [
-        ("", 1),
-        ("c1", None),
-        ("c2", None),
-    ]
+    assert [(entry.id, entry.retired_round) for entry in outcome.lineages] == [("", 1), ("c1", None), ("c2", None)]
     for network_id, names in halves:
         alone = aggregate_round(tmp_path, dict.fromkeys(names, 1.0), warmup_rounds=9).state
         assert have_same_bits(outcome.state.of(network_id).shared, alone.shared)
     whole = aggregate_round(tmp_path, {"ada": 1.0, "bob": 1.0, "cyd": 1.0, "dan": 1.0}, warmup_rounds=9)
-    assert have_same_bits(outcome.aggregated.shared, whole.state.shared), (
-        "the round is evaluated with the cluster before the split"
-    )
+    assert have_same_bits(outcome.aggregated.shared, whole.state.shared), "the round is evaluated before the split"
 
 
 def past(network: str) -> LastUpdate:
@@ -399,9 +381,7 @@ def test_clusters_are_the_clients_that_learn_the_same(tmp_path: Path) -> None:
                 world.kill_server()
         results.append((world.model_bytes(), world.server.state.memory, world.server.result().networks))
         assert world.server.finished
-        deployed = {
-            deployment.client_id: deployment.architecture.split()[0] for deployment in world.server.result().deployed
-        }
+        deployed = {row.client_id: row.architecture.split()[0] for row in world.server.result().deployed}
         assert deployed["ada"] == deployed["cyd"] != deployed["bob"]
     assert results[0] == results[1]
     assert cast("SattlerMemory", results[0][1]).clusters == deployed
