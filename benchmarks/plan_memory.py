@@ -153,7 +153,7 @@ class Row:
 def measure(case: Case, folder: Path) -> Row:
     """Export one program in a fresh process, and train it for three and a half steps in another."""
     from subfleet.device_profiles import detect_packing_width
-    from subfleet.protocol.memory_plan import planned_for
+    from subfleet.protocol.memory_plan import compute_peak_bytes
     from subfleet.protocol.programs import decode_program
 
     job = json.dumps({**asdict(case), "accumulate": case.parts > 1, "folder": str(folder)})
@@ -162,7 +162,7 @@ def measure(case: Case, folder: Path) -> Row:
     plan = decode_program((folder / "program").read_bytes()).manifest.memory
     # Plans assume the usual kernels; this processor's may be wider.
     local = replace(
-        plan, runtime_bytes=planned_for(plan.runtime_bytes, plan.packings, detect_packing_width()), packings=()
+        plan, runtime_bytes=compute_peak_bytes(plan.runtime_bytes, plan.packings, detect_packing_width()), packings=()
     )
     return Row(
         case=case,

@@ -32,7 +32,7 @@ from step_benchmark.zoo import ZOO, ZooModel, build_seeded
 
 from subfleet.device_profiles import detect_packing_width
 from subfleet.protocol.errors import SubfleetError
-from subfleet.protocol.memory_plan import planned_for
+from subfleet.protocol.memory_plan import compute_peak_bytes
 from subfleet.protocol.programs import Program
 from subfleet.protocol.training import OptimiserSettings
 
@@ -144,7 +144,7 @@ def _export(model: ZooModel, target: str, result: Result) -> Program | None:
         result.export_s = exported.export_s
         result.program_bytes = len(exported.program.body)
         memory = exported.program.manifest.memory
-        result.planned_bytes = planned_for(memory.peak_bytes, memory.packings, detect_packing_width())
+        result.planned_bytes = compute_peak_bytes(memory.peak_bytes, memory.packings, detect_packing_width())
         result.cached_first_ms, result.cached_ms = measure_lookup_ms(exported.program)
         return exported.program
     _print_progress(f"{model.name} {target}: {result.error}")

@@ -56,5 +56,5 @@ def build_section(kind: type[Method]) -> str:
 
 
 if __name__ == "__main__":
-    named = METHODS.named(sys.argv[1])
+    named = METHODS.load(sys.argv[1])
     sys.stdout.write(f"{build_overview_row(named)}\n\n{build_section(named)}\n")

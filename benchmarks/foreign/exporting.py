@@ -22,7 +22,7 @@ from subfleet.device_profiles import detect_packing_width
 from subfleet.export.preflight import explain_failure
 from subfleet.export.programs import write_program
 from subfleet.protocol.errors import ExportError
-from subfleet.protocol.memory_plan import planned_for
+from subfleet.protocol.memory_plan import compute_peak_bytes
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.tasks.arrays_file import make_dataset, write_npz
 
@@ -52,7 +52,7 @@ def export_network(job: Mapping[str, str]) -> dict[str, Any]:
     return {
         "export_s": export_s,
         "max_abs_diff": program.manifest.max_abs_diff,
-        "planned_bytes": planned_for(memory.peak_bytes, memory.packings, detect_packing_width()),
+        "planned_bytes": compute_peak_bytes(memory.peak_bytes, memory.packings, detect_packing_width()),
     }
 
 

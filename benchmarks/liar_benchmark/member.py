@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     description = describe_device(kind, profile, trainer.target, summary, meter, held_out=trainer.describe(held_out))
     settings = AgentSettings(profile=description, data_bytes=summary.data_bytes, leave_when_finished=True)
     broker = WaitingTransport(MqttTransport(parse_url(address), mqtt_client_id("main", "device", kind)), lambda: False)
-    with AgentStore.held(Path(state), profile.disk_limit_bytes) as store:
+    with AgentStore.open(Path(state), profile.disk_limit_bytes) as store:
         worker = TrainingWorker(
             {trainer.target: lying_trainer},
             blobs=store.blobs,

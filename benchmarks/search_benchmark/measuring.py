@@ -83,7 +83,7 @@ def _create_our_search(case: Case) -> _Server:
 
 def _create_paper_search(case: Case, settings: PaperSettings | None = None) -> _Server:
     """The paper's search with nothing learned yet."""
-    return _Server(search=PaperSearch.over(case.space, case.estimate, TARGET, settings or PaperSettings()))
+    return _Server(search=PaperSearch.begin(case.space, case.estimate, TARGET, settings or PaperSettings()))
 
 
 def _serve(server: _Server, device_queries: Sequence[Query], first: int = 0, *, at_once: int = 1) -> list[Answer]:

@@ -194,7 +194,7 @@ class FakeServer:
                 self._publish_state()
             elif isinstance(event, Delivery):
                 self._on_delivery(event)
-        for result in self._exchange.finished():
+        for result in self._exchange.take_results():
             if isinstance(result, Fetched):
                 self._store(result.ref)
         if self._clock() - self._published_at_s >= 2.0:

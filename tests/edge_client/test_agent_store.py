@@ -74,14 +74,14 @@ def test_a_state_file_that_cannot_be_read_is_set_aside(tmp_path: Path, content: 
 
 
 def test_one_agent_holds_the_folder_and_empties_its_work(tmp_path: Path) -> None:
-    with AgentStore.held(tmp_path) as store:
+    with AgentStore.open(tmp_path) as store:
         half_written = [store.work_folder / "half", tmp_path / "blobs" / "half.tmp"]
         for path in half_written:
             path.write_bytes(b"x")
-        with pytest.raises(FileError, match="in use by another agent"), AgentStore.held(tmp_path):
+        with pytest.raises(FileError, match="in use by another agent"), AgentStore.open(tmp_path):
             pass
         assert all(path.exists() for path in half_written)
-    with AgentStore.held(tmp_path):
+    with AgentStore.open(tmp_path):
         assert not any(path.exists() for path in half_written)
 
 
@@ -96,7 +96,7 @@ def test_a_broken_folder_is_one_sentence(tmp_path: Path, name: str) -> None:
         broken.write_text("")
 
     def load() -> None:
-        with AgentStore.held(tmp_path / "state") as store:
+        with AgentStore.open(tmp_path / "state") as store:
             store.load()
 
     with pytest.raises(FileError, match=r"choose another|make it readable, or remove it"):

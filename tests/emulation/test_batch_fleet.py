@@ -282,7 +282,7 @@ class InThreads:
         """Not of interest here."""
 
     def _join(self, described: EmulatedDevice, broker: MemoryBroker, folder: Path) -> None:
-        with AgentStore.held(folder) as store:
+        with AgentStore.open(folder) as store:
             tasks.write_npz(folder / "data.npz", described.data)
             trainer = OnnxTrainer()
             worker = TrainingWorker(

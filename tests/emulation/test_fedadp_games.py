@@ -39,7 +39,7 @@ def test_clients_bring_what_the_paper_says_and_all_entries_the_same(game: str, c
     assert set(runs) >= {"fedadp", "fedadp-paper", "flexifed-basic", "flexifed-clustered", "flexifed-max", "standalone"}
     fleets = {run.fleet for run in runs.values()}
     assert len(fleets) == 1
-    brought = Counter(device.network for device in fleets.pop().each())
+    brought = Counter(device.network for device in fleets.pop().expand_devices())
     assert (sum(brought.values()), len(brought)) == (clients, kinds)
     if game == "fedadp-vgg":
         (most,) = [family for family, count in brought.items() if count == 6]
@@ -55,7 +55,7 @@ def test_clients_bring_what_the_paper_says_and_all_entries_the_same(game: str, c
 def test_the_eight_networks_of_the_paper_have_one_union() -> None:
     run = entries("fedadp-vgg")["fedadp"]
 
-    brought = [device.network for device in run.fleet.each() if device.network is not None]
+    brought = [device.network for device in run.fleet.expand_devices() if device.network is not None]
     union = network_of(unite_families(list(dict.fromkeys(brought))))
     wider = next(one for one in brought if sum(one.depths) == 16 and getattr(one, "layer_widths", None))
     assert union.config == wider, "it is VGG-19-Wider"

@@ -73,7 +73,7 @@ def test_ablations_are_those_of_the_paper() -> None:
     samples = {name: run.data.validation_samples for name, run in runs.items()}
     assert [samples[name] for name in ("validation-20", "half", "validation-50")] == [400, 500, 1000]  # of 2,000
     silos = runs["silos"]
-    assert len(silos.fleet.each()) == 8
+    assert len(silos.fleet.expand_devices()) == 8
     assert not silos.clients_per_round  # all take part
 
 

@@ -73,11 +73,11 @@ def test_links_carry_the_architectures_that_there_are(name: str) -> None:
     sizes = sorted(4 * network.parameter_count(architecture) for architecture in space(network, run.rates))
     carried = [_carried_bytes(run, place) for place in range(40)]
     assert carried == [sizes[0]] * 25 + [sizes[place * len(sizes) // 15] for place in range(15)]
-    assert [device.tier for device in run.fleet.each()][40:] == ["attackers"] * 10
+    assert [device.tier for device in run.fleet.expand_devices()][40:] == ["attackers"] * 10
 
 
 def _carried_bytes(run: Run, place: int) -> int:
-    steady = run.fleet.each()[place].steady
+    steady = run.fleet.expand_devices()[place].steady
     assert steady is not None
     assert steady.downlink_bps is not None
     return int(steady.downlink_bps * run.communication_s / 8) - 64
@@ -86,7 +86,7 @@ def _carried_bytes(run: Run, place: int) -> int:
 @pytest.mark.parametrize("name", ["league-depth", "league-width", "league-both"])
 def test_those_attack_that_are_called_attackers_and_nobody_else(name: str) -> None:
     for run in read_runs(name, (), (1,)):
-        attacking = {device.tier for device in run.fleet.each() if device.attack is not None}
+        attacking = {device.tier for device in run.fleet.expand_devices() if device.attack is not None}
         assert attacking == (set() if "-honest-" in run.name else {"attackers"}), run.name
 
 

@@ -102,7 +102,7 @@ def served(run: Run, files: Files, cache: CacheFolder, folder: Path) -> Path:
             "0",
         ]
         commands = [["subfleet.cli.main", *server]]
-        for device in run.fleet.each():
+        for device in run.fleet.expand_devices():
             own = ["--data", str(files.clients[device.id]), "--profile", device.profile, "--replay", device.log]
             own += [
                 "--runtime",

@@ -186,7 +186,7 @@ def tensors(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 def files_of(name: str, folder: Path, labels: Callable[[Labels], npt.NDArray[Any]]) -> tuple[str, ...]:
     """Some samples of a known data set as files of one's own, and the settings of a short run on them."""
-    parts = DATASETS.named(name).load()
+    parts = DATASETS.load(name).load()
     for part, data in (("train", parts.train.take(np.arange(300))), ("test", parts.test.take(np.arange(80)))):
         np.savez(folder / f"{part}.npz", x=data.inputs, y=labels(data.labels))
     files = (f"data.{part}={folder / part}.npz" for part in ("train", "test"))

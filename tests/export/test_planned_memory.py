@@ -28,7 +28,7 @@ from subfleet.export.memory.step_bytes import fed_bytes, optimiser_bytes, round_
 from subfleet.export.programs import export_program, write_program
 from subfleet.export.requests import TrainRequest
 from subfleet.export.steps import SampleSpec, Step, evaluation_step, training_step
-from subfleet.protocol.memory_plan import PackingWidth, planned_for
+from subfleet.protocol.memory_plan import PackingWidth, compute_peak_bytes
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.submodel import Architecture, Prefix
 from subfleet.protocol.task_kinds import Objective
@@ -43,7 +43,7 @@ MAPPED_BYTES = 2_000_000
 TRAIN = """
 import json, sys
 from pathlib import Path
-from subfleet.protocol.memory_plan import planned_for
+from subfleet.protocol.memory_plan import compute_peak_bytes
 
 from subfleet.protocol.training import TrainingSettings
 from subfleet.protocol.jobs import Job
@@ -71,7 +71,7 @@ EVALUATE = (
 def planned_here(program: Program) -> int:
     """Plans are told for usual kernels, and this processor's may be wider."""
     memory = program.manifest.memory
-    return planned_for(memory.peak_bytes, memory.packings, detect_packing_width())
+    return compute_peak_bytes(memory.peak_bytes, memory.packings, detect_packing_width())
 
 
 @pytest.mark.parametrize("counted_with", [8, 16, 32])

@@ -90,8 +90,8 @@ class Fleet:
         self._stack = contextlib.ExitStack()
         address, run = parse_url(url), _run(data)
         mqtt = MqttTransport(address, mqtt_client_id("main", "server", run.name))
-        self.known = KnownBroker(folder / KNOWN_BROKERS, address.where)
-        self.sizes = ChunkSizes.remembered(self.known)
+        self.known = KnownBroker(folder / KNOWN_BROKERS, address.host_and_port)
+        self.sizes = ChunkSizes.from_broker(self.known)
         self.server = Server(
             run,
             LockingTransport(mqtt, make_server_lock(TOPICS, run.name)),
@@ -110,7 +110,7 @@ class Fleet:
         address = parse_url(url)
         trainer, summary = choose_trainer(["onnx"], str(data.train), "cpu")
         meter = FixedMeter(free_bytes=2 * 10**9)
-        store = self._stack.enter_context(AgentStore.held(folder))
+        store = self._stack.enter_context(AgentStore.open(folder))
         worker = TrainingWorker(
             {trainer.target: trainer},
             blobs=store.blobs,
@@ -128,7 +128,7 @@ class Fleet:
                 store=store,
                 worker=worker,
                 meter=meter,
-                sizes=ChunkSizes.remembered(KnownBroker(folder / KNOWN_BROKERS, address.where)),
+                sizes=ChunkSizes.from_broker(KnownBroker(folder / KNOWN_BROKERS, address.host_and_port)),
             ),
             retry_s=RETRY_S,
         )

@@ -135,7 +135,7 @@ def served(place: Path, described: Run, told: Mapping[HostKind, _Rounds], cache:
                 state=place / "joined" / device.id,
                 runtime=device.runtime,
             )
-            for device in described.fleet.each()
+            for device in described.fleet.expand_devices()
         )
         with ClientProcesses(commands, output_folder=place / "joined" / "output") as fleet:
             folder = serve_fleet(

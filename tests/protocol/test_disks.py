@@ -38,7 +38,7 @@ def test_a_device_and_a_server_do_without_locks_and_say_so(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", make_failing(number))
-    with AgentStore.held(tmp_path) as store, Places(tmp_path).locked():
+    with AgentStore.open(tmp_path) as store, Places(tmp_path).lock():
         store.save(Saved(done=("one",)))
         assert store.load().done == ("one",)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
@@ -51,7 +51,7 @@ def test_a_lock_that_fails_otherwise_is_told_in_the_systems_words(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", make_failing(number))
-    for held in (AgentStore.held(tmp_path), Places(tmp_path).locked()):
+    for held in (AgentStore.open(tmp_path), Places(tmp_path).lock()):
         with pytest.raises(FileError, match=os.strerror(number)), held:
             raise AssertionError
 
@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_synced_keeps_what_is_saved(tmp_path: Path, monk
         fsync(number)
 
     monkeypatch.setattr(os, "fsync", sync_files_only)
-    with AgentStore.held(tmp_path) as store:
+    with AgentStore.open(tmp_path) as store:
         store.save(Saved(done=("one",)))
         ref = store.blobs.add(b"content")
         assert store.load().done == ("one",)

@@ -1,7 +1,7 @@
 import pytest
 
 from subfleet.protocol.errors import InvalidError, ProtocolError
-from subfleet.protocol.memory_plan import MemoryPlan, Packing, PackingWidth, planned_for
+from subfleet.protocol.memory_plan import MemoryPlan, Packing, PackingWidth, compute_peak_bytes
 from subfleet.protocol.schema import from_plain, to_plain
 
 PLAN = MemoryPlan(
@@ -33,7 +33,13 @@ def test_no_part_is_below_zero() -> None:
 def test_a_plan_is_told_for_each_width() -> None:
     packings = (Packing(width=8, more_bytes=-10), Packing(width=32, more_bytes=5))
     plan = MemoryPlan(weights_bytes=100, packings=packings)
-    assert [planned_for(plan.peak_bytes, packings, width) for width in (None, 4, 8, 16, 32)] == [100, 100, 90, 100, 105]
+    assert [compute_peak_bytes(plan.peak_bytes, packings, width) for width in (None, 4, 8, 16, 32)] == [
+        100,
+        100,
+        90,
+        100,
+        105,
+    ]
     assert from_plain(MemoryPlan, to_plain(plan)) == plan
 
 

@@ -70,7 +70,7 @@ def test_names_are_sorted_and_nothing_is_imported_for_them() -> None:
     assert shapes.names == ("square", "zebra")
     assert dict(shapes) == {"square": Square}
     assert "zebra" not in shapes
-    assert shapes.named("square") is Square
+    assert shapes.load("square") is Square
 
 
 def test_what_is_registered_is_what_is_read_of_an_entry_point() -> None:
@@ -100,7 +100,7 @@ def test_what_cannot_be_used_is_told_where_it_is_named_and_nowhere_else(name: st
     assert list(shapes) == ["square"]
     assert list(shapes.broken) == [name]
     with pytest.raises(ConfigError) as caught:
-        shapes.named(name)
+        shapes.load(name)
     message = str(caught.value)
     assert message == shapes.broken[name]
     assert f"shape {name!r}, which is shapes_of_a_test:{value} of no package, cannot be loaded: {reason}" in message
@@ -113,13 +113,13 @@ def test_a_name_that_is_taken_twice_belongs_to_nobody() -> None:
     with pytest.raises(
         ConfigError, match=r"'square' is registered as .*:Box .* and .*:Square .*; uninstall all but one"
     ):
-        shapes.named("square")
+        shapes.load("square")
     assert dict(registry(SOUND, SOUND)) == {"square": Square}  # one package, found in two folders
 
 
 def test_an_unknown_name_hears_of_all_others() -> None:
     with pytest.raises(ConfigError, match=r"no shape 'sqare'; choose one of \['square'\]; did you mean 'square'\?"):
-        registry(SOUND).named("sqare")
+        registry(SOUND).load("sqare")
 
 
 def test_an_open_union_is_read_by_its_tag(tmp_path: Path) -> None:

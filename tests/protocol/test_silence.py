@@ -51,7 +51,7 @@ def test_a_library_that_is_not_there_is_a_module_not_found() -> None:
 
 def test_what_packages_bring_is_loaded_silent(loud: str) -> None:
     entry = EntryPoint(name="theirs", value=f"{loud}:SEEN", group="group")
-    seen = Registry[dict[str, str]]("group", "thing", find=lambda group: [entry]).named("theirs")
+    seen = Registry[dict[str, str]]("group", "thing", find=lambda group: [entry]).load("theirs")
     assert {variable: seen.get(variable) for variable in SILENT} == SILENT
 
 

@@ -258,7 +258,7 @@ def test_what_the_accuracy_is_that_of_stands_in_every_file(tmp_path: Path) -> No
 
 
 def test_what_nobody_has_measured_is_empty_wherever_it_would_stand(tmp_path: Path) -> None:
-    rounds = (ROUND.unmeasured(),)
+    rounds = (ROUND.without_measurements(),)
     write_results(tmp_path, name="test", result=dataclasses.replace(RESULT, rounds=rounds))
     with (tmp_path / "clients.csv").open(encoding="utf-8", newline="") as file:
         row = next(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""Aggregates the updates of clients, as the server does when a round asks for it."""
+"""Aggregates client updates as the server does at the end of a round."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from subfleet.rounds.state import ClientState
 from subfleet.transport.blob_store import BlobStore
 
 
-def aggregate_clients(  # noqa: PLR0917 - as a request has them
+def aggregate_clients(  # noqa: PLR0917 - the fields of a request
     context: RunContext,
     blobs: BlobStore,
     state: ModelState,
@@ -23,7 +23,7 @@ def aggregate_clients(  # noqa: PLR0917 - as a request has them
     lineages: tuple[Lineage, ...] = (),
     brought: tuple[AnyFamily, ...] = (),
 ) -> AggregatedModel:
-    """The model after a round, by the request that the coordinator makes."""
+    """Return the model after a round, from the request that the coordinator would make."""
     request = AggregationRequest(
         round=round_number, clients=tuple(clients), memory=memory, lineages=lineages, brought=brought
     )

@@ -46,7 +46,7 @@ PLAN_DEADLINES = Deadlines(lease_s=20.0)
 
 
 def context_of(**changes: Any) -> RunContext:
-    """The terms of the tests' configuration; deadlines are the product's own where none are given."""
+    """Return the run context of the tests' configuration, with the product's default deadlines unless given."""
     settings = config(**{"deadlines": Deadlines(), **changes})
     return planned(settings, "run")
 
@@ -65,10 +65,10 @@ def profile(name: str) -> Profile:
     )
 
 
-def run_with_members(*profiles: Profile, **of_member: Any) -> RunState:
-    """A run that knows these clients, each heard as `of_member` says."""
-    members = PersistentMap({one.client_id: FleetMember(**of_member) for one in profiles})
-    declared = PersistentMap({one.client_id: one for one in profiles})
+def run_with_members(*profiles: Profile, **member_fields: Any) -> RunState:
+    """Return a run with these clients; `member_fields` are the fields of each `FleetMember`."""
+    members = PersistentMap({client.client_id: FleetMember(**member_fields) for client in profiles})
+    declared = PersistentMap({client.client_id: client for client in profiles})
     return RunState(profiles=declared, live=LiveState(members=members))
 
 
@@ -120,8 +120,8 @@ def prepared(
     client = state.clients[name]
     if models:
         assert client.participant is not None
-        wanted = ModelsRequest(participant=client.participant, round=state.round)
-        return RequestDone(request=wanted, result=ExportedModels(programs=(program,), models=()))
+        request = ModelsRequest(participant=client.participant, round=state.round)
+        return RequestDone(request=request, result=ExportedModels(programs=(program,), models=()))
     task = request_task(state, replace(client, stage="preparing"))
     assert task is not None
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators, packings=packings)
@@ -131,7 +131,7 @@ def prepared(
 
 
 def task_failed(state: RunState, name: str, reason: str = "export failed: no") -> RequestFailed:
-    """A client's task cannot be made."""
+    """A client's task cannot be prepared."""
     task = request_task(state, replace(state.clients[name], stage="preparing"))
     assert task is not None
     return RequestFailed(request=task, reason=reason)
@@ -140,30 +140,30 @@ def task_failed(state: RunState, name: str, reason: str = "export failed: no") -
 def program_result(
     state: RunState, queued: SizedProgram, planned_peak_bytes: int | None, operators: tuple[str, ...] = ()
 ) -> RequestDone:
-    """A program for later rounds is there."""
-    wanted = ProgramRequest(program=queued, round=state.round)
+    """A program for later rounds has been exported."""
+    request = ProgramRequest(program=queued, round=state.round)
     facts = ProgramFacts(planned_peak_bytes=planned_peak_bytes, operators=operators)
-    return RequestDone(request=wanted, result=facts)
+    return RequestDone(request=request, result=facts)
 
 
 def size_of(client: ClientState) -> str:
-    """Identity of what a client was given."""
+    """Return the identity of the submodel architecture that a client was assigned."""
     return "" if client.size is None else client.size.architecture_id
 
 
 def scaled(client: ClientState, scale: float) -> ClientState:
-    """A client's place in a round, its update counting less."""
+    """Return the client state with its update scaled down."""
     assert client.trained is not None
     return replace(client, trained=replace(client.trained, scale=scale))
 
 
 def request_program(client: ClientState) -> RequestedProgram | None:
-    """What a client would rather have been given."""
+    """Return the program that a client's assignment asks for."""
     return None if client.given is None else client.given.requested
 
 
 def training(context: RunContext) -> RunState:
-    """Every client has its task since second 2."""
+    """Every client has had its task since second 2."""
     state = measuring(context)
     for name in CLIENTS:
         state, _ = step(context, state, telemetry(context, name), 2.0)
@@ -174,9 +174,9 @@ def training(context: RunContext) -> RunState:
 
 
 def task(state: RunState, name: str) -> Task:
-    given = state.clients[name].task
-    assert given is not None
-    return given
+    sent_task = state.clients[name].task
+    assert sent_task is not None
+    return sent_task
 
 
 def update(context: RunContext, state: RunState, name: str) -> Update:
@@ -227,34 +227,34 @@ W = TypeVar(
 
 
 def select_requests(kind: type[W], actions: Iterable[Action]) -> list[W]:
-    """The requests of one kind, in order."""
-    return [one for one in actions if isinstance(one, kind)]
+    """Return the requests of one kind, in order."""
+    return [action for action in actions if isinstance(action, kind)]
 
 
 def perform_searches(
     context: RunContext, state: RunState, actions: Iterable[Action], now_s: float
 ) -> tuple[RunState, tuple[Action, ...]]:
-    """The state, and what is then to be done, after what actions have looked for is found."""
-    found: tuple[Action, ...] = ()
-    wanted: tuple[SearchRequest | NetworksRequest, ...]
-    wanted = (*select_requests(SearchRequest, actions), *select_requests(NetworksRequest, actions))
-    for one in wanted:
-        state, more = step(context, state, perform_search(context, state, one), now_s)
-        found += more
-    return state, (*actions, *found)
+    """Perform the searches that `actions` request; return the state and all actions so far."""
+    follow_ups: tuple[Action, ...] = ()
+    requests: tuple[SearchRequest | NetworksRequest, ...]
+    requests = (*select_requests(SearchRequest, actions), *select_requests(NetworksRequest, actions))
+    for request in requests:
+        state, more = step(context, state, perform_search(context, state, request), now_s)
+        follow_ups += more
+    return state, (*actions, *follow_ups)
 
 
 def perform_search(context: RunContext, state: RunState, request: SearchRequest | NetworksRequest) -> RequestDone:
-    """What comes of a look at a state."""
+    """Return the result of a search in a state."""
     if isinstance(request, SearchRequest):
         return RequestDone(request=request, result=explore_sizes(context, state))
     return RequestDone(request=request, result=choose_networks(context, state))
 
 
 def score_generation(context: RunContext, state: RunState) -> ProposedGeneration:
-    """A generation with scores that follow from its paths alone."""
-    found = (context.declared(one).network for one in list_living_lineages(context, state))
-    supernet = next((one for one in found if one.choices), None)
+    """Propose a generation; the score of each path depends on the path alone."""
+    networks = (context.declared(lineage).network for lineage in list_living_lineages(context, state))
+    supernet = next((network for network in networks if network.choices), None)
     if context.roles.networks.path_search is None or supernet is None:
         return ProposedGeneration(generation=None)
     search, seed = context.roles.networks.path_search, context.config.seed

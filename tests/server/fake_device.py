@@ -1,4 +1,4 @@
-"""Devices of a server's tests: agents' real sessions, whose meter, worker and link do what a `Behaviour` says."""
+"""Devices for tests of the server: real agent sessions with a meter, worker and link that follow a `Behaviour`."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ PLENTY_BYTES = 10**9
 
 
 def small_change(weights: Mapping[str, Any], client_id: str, round_number: int, scale: float) -> dict[str, Any]:
-    """What a fake device learns: a function of its weights, its name and the round alone."""
+    """Return what a fake device learns: a function of its weights, its name and the round alone."""
     digest = hashlib.sha256(f"{client_id}/{round_number}".encode()).digest()
     generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     return {
@@ -43,13 +43,13 @@ def small_change(weights: Mapping[str, Any], client_id: str, round_number: int, 
 
 @dataclass(kw_only=True)
 class Behaviour:
-    """How a device answers. `says` may change what it sends, or keep it back, as no agent does."""
+    """How a device answers. `says` may alter or drop its messages, which no real agent does."""
 
     memory_budget_bytes: Callable[[int], int] = lambda _: PLENTY_BYTES
     log_memory_bytes: Callable[[float], int] | None = None
     reading: Callable[[int], Reading] = lambda _: Reading()
     refuse: Callable[[Task], tuple[str, int | None] | None] = lambda _: None
-    score: Callable[[Task], tuple[float, ...]] = lambda task: tuple(float(place) for place in range(len(task.programs)))
+    score: Callable[[Task], tuple[float, ...]] = lambda task: tuple(float(index) for index in range(len(task.programs)))
     change: Callable[[Mapping[str, Any], Task], dict[str, Any]] | None = None
     says: Callable[[Message], Message | None] = lambda message: message
     device: str = "fake"
@@ -65,16 +65,16 @@ class Behaviour:
     scale: float = 0.1
 
     def memory_at(self, info: RoundInfo) -> int:
-        """By the replayed log's time where there is a log, else by the round."""
+        """Return the memory by the time of the replayed log, or by the round where there is no log."""
         if self.log_memory_bytes is None or info.log_time_s is None:
             return self.memory_budget_bytes(info.round)
         return self.log_memory_bytes(info.log_time_s)
 
 
 class Device:
-    """A client: its real session, with what it heard.
+    """A client with its real session, and the messages that it received.
 
-    `start` numbers the starts of its process: another one takes up what its folder holds.
+    `start` numbers the starts of its process: a later start continues from the files in its folder.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Device:
         self._session.turn(0.0)
 
     def send(self, message: Message, *, retain: bool = False) -> None:
-        """Send what no agent would."""
+        """Send a message that no agent would send."""
         topic = Topics("main").up(self.client_id, message.KIND)
         self.transport.publish(topic, encode(message), retain=retain)
 
-    def heard(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         if isinstance(message, RoundInfo):
             self.rounds.append(message)
         elif isinstance(message, Task) and message.task_id not in {task.task_id for task in self.tasks}:
@@ -144,7 +144,7 @@ class Device:
 
 
 class _Link:
-    """The device's transport, which notes what comes."""
+    """The device's transport; it records the messages that arrive."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -155,18 +155,18 @@ class _Link:
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         if not topic.endswith(f"/{CHUNK}"):
             message = decode(payload)
-            if isinstance(message, Telemetry):  # what is free on this machine's disk is no test's business
+            if isinstance(message, Telemetry):  # free space on the disk of this machine must not matter to a test
                 message = replace(message, disk_budget_bytes=None)
-            said = self._device.behaviour.says(message)
-            if said is None:
+            altered = self._device.behaviour.says(message)
+            if altered is None:
                 return
-            payload = encode(said)
+            payload = encode(altered)
         self._device.transport.publish(topic, payload, retain=retain)
 
     def poll(self, timeout_s: float) -> Event | None:
         event = self._device.transport.poll(timeout_s)
         if isinstance(event, Delivery) and event.payload and not event.topic.endswith(f"/{CHUNK}"):
-            self._device.heard(decode(event.payload))
+            self._device.receive(decode(event.payload))
         return event
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class _Link:
 
 
 class _Meter:
-    """Reads what the behaviour says of the round that was announced last."""
+    """Reads what the behaviour gives for the round announced last."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -194,7 +194,7 @@ class _Meter:
 
 
 class _Worker:
-    """Has done a task as soon as it is started."""
+    """Completes a task as soon as it is started."""
 
     def __init__(self, device: Device, store: AgentStore) -> None:
         self._device = device
@@ -204,7 +204,7 @@ class _Worker:
     def start(self, task: Task, memory_limit_bytes: int, data_bytes: int = 0) -> None:
         refusal = self._device.behaviour.refuse(task)
         if refusal is None:
-            self._outcome = self._done(task)
+            self._outcome = self._perform(task)
             return
         reason: Any = refusal[0]
         self._outcome = WorkFailed(task_id=task.task_id, reason=reason, detail="as told", available_bytes=refusal[1])
@@ -219,7 +219,7 @@ class _Worker:
         outcome, self._outcome = self._outcome, None
         return outcome
 
-    def _done(self, task: Task) -> Outcome:
+    def _perform(self, task: Task) -> Outcome:
         behaviour = self._device.behaviour
         match task.work:
             case Score():
@@ -240,7 +240,7 @@ class _Worker:
                 )
             case Train() | Calibrate():
                 path = locate_output(self._store.work_folder, task.task_id)
-                path.write_bytes(encode_arrays(self._learned(task, self._store.blobs.path(task.weights[0]))))
+                path.write_bytes(encode_arrays(self._learn(task, self._store.blobs.path(task.weights[0]))))
                 result = TrainResult(
                     sample_count=behaviour.sample_count,
                     step_count=1,
@@ -253,7 +253,7 @@ class _Worker:
             case Deploy():
                 raise AssertionError("no worker places models")
 
-    def _learned(self, task: Task, weights_path: Path) -> dict[str, Any]:
+    def _learn(self, task: Task, weights_path: Path) -> dict[str, Any]:
         behaviour, weights = self._device.behaviour, decode_arrays(weights_path.read_bytes())
         if behaviour.change is not None:
             return behaviour.change(weights, task)

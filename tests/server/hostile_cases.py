@@ -1,4 +1,4 @@
-"""What one member may say: valid messages whose numbers, texts and lists are as odd as a decoder lets through."""
+"""Messages of a hostile member: valid, with numbers, texts and lists as odd as the decoder accepts."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,85 +16,85 @@ NUMBERS = (-1, 0, 1, 2**40, 2**62, 2**63 - 1, 5e-324, 1e-9, 3.4e38, 1.7976931348
 TEXTS = ("", "eve", "unknown", "x" * 64, "x" * 128, "x" * 600, "\u00e9" * 100, "section0", "{}", "[" * 200)
 LENGTHS = (0, 1, 2, 16, 1000)
 _FIXED = frozenset({"client_id"})
-"""Who speaks is guarded by the broker."""
+"""The broker guards the identity of the sender."""
 
-Place = tuple[str | int, ...]
-_GONE = object()
+Position = tuple[str | int, ...]
+_ABSENT = object()
 
 
 def transmit(message: Message) -> Message:
-    """What a server makes of a message.
+    """Encode and decode a message, as the server receives it.
 
     Raises:
-        ProtocolError: it is not valid.
+        ProtocolError: The message is not valid.
     """
     return plausible(decode(encode(message), expected=message.KIND))
 
 
 @st.composite
 def distort(draw: st.DrawFn, message: Message) -> Message | None:
-    """A message with up to three odd values, or one odd number wherever that is valid; None where it is not valid."""
+    """A message with up to three odd values, or one odd number wherever valid; None if the result is not valid."""
     plain: Any = to_plain(message)
-    places = _free(plain)
+    positions = _list_free_positions(plain)
     if draw(st.booleans()):
         return with_number(message, draw(st.sampled_from(NUMBERS)))
     for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.sampled_from(places))
-        if (before := _at(plain, place)) is not _GONE:
-            _put(plain, place, draw(_odd(before)))
-    return _valid(message, plain)
+        position = draw(st.sampled_from(positions))
+        if (before := _get(plain, position)) is not _ABSENT:
+            _set(plain, position, draw(_odd_values(before)))
+    return _validate(message, plain)
 
 
 def with_number(message: Message, number: float) -> Message:
-    """A message with a number in place of every other one that it may stand for."""
-    for place in _free(to_plain(message)):
+    """Return a message with `number` in place of every number where it is valid."""
+    for position in _list_free_positions(to_plain(message)):
         plain: Any = to_plain(message)
-        if isinstance(_at(plain, place), bool | str | list):
+        if isinstance(_get(plain, position), bool | str | list):
             continue
-        _put(plain, place, number)
-        message = _valid(message, plain) or message
+        _set(plain, position, number)
+        message = _validate(message, plain) or message
     return message
 
 
 def rename_parts(message: Message, text: str) -> Iterator[Message]:
-    """A message with a text in place of another one, or with one more part of that name, wherever that is valid.
+    """Yield each valid copy of a message with one text replaced by `text`, or with one more list item of that name.
 
-    What stands last comes first: that an update is another one than it was is accepted once, and ends its task.
+    Later fields come first: a changed update is accepted once, and then ends its task.
     """
-    for place in reversed(_free(to_plain(message))):
+    for position in reversed(_list_free_positions(to_plain(message))):
         plain: Any = to_plain(message)
-        before = _at(plain, place)
+        before = _get(plain, position)
         if isinstance(before, list):
-            _put(plain, place, [*before, *([_called(before[-1], text)] if before else [text])])
+            _set(plain, position, [*before, *([_rename_item(before[-1], text)] if before else [text])])
         elif isinstance(before, str):
-            _put(plain, place, text)
+            _set(plain, position, text)
         else:
             continue
-        if (found := _valid(message, plain)) is not None:
-            yield found
+        if (copy := _validate(message, plain)) is not None:
+            yield copy
 
 
-def _called(part: Any, text: str) -> Any:
-    """A copy of a part of a list by another name: the first text of it."""
+def _rename_item(part: Any, text: str) -> Any:
+    """Return a copy of a list item with another name: its first text."""
     if isinstance(part, str):
         return text
     if isinstance(part, list) and part:
-        return [_called(part[0], text), *part[1:]]
+        return [_rename_item(part[0], text), *part[1:]]
     return part
 
 
-def _free(plain: Any) -> list[Place]:
-    return [place for place in _places(plain) if place[0] not in _FIXED]
+def _list_free_positions(plain: Any) -> list[Position]:
+    return [position for position in _positions(plain) if position[0] not in _FIXED]
 
 
-def _valid(message: Message, plain: Any) -> Message | None:
+def _validate(message: Message, plain: Any) -> Message | None:
     try:
         return transmit(from_plain(MESSAGES[message.KIND], plain))
     except ProtocolError:
         return None
 
 
-def _odd(before: Any) -> st.SearchStrategy[Any]:
+def _odd_values(before: Any) -> st.SearchStrategy[Any]:
     number, text = st.sampled_from(NUMBERS), st.sampled_from(TEXTS)
     if isinstance(before, bool):
         return st.booleans()
@@ -102,30 +102,30 @@ def _odd(before: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(LENGTHS).map(lambda length: (before * length)[:length])
     if isinstance(before, str):
         return text
-    return number if isinstance(before, int | float) else st.one_of(number, text)  # it was left out
+    return number if isinstance(before, int | float) else st.one_of(number, text)  # it was absent
 
 
-def _places(plain: Any, so_far: Place = ()) -> Iterator[Place]:
-    """Of everything that can be another value."""
+def _positions(plain: Any, so_far: Position = ()) -> Iterator[Position]:
+    """Yield the position of every value that can be replaced."""
     if isinstance(plain, Mapping):
         for name, value in plain.items():
-            yield from _places(value, (*so_far, name))
+            yield from _positions(value, (*so_far, name))
         return
     if so_far:
         yield so_far
     if isinstance(plain, list):
-        for at, value in enumerate(plain[:8]):
-            yield from _places(value, (*so_far, at))
+        for index, value in enumerate(plain[:8]):
+            yield from _positions(value, (*so_far, index))
 
 
-def _at(plain: Any, place: Place) -> Any:
+def _get(plain: Any, position: Position) -> Any:
     try:
-        for key in place:
+        for key in position:
             plain = plain[key]
-    except (KeyError, IndexError, TypeError):  # what it was part of is another value by now
-        return _GONE
+    except (KeyError, IndexError, TypeError):  # its container has been replaced
+        return _ABSENT
     return plain
 
 
-def _put(plain: Any, place: Place, value: Any) -> None:
-    _at(plain, place[:-1])[place[-1]] = value
+def _set(plain: Any, position: Position, value: Any) -> None:
+    _get(plain, position[:-1])[position[-1]] = value

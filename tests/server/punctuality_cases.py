@@ -1,4 +1,4 @@
-"""Rounds in which somebody does not answer, as tests play them."""
+"""Rounds in which a client does not answer."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -30,8 +30,8 @@ LOOSE = context_of(min_clients=2, rounds=40, deadlines=DEADLINES, deploy_targets
 
 def after_misses(count: int, *took_s: float) -> Punctuality:
     known = PUNCTUAL
-    for one in took_s:
-        known = known.after_answer(one)
+    for seconds in took_s:
+        known = known.after_answer(seconds)
     for _ in range(count):
         known = known.after_miss()
     return known
@@ -39,7 +39,7 @@ def after_misses(count: int, *took_s: float) -> Punctuality:
 
 def with_record(state: RunState, name: str, duty: Duty, known: Punctuality) -> RunState:
     member = replace(state.live.members[name], punctuality=MappingProxyType({duty: known}))
-    return replace(state, live=replace(state.live, members=state.live.members.updated({name: member})))
+    return replace(state, live=replace(state.live, members=state.live.members.with_items({name: member})))
 
 
 def count_misses(state: RunState, name: str, duty: Duty = "training") -> int:
@@ -47,7 +47,7 @@ def count_misses(state: RunState, name: str, duty: Duty = "training") -> int:
 
 
 def hand_out_tasks(context: RunContext, state: RunState, now_s: float, *names: str) -> RunState:
-    """These tell what they can give, and whoever is chosen is sent a task."""
+    """Clients report their telemetry, and each selected client is sent a task."""
     for name in names or CLIENTS:
         state, _ = step(context, state, telemetry(context, name, state.round, attempt=state.attempt), now_s)
     assert state.phase == "train"
@@ -82,7 +82,7 @@ def tick(context: RunContext, state: RunState, now_s: float) -> RunState:
 
 
 def close_after(context: RunContext, state: RunState, seconds: float) -> RunState:
-    """The state after the phase has closed, neither before this time nor after it."""
+    """Return the state after the phase has closed, and check that it closes exactly after `seconds`."""
     phase, entered_s = state.phase, state.live.entered_s
     if seconds:
         state = tick(context, state, entered_s + seconds - 0.5)
@@ -93,7 +93,7 @@ def close_after(context: RunContext, state: RunState, seconds: float) -> RunStat
 
 
 def rounds_without_cyd(context: RunContext, count: int) -> RunState:
-    """Round 1 is open and others have answered in as many rounds before; cyd in none."""
+    """The others have answered in `count` rounds and cyd in none; the next round is open."""
     state, now_s = measuring(context), 2.0
     for _ in range(count):
         state = train_clients(context, hand_out_tasks(context, state, now_s), now_s, *OTHERS)

@@ -1,4 +1,4 @@
-"""What random runs are made of: every method, terms of two kinds, and what an aggregation leaves of networks."""
+"""Parts of random runs: every method, two run contexts, and the networks that an aggregation leaves."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -85,35 +85,39 @@ def build_contexts(method: AnyMethod) -> tuple[RunContext, ...]:
 
 
 def evolve_lineages(context: RunContext, aggregate: AggregationRequest) -> tuple[Any, tuple[Lineage, ...]]:
-    """What an aggregation finds and leaves of networks, in which as many appear as can."""
+    """Return the observation and the lineages of an aggregation in which as many networks appear as possible."""
     if context.roles.networks.evolve is None:
         return None, aggregate.lineages
     if context.roles.assigner.declarations:
-        return None, _united(context, aggregate)
-    return _split(context, aggregate) if isinstance(aggregate.memory, SattlerMemory) else _grown(context, aggregate)
+        return None, _unite_networks(context, aggregate)
+    return (
+        _split_clusters(context, aggregate)
+        if isinstance(aggregate.memory, SattlerMemory)
+        else _grow_network(context, aggregate)
+    )
 
 
-def declare_network(context: RunContext, place: int) -> str:
-    """What a client brings in place of a submodel, where the method goes by that: one of some networks."""
-    return canonical_json(_NETWORKS[place]).decode() if context.roles.assigner.declarations else ""
+def declare_network(context: RunContext, index: int) -> str:
+    """Return the network that a client declares, or nothing if the method uses no declarations."""
+    return canonical_json(_NETWORKS[index]).decode() if context.roles.assigner.declarations else ""
 
 
-def _united(context: RunContext, aggregate: AggregationRequest) -> tuple[Lineage, ...]:
-    """A union has whatever was brought, besides what the one before it had."""
+def _unite_networks(context: RunContext, aggregate: AggregationRequest) -> tuple[Lineage, ...]:
+    """A union contains the networks brought to this round and those of the union before it."""
     before = list_lineages(context, aggregate.lineages)
     if not aggregate.brought:
         return aggregate.lineages
-    old = [one for one in before if one.living and one.members]
-    members = (*(family for one in old for family in one.members), *aggregate.brought)
-    kept = (replace(one, retired_round=aggregate.round) if one in old else one for one in before)
+    unions = [union for union in before if union.living and union.members]
+    members = (*(family for union in unions for family in union.members), *aggregate.brought)
+    lineages = (replace(lineage, retired_round=aggregate.round) if lineage in unions else lineage for lineage in before)
     born = Lineage(
         id=f"union{len(before)}", config=unite_families(members), born_round=aggregate.round, members=members
     )
-    return (*kept, born)
+    return (*lineages, born)
 
 
-def _split(context: RunContext, aggregate: AggregationRequest) -> tuple[Clustering, tuple[Lineage, ...]]:
-    """Those of Sattler's are split wherever two clients are in one."""
+def _split_clusters(context: RunContext, aggregate: AggregationRequest) -> tuple[Clustering, tuple[Lineage, ...]]:
+    """Sattler splits each cluster with at least two clients."""
     clusters: dict[str, list[str]] = {}
     for client in aggregate.clients:
         assert client.architecture is not None
@@ -121,52 +125,54 @@ def _split(context: RunContext, aggregate: AggregationRequest) -> tuple[Clusteri
     memory: SattlerMemory = aggregate.memory
     splits = {
         parent: (
-            (f"c{2 * (memory.split_count + place) + 1}", tuple(clients[:-1])),
-            (f"c{2 * (memory.split_count + place) + 2}", tuple(clients[-1:])),
+            (f"c{2 * (memory.split_count + index) + 1}", tuple(clients[:-1])),
+            (f"c{2 * (memory.split_count + index) + 2}", tuple(clients[-1:])),
         )
-        for place, (parent, clients) in enumerate(sorted(clusters.items()))
+        for index, (parent, clients) in enumerate(sorted(clusters.items()))
         if len(clients) > 1
     }
     before = list_lineages(context, aggregate.lineages)
-    kept = (replace(one, retired_round=aggregate.round) if one.id in splits else one for one in before)
+    lineages = (
+        replace(lineage, retired_round=aggregate.round) if lineage.id in splits else lineage for lineage in before
+    )
     born = (
         Lineage(id=name, config=MODEL, parent=parent, map=Copied(), born_round=aggregate.round)
         for parent, halves in splits.items()
         for name, _ in halves
     )
-    return Clustering(splits=splits), (*kept, *born) if splits else aggregate.lineages
+    return Clustering(splits=splits), (*lineages, *born) if splits else aggregate.lineages
 
 
-def _grown(context: RunContext, aggregate: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
-    """One of FedTrans' grows from the newest in every other round."""
+def _grow_network(context: RunContext, aggregate: AggregationRequest) -> tuple[Growth, tuple[Lineage, ...]]:
+    """FedTrans grows a network from the newest one in every other round."""
     before = list_lineages(context, aggregate.lineages)
-    living = [one.id for one in before if one.living]
+    living = [lineage.id for lineage in before if lineage.living]
     born = f"m{len(living)}" if aggregate.round % 2 else ""
-    found = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
+    growth = Growth(parameters=dict(zip(living, range(1, 9), strict=False)), newest=living[-1], born=born)
     if not born:
-        return found, aggregate.lineages
+        return growth, aggregate.lineages
     child = Lineage(id=born, config=MODEL, parent=living[-1], map=Copied(), born_round=aggregate.round)
-    return found, (*before, child)
+    return growth, (*before, child)
 
 
-def _drawn_in(context: RunContext, task: Task, samples: int) -> OperatorExamples:
-    """What a device tells of the paths that it drew, where it drew any: the first operator that it has, everywhere."""
+def _list_operator_examples(context: RunContext, task: Task, samples: int) -> OperatorExamples:
+    """Report the paths that a device drew, if any: the first operator available for each choice."""
     if not isinstance(task.work, Train) or task.work.paths is None:
         return ()
-    given = dict(task.architecture.choices)
+    choices = dict(task.architecture.choices)
     return tuple(
-        (name, ((given.get(name, choice.operators)[0], samples),)) for name, choice in context.network.choices.items()
+        (name, ((choices.get(name, choice.operators)[0], samples),)) for name, choice in context.network.choices.items()
     )
 
 
 def answers(actions: tuple[Action, ...], message_id: str) -> list[str]:
-    """What a message was answered; the step may tell the client besides that it is skipped."""
+    """Return the answers to a message; a step may also tell the client that it is skipped."""
     replies = (action for action in actions if isinstance(action, Reply))
     return [reply.ack.status for reply in replies if reply.ack.of == message_id]
 
 
 def build_evaluation(task: Task, samples: int) -> Evaluated:
-    """What a device says of an evaluate task, or of another one; and of each path that it was to score."""
+    """Build a device's answer to an evaluation task or any other task, with a score for each path."""
     paths = task.work.settings.population if isinstance(task.work, Evaluate) else ()
     return Evaluated(
         task_id=task.task_id,
@@ -180,52 +186,52 @@ def build_evaluation(task: Task, samples: int) -> Evaluated:
         measured_peak_bytes=0,
         seconds=1.0,
         message_id=f"evaluated.{task.task_id}.{samples}",
-        scores=tuple(PathScore(loss=1.0, accuracy=1 / place) for place, _ in enumerate(paths, start=1)),
+        scores=tuple(PathScore(loss=1.0, accuracy=1 / rank) for rank, _ in enumerate(paths, start=1)),
     )
 
 
 def build_scores(task: Task, scores: tuple[CandidateScore, ...] = ()) -> Scores:
-    """What a device says of a score task: these scores, or one for each program, the last one the best."""
-    found = scores or tuple(CandidateScore(score=float(place)) for place in range(len(task.programs)))
+    """Build a device's answer to a scoring task: these scores, or one for each program, the last the best."""
+    candidate_scores = scores or tuple(CandidateScore(score=float(index)) for index in range(len(task.programs)))
     return Scores(
         task_id=task.task_id,
         run_id=task.run_id,
         round=task.round,
         client_id=task.client_id,
-        scores=found,
+        scores=candidate_scores,
         seconds=0.0,
     )
 
 
 def complete_request(job: Supplied, planned: int, fails: bool) -> RequestDone:
-    """What a job beside the loop results in, but for searches."""
+    """Build the result of a background request other than a search."""
     program = ProgramRef(program_id="p", target="onnx", blob=blob("p"))
     match job:
         case TaskRequest():
             weights = blob(f"w{job.participant.size.architecture_id}")
             facts = ProgramFacts(planned_peak_bytes=planned)
-            made: Any = PreparedTask(program=program, weights=weights, facts=facts)
+            result: Any = PreparedTask(program=program, weights=weights, facts=facts)
         case ScoringRequest():
-            made = tuple(
+            result = tuple(
                 Scorable(size=size, program=program, weights=blob("f"), planned_peak_bytes=planned)
                 for size in job.sizes[fails:]
             )
         case EvaluationRequest():
             facts = ProgramFacts(planned_peak_bytes=planned)
-            made = PreparedTask(program=program, weights=blob("use"), facts=facts)
+            result = PreparedTask(program=program, weights=blob("use"), facts=facts)
         case ModelsRequest():
-            made = ExportedModels(programs=(program,), models=())
+            result = ExportedModels(programs=(program,), models=())
         case ProgramRequest():
-            made = ProgramFacts(planned_peak_bytes=planned)
+            result = ProgramFacts(planned_peak_bytes=planned)
         case CostRequest():
-            made = ESTIMATES
+            result = ESTIMATES
         case _:
             never(job)
-    return RequestDone(request=job, result=made)
+    return RequestDone(request=job, result=result)
 
 
 def build_update(context: RunContext, task: Task) -> Update:
-    """What a device says of a task that it has trained."""
+    """Build a device's answer to a training task."""
     return Update(
         task_id=task.task_id,
         run_id=task.run_id,
@@ -239,15 +245,17 @@ def build_update(context: RunContext, task: Task) -> Update:
         measured_peak_bytes=1,
         train_seconds=0.0,
         seconds=0.0,
-        operator_examples=_drawn_in(context, task, 5),
+        operator_examples=_list_operator_examples(context, task, 5),
     )
 
 
 def reload_state(state: RunState, now_s: float) -> RunState:
-    """What the journal keeps of a state, when a server starts anew."""
+    """Return the part of a state that the journal keeps over a restart of the server."""
     changes = list_changes(RunState(), state)
-    loaded = build_state([(one.part, one.key, one.text) for one in changes if one.text is not None], type(state.memory))
+    loaded = build_state(
+        [(change.part, change.key, change.text) for change in changes if change.text is not None], type(state.memory)
+    )
     assert loaded.lineages == state.lineages, "the journal has the run's networks"
-    assert loaded.memory == state.memory, "what the method remembers is what the journal has"
-    scoring = isinstance(state.at, Searching)  # which starts anew
+    assert loaded.memory == state.memory, "the journal has the memory of the method"
+    scoring = isinstance(state.at, Searching)  # a search starts again
     return replace(loaded.restart(now_s), clients=MappingProxyType({}) if scoring else loaded.clients)

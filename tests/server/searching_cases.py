@@ -1,4 +1,4 @@
-"""Searches between two rounds, as tests play them: a supernet of one round, and then two tiers."""
+"""Searches between two rounds: a supernet is trained for one round, and then searched for two tiers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ EVOLUTION = EvolutionSettings(evaluations=6, population=3, offspring=3)
 
 
 def context_with(search: TierSearch, **changes: Any) -> RunContext:
-    """A supernet of one round, and then two tiers."""
+    """Return a run context with one supernet round and then two tiers."""
     method = FedorAS(supernet_rounds=1, tiers=2, search=search, min_contributors=1)
     data = DataSettings(test="server.server_rig:evaluation", validation_samples=5)
     model = replace(SUPERNET, class_count=CLASSES)
@@ -69,11 +69,14 @@ def supernet_round(context: RunContext, held_out: int = HELD_OUT) -> Outcome:
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 2.0)
     for name in CLIENTS:
-        given = dict(task(state, name).architecture.choices)
-        kept = {one: given.get(one, choice.operators) for one, choice in context.network.choices.items()}
-        examples = tuple((choice, ((own[0], HELD_OUT),)) for choice, own in kept.items())
-        told = replace(update(context, state, name), operator_examples=examples)
-        state, _ = step(context, state, RequestDone(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+        choices = dict(task(state, name).architecture.choices)
+        operators = {
+            choice_name: choices.get(choice_name, choice.operators)
+            for choice_name, choice in context.network.choices.items()
+        }
+        examples = tuple((choice, ((own[0], HELD_OUT),)) for choice, own in operators.items())
+        answer = replace(update(context, state, name), operator_examples=examples)
+        state, _ = step(context, state, RequestDone(request=CheckRequest(update=answer), result=ChangeSize()), 3.0)
     return step(
         context,
         state,
@@ -92,38 +95,40 @@ def journal_in(folder: Path, context: RunContext) -> Journal:
 
 
 def complete_generation(context: RunContext, state: RunState, actions: tuple[Action, ...]) -> RequestDone:
-    (wanted,) = select_requests(GenerationRequest, actions)
-    return RequestDone(request=wanted, result=score_generation(context, state))
+    (request,) = select_requests(GenerationRequest, actions)
+    return RequestDone(request=request, result=score_generation(context, state))
 
 
 def run_search(
     context: RunContext, state: RunState, actions: tuple[Action, ...]
 ) -> tuple[RunState, list[CloseGeneration]]:
-    """The state after the whole search by the server, and what was recorded of it."""
+    """Run the whole search on the server; return the state and the recorded generations."""
     closed = list[CloseGeneration]()
     while state.phase == "search":
-        made = complete_generation(context, state, actions)
-        state, actions = step(context, state, made, 6.0)
-        closed += [one for one in actions if isinstance(one, CloseGeneration)]
+        result = complete_generation(context, state, actions)
+        state, actions = step(context, state, result, 6.0)
+        closed += [action for action in actions if isinstance(action, CloseGeneration)]
     return state, closed
 
 
 def send_scoring_tasks(state: RunState, actions: tuple[Action, ...], context: RunContext, now_s: float) -> RunState:
-    """Everybody who is to score has its task."""
+    """Send each selected device its scoring task."""
     program = ProgramRef(program_id="scores", target="onnx", blob=blob("scores"))
-    for wanted in select_requests(EvaluationRequest, actions):
+    for request in select_requests(EvaluationRequest, actions):
         facts = ProgramFacts(planned_peak_bytes=1000)
-        made: Event = RequestDone(request=wanted, result=PreparedTask(program=program, weights=blob("w"), facts=facts))
-        state, _ = step(context, state, made, now_s)
+        result: Event = RequestDone(
+            request=request, result=PreparedTask(program=program, weights=blob("w"), facts=facts)
+        )
+        state, _ = step(context, state, result, now_s)
     return state
 
 
 def report_scores(
     state: RunState, context: RunContext, name: str, accuracies: tuple[float, ...], labels: int = HELD_OUT
 ) -> Evaluated:
-    given = task(state, name)
+    sent_task = task(state, name)
     return Evaluated(
-        task_id=given.task_id,
+        task_id=sent_task.task_id,
         run_id=context.run_id,
         round=state.round,
         client_id=name,
@@ -133,6 +138,6 @@ def report_scores(
         label_count=labels,
         measured_peak_bytes=10,
         seconds=0.1,
-        message_id=f"scores.{given.task_id}",
-        scores=tuple(PathScore(loss=1.0, accuracy=one) for one in accuracies),
+        message_id=f"scores.{sent_task.task_id}",
+        scores=tuple(PathScore(loss=1.0, accuracy=accuracy) for accuracy in accuracies),
     )

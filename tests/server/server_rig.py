@@ -1,4 +1,4 @@
-"""Fakes around a real server: an exporter without programs, devices without trainers, time that tests move."""
+"""Fakes around a real server: an exporter without programs, devices without trainers, and a clock set by tests."""
 
 import json
 import math
@@ -45,13 +45,13 @@ MODEL = Mlp(input_shape=SHAPE, class_count=CLASSES, widths=(8, 8), depths=(2, 1)
 
 
 def evaluation() -> tuple[Any, Any]:
-    """The data set that configurations of these tests name as an entry point."""
+    """Return the data set that the configurations of these tests name as an entry point."""
     generator = np.random.default_rng(5)
     return generator.random((30, *SHAPE), dtype=np.float32), generator.integers(0, CLASSES, 30)
 
 
 def config(**changes: Any) -> Run:
-    """A small run with a logical clock and every deadline far away."""
+    """Return a small run with a logical clock and every deadline far away."""
     settings: dict[str, Any] = {
         "name": "test",
         "model": MODEL,
@@ -70,7 +70,7 @@ def config(**changes: Any) -> Run:
 
 
 def estimates_of(network: Network, bytes_per_parameter: int = 16) -> MemoryEstimates:
-    """Cost estimates that go by parameters alone."""
+    """Return cost estimates that depend on parameters alone."""
     sizes, tensors = SizeTable(network), Counter[int]()
     for decl in network.tensors.values():
         factors = [factor for dim in decl.factors for factor in dim]
@@ -87,13 +87,13 @@ def estimates_of(network: Network, bytes_per_parameter: int = 16) -> MemoryEstim
 
 
 def search_of(context: RunContext, target: str = "onnx") -> Search | None:
-    """A method's search that has learned nothing; None where it has none."""
+    """Start the search of a method; None if it has no search."""
     search = context.roles.assigner.search
     return None if search is None else search.start(context.network, context.first.estimate, target)
 
 
 class HandClock:
-    """Time that passes when a test says so."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -104,7 +104,7 @@ class HandClock:
 
 @dataclass
 class Notes:
-    """An observer that remembers."""
+    """An observer that records what it is told."""
 
     messages: list[str] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Notes:
 
 
 class FakeExports:
-    """Writes programs whose planned peak a function of the request gives."""
+    """Writes programs; a function of the request gives their planned peak."""
 
     def __init__(self, folder: Path, planned: Callable[[Any], int] = lambda _: 1000) -> None:
         self.folder = folder
@@ -169,16 +169,16 @@ class FakeExports:
     def _write_model(self, request: InferRequest, weights_path: Path) -> Path:
         path = self.folder / f"{request.program_id}.{request.target}"
         plain = {"max_abs_diff": 1e-6}
-        found = (
+        metadata = (
             plain if request.quantisation == "none" else {"quantisation": {"accuracy": 0.75, "float_accuracy": 0.875}}
         )
-        Path(f"{path}.json").write_text(json.dumps(found), encoding="utf-8")
+        Path(f"{path}.json").write_text(json.dumps(metadata), encoding="utf-8")
         path.write_bytes(b"model " + request.architecture.architecture_id.encode() + weights_path.read_bytes())
         return path
 
 
 class World:
-    """A broker, a server and devices in one thread, with time that the test moves."""
+    """A broker, a server and devices in one thread, with a clock that the test sets."""
 
     def __init__(
         self,
@@ -209,12 +209,12 @@ class World:
 
     @property
     def context(self) -> RunContext:
-        """Of the run, without what is known of the evaluation data."""
+        """The run context, without the statistics of the evaluation data."""
         return create_context(self.settings, self.server.context.run_id)
 
     @property
     def journal(self) -> Journal:
-        """Of the run, as others read it beside the server."""
+        """The journal of the run, opened as another process reads it."""
         return Journal(open_database(self.folder / "state", warns=False), self.server.context.run_id)
 
     def new_server(self) -> Server:
@@ -229,20 +229,20 @@ class World:
         )
 
     def kill_server(self) -> None:
-        """Replace the server by another process's; closing the old one sends nothing, as a kill does not."""
+        """Replace the server as a new process would; closing the old one sends nothing, like a kill."""
         self.server.close()
         self.server = self.new_server()
         self.server.open()
 
     def turn(self, seconds: float = 0.25) -> None:
-        """A little time passes; everybody takes one step, in a drawn order."""
+        """Advance the clock; every device takes one step in random order, then the server."""
         self.clock.now_s += seconds
         names = sorted(self.devices)
         self.order.shuffle(names)
         for name in names:
             self.devices[name].step()
         self.server.step(0.0)
-        # Real time, of which these tests have none: the next step finds it done, or a kill does.
+        # Background work takes no time in these tests: the next step, or a restart after a kill, finds it done.
         self.server.finish(exports=False)
 
     def run(self, until: Callable[[], bool] | None = None, *, turns: int = 4000, seconds: float = 0.25) -> None:
@@ -260,7 +260,7 @@ class World:
 
 @contextmanager
 def losing_actions() -> Iterator[None]:
-    """Within it servers do nothing of what they decide and write in their journals, as if killed in between."""
+    """Make servers perform none of the actions that they have journaled, as if killed in between."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Worker, "begin", lambda *_: None)
         for name in ("send_task", "withdraw", "reply", "pull"):

@@ -1,4 +1,4 @@
-"""Devices of an earlier time, of which only the broker knows: they open no round, and no round waits for them."""
+"""Devices of an earlier run that only the broker still knows: they open no round, and no round waits for them."""
 
 import time
 from collections.abc import Iterator
@@ -24,18 +24,18 @@ pytestmark = pytest.mark.slow
 LONG_S = 1e4
 LIMIT_S = 60.0
 TOPICS = Topics("main")
-GONE = {"dead": True, "left": False}
-"""What the broker keeps of them: nobody told it of the end of the one, the other has said goodbye."""
+ABSENT = {"dead": True, "left": False}
+"""The presence that the broker retains: one device vanished without notice, the other said goodbye."""
 
 
 def settings() -> Run:
-    """Two clients make a round, and who is waited for is waited for longer than any test takes."""
+    """Two clients make a round, and every deadline is longer than any test takes."""
     deadlines = Deadlines(join_s=LONG_S, measure_s=LONG_S, round_s=LONG_S, lease_s=LONG_S, linger_s=0.0)
     return config(rounds=1, min_clients=2, deploy_targets=(), deadlines=deadlines)
 
 
 def leave_traces(name: str, link: Transport, folder: Path, *, online: bool) -> None:
-    """Publish what a device does, and go without a will; it returns when the broker has it."""
+    """Publish a device's retained messages and leave without a will; return when the broker has them."""
     ghost = Device(name, link, folder, time.monotonic, Behaviour())
     traces = (Presence(client_id=name, session_id=ghost.session_id, online=online), ghost.profile())
     link.open((TOPICS.up(name, "+"),))
@@ -46,19 +46,19 @@ def leave_traces(name: str, link: Transport, folder: Path, *, online: bool) -> N
     awaited = {encode(message) for message in traces}
     while awaited:
         event = link.poll(LIMIT_S)
-        assert isinstance(event, Delivery), "the broker has not taken what was published"
+        assert isinstance(event, Delivery), "the broker has not received the messages"
         awaited.discard(event.payload)
     link.close()
 
 
-def rows(server: Server) -> list[dict[str, str]]:
+def list_statuses(server: Server) -> list[dict[str, str]]:
     return [{row.client_id: row.status for row in record.clients} for record in server.result().rounds]
 
 
 def test_devices_that_are_gone_open_no_round_and_delay_none(tmp_path: Path) -> None:
     world = World(tmp_path, settings(), {})
     world.server.close()
-    for name, online in GONE.items():
+    for name, online in ABSENT.items():
         leave_traces(name, world.broker.client(name), tmp_path, online=online)
     world.server = world.new_server()
     world.server.open()
@@ -69,8 +69,8 @@ def test_devices_that_are_gone_open_no_round_and_delay_none(tmp_path: Path) -> N
         world.devices[name] = world.new_device(name, Behaviour())
         world.devices[name].open()
     world.run(turns=100)
-    assert rows(world.server) == [{"ada": "aggregated", "bob": "aggregated"}]
-    assert not [said for said in world.notes.messages if any(name in said for name in GONE)]
+    assert list_statuses(world.server) == [{"ada": "aggregated", "bob": "aggregated"}]
+    assert not [message for message in world.notes.messages if any(name in message for name in ABSENT)]
 
 
 @pytest.fixture(params=["embedded", "mosquitto"])
@@ -84,8 +84,8 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.broker
-def test_what_a_real_broker_keeps_of_them_counts_for_nothing(tmp_path: Path, url: str) -> None:
-    for name, online in GONE.items():
+def test_retained_messages_of_a_real_broker_count_for_nothing(tmp_path: Path, url: str) -> None:
+    for name, online in ABSENT.items():
         leave_traces(name, MqttTransport(parse_url(url), name), tmp_path, online=online)
     exports = FakeExports(tmp_path / "exports")
     server = Server(

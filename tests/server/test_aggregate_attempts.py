@@ -1,5 +1,5 @@
-"""An aggregation that fails for a moment is done again: nobody is left out, and the model has the bits of an
-aggregation done once."""
+"""An aggregation that fails once is repeated: no client is left out, and the model has the same bits as without
+the failure."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,8 +25,8 @@ SPLITTING = Sattler(warmup_rounds=1, mean_norm=2.0, max_norm=2.0, least_clients=
 TOWARDS = {"ada": 1.0, "bob": -1.0, "cyd": 1.0}
 
 
-def towards(sign: float) -> Callable[[Any, Any], dict[str, Any]]:
-    """A device that is drawn to a model of its own, so that it parts from others."""
+def move_towards(sign: float) -> Callable[[Any, Any], dict[str, Any]]:
+    """Train towards a model of the device's own, so that devices diverge."""
 
     def change(weights: Any, task: Any) -> dict[str, Any]:
         return {name: (0.5 * (sign - array)).astype(np.float32) for name, array in sorted(weights.items())}
@@ -35,12 +35,12 @@ def towards(sign: float) -> Callable[[Any, Any], dict[str, Any]]:
 
 
 def world(folder: Path, method: AnyMethod) -> World:
-    devices = {name: replace(one, change=towards(TOWARDS[name])) for name, one in fleet().items()}
+    devices = {name: replace(behaviour, change=move_towards(TOWARDS[name])) for name, behaviour in fleet().items()}
     return World(folder, config(rounds=6, method=method, deploy_targets=()), devices)
 
 
 class Failing:
-    """What runs, and then fails in the first of each so many calls: all that it did is done again."""
+    """Runs a function, and raises an error after the first of every `every` calls."""
 
     def __init__(self, inner: Callable[..., Any], error: Exception, *, every: int) -> None:
         self._inner = inner
@@ -48,22 +48,24 @@ class Failing:
         self._every = every
         self.calls = 0
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        found = self._inner(*arguments, **named)
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        result = self._inner(*arguments, **options)
         self.calls += 1
         if self.calls % self._every == 1:
             raise self._error
-        return found
+        return result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", mostly_long([HeteroFL(), FedAdam(), GROWING, SPLITTING], FedAdam(), GROWING), ids=lambda one: one.TYPE
+    "method",
+    mostly_long([HeteroFL(), FedAdam(), GROWING, SPLITTING], FedAdam(), GROWING),
+    ids=lambda method: method.TYPE,
 )
-def test_a_aggregate_done_twice_has_the_bits_of_one_done_once(
+def test_a_repeated_aggregation_has_the_bits_of_a_single_one(
     method: AnyMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt at each round fails behind its last step, when networks have grown, retired and been judged."""
+    """The first attempt at each round fails after its last step, when networks have grown, retired and been scored."""
     once = world(tmp_path / "once", method)
     once.run()
     failing = Failing(save_checkpoint, MemoryError(), every=2)
@@ -71,41 +73,43 @@ def test_a_aggregate_done_twice_has_the_bits_of_one_done_once(
     twice = world(tmp_path / "twice", method)
     twice.run()
     assert failing.calls == 2 * 6
-    results = [one.server.result() for one in (once, twice)]
+    results = [played.server.result() for played in (once, twice)]
     assert once.model_bytes() == twice.model_bytes()
     assert results[0].networks == results[1].networks
     assert once.server.state.memory == twice.server.state.memory
-    assert {row.status for one in results[1].rounds for row in one.clients} == {"aggregated"}
-    evaluated = [[(one.accuracy, one.loss) for one in result.rounds] for result in results]
+    assert {row.status for record in results[1].rounds for row in record.clients} == {"aggregated"}
+    evaluated = [[(record.accuracy, record.loss) for record in result.rounds] for result in results]
     assert evaluated[0] == evaluated[1]
     if method in (GROWING, SPLITTING):
-        assert len(results[0].networks) > 1, "networks appear in it"
+        assert len(results[0].networks) > 1, "new networks appear"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", mostly_long([HeteroFL(), GROWING, SPLITTING], GROWING), ids=lambda one: one.TYPE)
-def test_a_aggregate_moves_nothing_of_the_model_that_it_begins_with(
+@pytest.mark.parametrize(
+    "method", mostly_long([HeteroFL(), GROWING, SPLITTING], GROWING), ids=lambda method: method.TYPE
+)
+def test_an_aggregation_leaves_the_model_that_it_begins_with_unchanged(
     method: AnyMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aggregates = 0
 
-    def watched(context: Any, blobs: Any, state: Any, request: Any) -> AggregatedModel:
+    def watch(context: Any, blobs: Any, state: Any, request: Any) -> AggregatedModel:
         nonlocal aggregates
         held = [tensor for name in state.network_ids for tensor in state.of(name).shared.values()]
         before = [tensor.numpy().tobytes() for tensor in held]
-        found = aggregate_model(context, blobs, state, request)
+        result = aggregate_model(context, blobs, state, request)
         assert [tensor.numpy().tobytes() for tensor in held] == before
         aggregates += 1
-        return found
+        return result
 
-    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", watched)
+    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", watch)
     world(tmp_path, method).run()
     assert aggregates == 6
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other attempt finds room on it, and it is no client's doing."""
+def test_a_full_disk_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second attempt cannot succeed, and no client is at fault."""
     failing = Failing(save_checkpoint, FileError("no space is left on the disk"), every=2)
     monkeypatch.setattr("subfleet.aggregation.round_aggregator.save_checkpoint", failing)
     with pytest.raises(FileError, match="no space is left"):
@@ -114,16 +118,16 @@ def test_a_disk_that_is_full_is_told_at_once(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_what_fails_in_both_attempts_leaves_out_a_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_both_attempts_leaves_out_a_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[int]()
 
-    def stumbles(context: Any, blobs: Any, state: Any, request: Any) -> AggregatedModel:
+    def aggregate_two(context: Any, blobs: Any, state: Any, request: Any) -> AggregatedModel:
         calls.append(request.round)
         if request.round == 1 and len(request.clients) == 3:
             raise MemoryError
         return aggregate_model(context, blobs, state, request)
 
-    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", stumbles)
+    monkeypatch.setattr("subfleet.aggregation.round_aggregator.aggregate_model", aggregate_two)
     played = world(tmp_path, HeteroFL())
     played.run()
     assert calls[:4] == [1, 1, 1, 2], "two attempts with all three, one with two of them"

@@ -48,7 +48,7 @@ MAGNITUDES = {name: Magnitude(largest_change=largest_change(name, tensor)) for n
 def aggregate(
     method: Method, clients: list[ClientState], blobs: BlobStore, *, max_client_fraction: float = 1.0, **changes: Any
 ) -> AggregatedModel:
-    """A round's updates aggregated into the first model, by default with the weights that the method gives them."""
+    """Aggregate the updates of a round into the first model, by default with the weights of the method."""
     roles = with_steps(method.roles(), **changes)
     context = replace(PLAN, roles=roles, config=replace(PLAN.config, max_client_fraction=max_client_fraction))
     return aggregate_clients(context, blobs, ModelState(shared=STATE), 1, clients)
@@ -61,7 +61,7 @@ def _clients(
     model: Mapping[str, Tensor] = STATE,
     number: int = 1,
 ) -> list[ClientState]:
-    """Every client trained the whole network; client names give their changes."""
+    """Every client trained the whole network; its change depends on its name."""
     state, clients = training(context), []
     for name, count in samples.items():
         client = state.clients[name]
@@ -93,7 +93,7 @@ def test_all_full_clients_equal_fedavg(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "optimiser"),
     [(FedAdam(), None), (FedYogi(), None), *((FedAvg(), kind()) for kind in SERVER_OPTIMISERS.values())],
-    ids=lambda one: one.TYPE if one is not None else "own",
+    ids=lambda kind: kind.TYPE if kind is not None else "own",
 )
 def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_weights(
     tmp_path: Path, method: Method, optimiser: AnyServerOptimiser | None
@@ -110,7 +110,7 @@ def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_we
             aggregate_clients(
                 replace(
                     context,
-                    roles=with_steps(one.roles(), server_optimiser=its_own),
+                    roles=with_steps(variant.roles(), server_optimiser=server_optimiser),
                     config=replace(context.config, max_client_fraction=1.0),
                 ),
                 blobs,
@@ -118,7 +118,10 @@ def test_running_statistics_take_the_plain_mean_whatever_the_server_does_with_we
                 number,
                 clients,
             )
-            for one, its_own in ((FedAvg(), None), (method, optimiser or method.roles().techniques.server_optimiser))
+            for variant, server_optimiser in (
+                (FedAvg(), None),
+                (method, optimiser or method.roles().techniques.server_optimiser),
+            )
         )
         for name, tensor in stepped.state.shared.items():
             assert not torch.equal(tensor, model.shared[name])
@@ -145,14 +148,14 @@ def test_a_client_that_claims_ever_more_moves_the_mean_no_further_than_its_share
 
 
 def test_a_median_of_two_has_capped_weights_where_it_takes_the_mean(tmp_path: Path) -> None:
-    """A robust rule weighs where too few share an element."""
+    """A robust rule takes the weighted mean where too few clients share an element."""
     blobs = BlobStore(tmp_path)
     clients, even = _clients(blobs, {"ada": 3, "bob": 2**40}), _clients(blobs, {"ada": 3, "bob": 3})
     capped, equal = (
         aggregate(
-            FedAvg(), one, blobs, max_client_fraction=share, robust_aggregation=CoordinateMedian(least_clients=3)
+            FedAvg(), states, blobs, max_client_fraction=fraction, robust_aggregation=CoordinateMedian(least_clients=3)
         ).state.shared
-        for one, share in ((clients, 0.5), (even, 1.0))
+        for states, fraction in ((clients, 0.5), (even, 1.0))
     )
     assert all(torch.equal(capped[name], equal[name]) for name in STATE)
 
@@ -182,7 +185,7 @@ def test_a_median_is_not_moved_by_one_client(tmp_path: Path) -> None:
     aggregation = partial(aggregate_clients, replace(PLAN, roles=roles), blobs)
     aggregated = aggregation(ModelState(shared=STATE), 1, clients).state.shared
     for name, old in STATE.items():
-        median = np.median([one[name] for one in arrays], axis=0)
+        median = np.median([changes[name] for changes in arrays], axis=0)
         np.testing.assert_allclose(aggregated[name].numpy(), old.numpy() + median, rtol=0, atol=1e-6)
 
 
@@ -234,14 +237,14 @@ FIRST = next(iter(STATE))
         _change(**{FIRST: np.full(STATE[FIRST].shape, -1.01 * MAGNITUDES[FIRST].largest_change, dtype=np.float32)}),
     ],
 )
-def test_what_cannot_be_aggregated_is_refused_when_it_comes(tmp_path: Path, content: bytes) -> None:
+def test_an_update_that_cannot_be_aggregated_is_refused_on_arrival(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "update").write_bytes(content)
     with pytest.raises(ProtocolError):
         check_update(WHOLE, tmp_path / "update", magnitudes=MAGNITUDES)
 
 
-def test_what_may_just_be_aggregated_is_accepted_and_aggregated(tmp_path: Path) -> None:
-    """What is accepted when it comes is refused by no aggregation."""
+def test_the_largest_acceptable_update_is_accepted_and_aggregated(tmp_path: Path) -> None:
+    """No aggregation refuses an update that was accepted on arrival."""
     blobs = BlobStore(tmp_path)
     clients = _clients(blobs, {"ada": 3, "bob": 10})
     largest = _change(**{FIRST: np.full(STATE[FIRST].shape, -MAGNITUDES[FIRST].largest_change, dtype=np.float32)})
@@ -254,12 +257,12 @@ def test_what_may_just_be_aggregated_is_accepted_and_aggregated(tmp_path: Path) 
 
 @pytest.mark.parametrize("robust", [None, CoordinateMedian()], ids=["mean", "median"])
 @pytest.mark.parametrize(
-    "method", [FedAvg(), HeteroFL(weighting="samples"), FedFA(), FedAdam()], ids=lambda one: one.TYPE
+    "method", [FedAvg(), HeteroFL(weighting="samples"), FedFA(), FedAdam()], ids=lambda method: method.TYPE
 )
 def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
     method: Method, robust: CoordinateMedian | None, tmp_path: Path
 ) -> None:
-    """With powers of two to the bit, whatever else a method does with changes and weights."""
+    """Bit by bit for powers of two, whatever else a method does with changes and weights."""
     blobs = BlobStore(tmp_path)
     scaled = _clients(blobs, {"ada": 3, "bob": 16, "cyd": 7})
     scaled[1] = replace(at_scale(scaled[1], 0.25), outlier="it is far")
@@ -270,20 +273,20 @@ def test_a_scaled_update_counts_as_a_smaller_one_of_fewer_samples(
     ref = blobs.add(encode_arrays(quarters))
     smaller[1] = replace(smaller[1], trained=AcceptedUpdate(update=replace(smaller[1].update, blob=ref)))
     changes: dict[str, Any] = {} if robust is None else {"robust_aggregation": robust}
-    found, expected = (aggregate(method, clients, blobs, **changes).state.shared for clients in (scaled, smaller))
+    result, expected = (aggregate(method, clients, blobs, **changes).state.shared for clients in (scaled, smaller))
     unscaled = aggregate(method, [scaled[0], at_scale(scaled[1], 1.0), scaled[2]], blobs, **changes).state.shared
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not all(torch.equal(found[name], unscaled[name]) for name in unscaled)
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
+    assert not all(torch.equal(result[name], unscaled[name]) for name in unscaled)
 
 
-def test_what_a_client_has_to_itself_is_never_scaled(tmp_path: Path) -> None:
+def test_a_model_of_one_client_alone_is_never_scaled(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     clients = _clients(blobs, {"ada": 3, "bob": 16, "cyd": 7})
     scaled = [clients[0], replace(at_scale(clients[1], 0.25), outlier="it is far"), clients[2]]
-    found, expected = (aggregate(Standalone(), one, blobs).state.copies for one in (scaled, clients))
-    assert found.keys() == expected.keys() == {"ada", "bob", "cyd"}
+    result, expected = (aggregate(Standalone(), states, blobs).state.copies for states in (scaled, clients))
+    assert result.keys() == expected.keys() == {"ada", "bob", "cyd"}
     for client_id, copies in expected.items():
-        assert all(torch.equal(found[client_id][name], tensor) for name, tensor in copies.items())
+        assert all(torch.equal(result[client_id][name], tensor) for name, tensor in copies.items())
 
 
 def test_an_update_is_measured_by_the_kind_of_its_tensors(tmp_path: Path) -> None:
@@ -295,14 +298,14 @@ def test_an_update_is_measured_by_the_kind_of_its_tensors(tmp_path: Path) -> Non
     arrays = {name: np.full(tensor.shape, -values[name], np.float32) for name, tensor in state.items()}
     (tmp_path / "update").write_bytes(encode_arrays(arrays))
     held = {name: Magnitude(largest_change=4.0, mean_square=values[name] ** 2 / 4) for name in state}
-    found = check_update(form, tmp_path / "update", magnitudes=held, own=frozenset(head))
-    assert found == ChangeSize(weights=2.0, statistics=3.0, own=4.0, held_weights=1.0, held_statistics=1.5)
+    change_size = check_update(form, tmp_path / "update", magnitudes=held, own=frozenset(head))
+    assert change_size == ChangeSize(weights=2.0, statistics=3.0, own=4.0, held_weights=1.0, held_statistics=1.5)
     arrays[FIRST][:] = 0
     (tmp_path / "update").write_bytes(encode_arrays(arrays))
     weights = [arrays[name] for name in state if values[name] == 2.0]
     rms = np.sqrt(np.mean(np.square(np.concatenate([array.ravel() for array in weights]).astype(np.float64))))
-    found = check_update(form, tmp_path / "update", magnitudes=held, own=frozenset(head))
-    assert found.weights == pytest.approx(rms, rel=1e-12)
+    change_size = check_update(form, tmp_path / "update", magnitudes=held, own=frozenset(head))
+    assert change_size.weights == pytest.approx(rms, rel=1e-12)
 
 
 def test_a_checkpoint_comes_back_bit_by_bit_and_damage_is_seen(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ PLAN = create_context(SETTINGS, "run")
 CANDIDATES = PLAN.first.candidates
 
 
-def ask(context: RunContext, budget: Budget, below: Candidate | None = None) -> AssignmentContext:
-    """A client with this budget."""
+def build_question_for(context: RunContext, budget: Budget, below: Candidate | None = None) -> AssignmentContext:
+    """Build the question of a client with this budget."""
     return AssignmentContext(
         networks={"": context.network},
         candidates=context.first.candidates,
@@ -43,10 +43,10 @@ def ask(context: RunContext, budget: Budget, below: Candidate | None = None) -> 
     )
 
 
-def largest(budget: Budget, below: int | None = None) -> int | None:
-    """Place of the chosen candidate; only those before `below` may be chosen."""
+def find_largest(budget: Budget, below: int | None = None) -> int | None:
+    """Return the index of the chosen candidate; only those before `below` may be chosen."""
     limit = None if below is None else CANDIDATES[below]
-    chosen = assign_largest(ask(PLAN, budget, limit)).candidate
+    chosen = assign_largest(build_question_for(PLAN, budget, limit)).candidate
     return None if chosen is None else CANDIDATES.index(chosen)
 
 
@@ -60,38 +60,38 @@ budgets = st.builds(
 )
 
 
-def within(candidate: Candidate, budget: Budget) -> bool:
-    """Whether a candidate is within a budget, told one number at a time."""
-    taken = {
+def fits_budget(candidate: Candidate, budget: Budget) -> bool:
+    """Whether a candidate is within a budget, checked limit by limit."""
+    costs = {
         "memory_bytes": candidate.training_memory_bytes["onnx"],
         "downlink_bytes": candidate.weight_bytes,
         "uplink_bytes": candidate.update_bytes,
         "forward_macs": candidate.forward_macs,
         "disk_bytes": 3 * candidate.weight_bytes,
     }
-    limits = {name: getattr(budget, name) for name in taken}
-    return all(limits[name] is None or amount <= limits[name] for name, amount in taken.items())
+    limits = {name: getattr(budget, name) for name in costs}
+    return all(limits[name] is None or amount <= limits[name] for name, amount in costs.items())
 
 
 @given(budgets, st.none() | st.integers(0, len(CANDIDATES) - 1))
 def test_the_choice_fits_and_none_larger_does(budget: Budget, below: int | None) -> None:
-    place = largest(budget, below)
+    index = find_largest(budget, below)
     allowed = CANDIDATES[:below]
-    if place is None:
-        assert not any(within(one, budget) for one in allowed)
+    if index is None:
+        assert not any(fits_budget(candidate, budget) for candidate in allowed)
     else:
-        assert within(allowed[place], budget)
-        assert not any(within(one, budget) for one in allowed[place + 1 :])
+        assert fits_budget(allowed[index], budget)
+        assert not any(fits_budget(candidate, budget) for candidate in allowed[index + 1 :])
 
 
-TAKEN: Mapping[str, Callable[[Candidate], int]] = {
-    "memory_bytes": lambda one: one.training_memory_bytes["onnx"],
-    "downlink_bytes": lambda one: one.weight_bytes,
-    "uplink_bytes": lambda one: one.update_bytes,
-    "forward_macs": lambda one: one.forward_macs,
-    "disk_bytes": lambda one: 3 * one.weight_bytes,
+COSTS: Mapping[str, Callable[[Candidate], int]] = {
+    "memory_bytes": lambda candidate: candidate.training_memory_bytes["onnx"],
+    "downlink_bytes": lambda candidate: candidate.weight_bytes,
+    "uplink_bytes": lambda candidate: candidate.update_bytes,
+    "forward_macs": lambda candidate: candidate.forward_macs,
+    "disk_bytes": lambda candidate: 3 * candidate.weight_bytes,
 }
-SHOWN = {
+LIMIT_NAMES = {
     "memory_bytes": "memory",
     "downlink_bytes": "link",
     "uplink_bytes": "link",
@@ -100,24 +100,24 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", COSTS)
 def test_a_limit_of_just_what_a_submodel_takes_is_kept_and_one_less_is_not(name: str) -> None:
     plenty = Budget(memory_bytes=2**40)
-    for place, candidate in enumerate(CANDIDATES):
-        taken = TAKEN[name](candidate)
-        # Every other cost estimate apart, so that this one alone is told.
-        odd = replace(candidate, weight_bytes=taken, update_bytes=taken) if SHOWN[name] == "link" else candidate
+    for index, candidate in enumerate(CANDIDATES):
+        cost = COSTS[name](candidate)
+        # The other estimates stay apart, so that only this limit is exceeded.
+        changed = replace(candidate, weight_bytes=cost, update_bytes=cost) if LIMIT_NAMES[name] == "link" else candidate
         for short in (0, 1):
-            budget = replace(plenty, **{name: taken - short})
+            budget = replace(plenty, **{name: cost - short})
             query = Query(target="onnx", limits=budget)
-            exceeded = {one.limit for one in find_obstacles(odd, "onnx", budget)}
-            assert exceeded == ({SHOWN[name]} if short else set())
-            assert fits(odd, "onnx", budget) != bool(short)
-            assert ask(PLAN, budget).allows(odd) != bool(short)
-            assert ask(PLAN, budget).exceeded(odd) == exceeded
-            assert satisfies(odd, query) != bool(short)
-            assert (EstimateIndex("onnx", [odd]).best(query) is None) == bool(short)
-            assert (largest(budget) == place) != bool(short)
+            exceeded = {obstacle.limit for obstacle in find_obstacles(changed, "onnx", budget)}
+            assert exceeded == ({LIMIT_NAMES[name]} if short else set())
+            assert fits(changed, "onnx", budget) != bool(short)
+            assert build_question_for(PLAN, budget).allows(changed) != bool(short)
+            assert build_question_for(PLAN, budget).find_exceeded(changed) == exceeded
+            assert satisfies(changed, query) != bool(short)
+            assert (EstimateIndex("onnx", [changed]).best(query) is None) == bool(short)
+            assert (find_largest(budget) == index) != bool(short)
 
 
 def test_a_search_gives_only_what_has_fewer_parameters_than_what_was_too_large() -> None:
@@ -138,15 +138,15 @@ def test_the_plan_of_a_written_program_fits_a_budget_of_just_its_peak_and_none_o
         )
     }
     for short in (0, 1):
-        known = replace(ask(PLAN, Budget(memory_bytes=peak_bytes - short)), written=written)
-        assert known.allows(candidate) != bool(short)
-        assert known.exceeded(candidate) == (frozenset({"memory"}) if short else frozenset())
+        question = replace(build_question_for(PLAN, Budget(memory_bytes=peak_bytes - short)), written=written)
+        assert question.allows(candidate) != bool(short)
+        assert question.find_exceeded(candidate) == (frozenset({"memory"}) if short else frozenset())
 
 
 @given(budgets, st.integers(0, 10_000))
 def test_more_memory_never_gives_less(budget: Budget, more: int) -> None:
     richer = replace(budget, memory_bytes=budget.memory_bytes + more)
-    first, second = (largest(one) for one in (budget, richer))
+    first, second = (find_largest(limits) for limits in (budget, richer))
     assert (-1 if first is None else first) <= (-1 if second is None else second)
 
 

@@ -50,8 +50,8 @@ def test_it_runs_in_its_own_process_until_it_is_stopped() -> None:
     broker.stop()
 
 
-def test_clients_that_come_at_one_moment_are_all_answered() -> None:
-    """Where messages are retained, amqtt serves them while others subscribe: who came then was lost."""
+def test_clients_that_connect_at_once_are_all_answered() -> None:
+    """While amqtt delivers retained messages, clients that subscribed at the same time were lost."""
     with EmbeddedBroker() as broker, ThreadPoolExecutor(32) as pool, ExitStack() as links:
         address = parse_url(broker.url)
         server = MqttTransport(address, "server")
@@ -96,15 +96,15 @@ def test_it_keeps_its_address_after_a_crash() -> None:
 
 
 def test_it_listens_on_loopback_only() -> None:
-    with EmbeddedBroker() as broker, open("/proc/net/tcp") as table:  # noqa: PTH123 (not a file of ours)
+    with EmbeddedBroker() as broker, open("/proc/net/tcp") as table:  # noqa: PTH123 (a file of the kernel)
         port = f"{_port(broker):04X}"
         listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
         assert [address for address in listening if address.endswith(f":{port}")] == [f"0100007F:{port}"]
 
 
 def test_a_taken_port_is_one_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(PortError, match=f"port {port} on 127.0.0.1 cannot be used"):
             EmbeddedBroker(port).start()
 

@@ -1,4 +1,4 @@
-"""Rounds in which devices measure the running statistics of norms: when they are, what is asked, what is aggregated."""
+"""Calibration rounds, in which devices measure the running statistics of norms: schedule, tasks and aggregation."""
 
 import hashlib
 import itertools
@@ -56,25 +56,27 @@ from subfleet.transport.in_memory import Faults
 BATCH_NORM = replace(MODEL, norm="batch")
 
 
-def calibrating(**changes: Any) -> dict[str, Any]:
+def with_calibration(**changes: Any) -> dict[str, Any]:
     return {"model": BATCH_NORM, "norms": "calibrated", **changes}
 
 
 @settings(max_examples=60, deadline=None)
 @given(rounds=st.integers(1, 40), every=st.integers(0, 12))
-def test_every_few_rounds_and_after_the_last_norms_are_measured(rounds: int, every: int) -> None:
-    run = config(**calibrating(rounds=rounds, calibrate_every=every, learning_rate_decay=0.9))
+def test_norms_are_measured_every_few_rounds_and_after_the_last(rounds: int, every: int) -> None:
+    run = config(**with_calibration(rounds=rounds, calibrate_every=every, learning_rate_decay=0.9))
     plain = config(rounds=rounds, learning_rate_decay=0.9)
     numbers = range(1, run.total_rounds + 1)
     trained = [number for number in numbers if not run.calibrates(number)]
     assert len(trained) == rounds == plain.total_rounds
     assert not any(plain.calibrates(number) for number in numbers)
     assert run.calibrates(run.total_rounds)
-    lengths = [len(list(group)) for is_one, group in itertools.groupby(numbers, run.calibrates) if not is_one]
+    lengths = [
+        len(list(group)) for is_calibration, group in itertools.groupby(numbers, run.calibrates) if not is_calibration
+    ]
     assert lengths[:-1] == [every] * (len(lengths) - 1)
     assert not every or lengths[-1] <= every
     assert [run.compute_training(number) for number in trained] == [
-        plain.compute_training(one + 1) for one in range(rounds)
+        plain.compute_training(number + 1) for number in range(rounds)
     ]
 
 
@@ -82,18 +84,21 @@ def test_every_few_rounds_and_after_the_last_norms_are_measured(rounds: int, eve
     ("changes", "words"),
     [
         ({"norms": "calibrated"}, "norms are 'calibrated' with model.norm 'group' and micro_batch_size 0, but devices"),
-        (calibrating(training=TrainingSettings(batch_size=4, micro_batch_size=2)), "micro_batch_size 2, but devices"),
+        (
+            with_calibration(training=TrainingSettings(batch_size=4, micro_batch_size=2)),
+            "micro_batch_size 2, but devices",
+        ),
         ({"calibrate_every": 2}, "calibrate_every is 2 and norms are 'averaged', but it must be 0"),
-        (calibrating(calibrate_every=-1), "calibrate_every is -1"),
+        (with_calibration(calibrate_every=-1), "calibrate_every is -1"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_a_configuration_that_cannot_be_calibrated_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config(**changes)
 
 
-def measured_round(context: RunContext, number: int = 1) -> tuple[RunState, tuple[Action, ...]]:
-    """Everybody has answered the announcement of a round."""
+def measure_round(context: RunContext, number: int = 1) -> tuple[RunState, tuple[Action, ...]]:
+    """Every client has answered the announcement of a round."""
     state = replace(measuring(context), round=number, aggregated_round=number - 1)
     actions: tuple[Action, ...] = ()
     for name in CLIENTS:
@@ -105,14 +110,16 @@ def measured_round(context: RunContext, number: int = 1) -> tuple[RunState, tupl
 @pytest.mark.parametrize(
     "method", [HeteroFL(), FedFA(choice="score"), FjORD(self_distillation=False)], ids=lambda method: method.TYPE
 )
-def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains(method: AnyMethod) -> None:
-    context = context_of(**calibrating(rounds=1, method=method, clients_per_round=1))
-    state, asked = measured_round(context, 2)
-    assert [one.student for one in select_requests(TaskRequest, asked)] == [None] * 3, "no candidates, no student"
+def test_every_client_measures_the_norms_of_its_size_with_the_program_that_trains(method: AnyMethod) -> None:
+    context = context_of(**with_calibration(rounds=1, method=method, clients_per_round=1))
+    state, requests = measure_round(context, 2)
+    assert [request.student for request in select_requests(TaskRequest, requests)] == [None] * 3, (
+        "no candidates, no student"
+    )
     for name in CLIENTS:
-        state, (sent,) = step(context, state, prepared(context, state, name), 2.0)
-        assert isinstance(sent, SendTask)
-        task, training = sent.task, context.training(2)
+        state, (action,) = step(context, state, prepared(context, state, name), 2.0)
+        assert isinstance(action, SendTask)
+        task, training = action.task, context.training(2)
         assert isinstance(task.work, Calibrate)
         assert task.work.settings == training
         assert (training.learning_rate, training.epochs, training.objective.distillation) == (0.0, 1, "none")
@@ -141,34 +148,36 @@ def test_everybody_is_asked_for_the_norms_of_its_size_by_the_program_that_trains
     assert state.phase == "deploy"
 
 
-def sums(calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], samples: int, seed: str) -> dict[str, Any]:
-    """What some data could have: a function of a name."""
+def draw_sums(
+    calibration: Calibration, shapes: Mapping[str, tuple[int, ...]], samples: int, seed: str
+) -> dict[str, Any]:
+    """Return the sums of random data, seeded by a name."""
     generator = np.random.default_rng(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little"))
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for norm in calibration.norms:
         count = samples * norm.positions
         values = generator.normal(1.0, 2.0, (count, *shapes[f"{norm.name}.running_mean"]))
         whole = (np.array(count, np.int64), values.sum(0), np.square(values).sum(0))
-        found |= dict(zip(name_sums(norm.name), whole, strict=True))
-    return found
+        arrays |= dict(zip(name_sums(norm.name), whole, strict=True))
+    return arrays
 
 
-PLAN = context_of(**calibrating(rounds=1))
+PLAN = context_of(**with_calibration(rounds=1))
 SIZE = PLAN.space[0]
-ASKED = Calibration(norms=norm_layers(PLAN.network, SIZE))
-LAYER = ASKED.norms[0].name
+CALIBRATION = Calibration(norms=norm_layers(PLAN.network, SIZE))
+LAYER = CALIBRATION.norms[0].name
 COUNT, SUM, SQUARES = name_sums(LAYER)
 
 
-def honest() -> dict[str, Any]:
-    return sums(ASKED, PLAN.network.shapes(SIZE), 7, "honest")
+def honest_sums() -> dict[str, Any]:
+    return draw_sums(CALIBRATION, PLAN.network.shapes(SIZE), 7, "honest")
 
 
 def test_honest_sums_pass_even_of_a_channel_that_never_changes(tmp_path: Path) -> None:
-    constant = {**honest(), SUM: np.full(4, 0.7) * 7, SQUARES: np.full(4, 0.7**2) * 7 * (1 - 1e-6)}
-    for place, found in enumerate((honest(), constant)):
-        (tmp_path / str(place)).write_bytes(encode_arrays(found))
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / str(place), 7, 7)
+    constant = {**honest_sums(), SUM: np.full(4, 0.7) * 7, SQUARES: np.full(4, 0.7**2) * 7 * (1 - 1e-6)}
+    for index, arrays in enumerate((honest_sums(), constant)):
+        (tmp_path / str(index)).write_bytes(encode_arrays(arrays))
+        check_sums(PLAN.network, SIZE, CALIBRATION, tmp_path / str(index), 7, 7)
 
 
 @pytest.mark.parametrize(
@@ -190,40 +199,42 @@ def test_honest_sums_pass_even_of_a_channel_that_never_changes(tmp_path: Path) -
     ],
 )
 def test_sums_that_no_data_have_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    found = {name: array for name, array in {**honest(), **changes}.items() if array is not None}
-    (tmp_path / "sums").write_bytes(encode_arrays(found))
+    arrays = {name: array for name, array in {**honest_sums(), **changes}.items() if array is not None}
+    (tmp_path / "sums").write_bytes(encode_arrays(arrays))
     with pytest.raises(ProtocolError, match=words):
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7, 7)
+        check_sums(PLAN.network, SIZE, CALIBRATION, tmp_path / "sums", 7, 7)
 
 
 def test_sums_of_more_samples_than_the_profile_has_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "sums").write_bytes(encode_arrays(honest()))
+    (tmp_path / "sums").write_bytes(encode_arrays(honest_sums()))
     with pytest.raises(ProtocolError, match="the sums are of 7 samples, but the client's profile has 6"):
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7, 6)
+        check_sums(PLAN.network, SIZE, CALIBRATION, tmp_path / "sums", 7, 6)
 
 
-def test_what_is_no_container_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_container_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sums").write_bytes(b"no container" * 10)
     with pytest.raises(ProtocolError):
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "sums", 7, 7)
+        check_sums(PLAN.network, SIZE, CALIBRATION, tmp_path / "sums", 7, 7)
     with pytest.raises(FileError):
-        check_sums(PLAN.network, SIZE, ASKED, tmp_path / "absent", 7, 7)
+        check_sums(PLAN.network, SIZE, CALIBRATION, tmp_path / "absent", 7, 7)
 
 
-def answered(context: RunContext, folder: Path) -> tuple[BlobStore, RunState, dict[str, dict[str, Any]]]:
+def answer_round(context: RunContext, folder: Path) -> tuple[BlobStore, RunState, dict[str, dict[str, Any]]]:
     """Every client has sent its sums; the first has a smaller size."""
     blobs = BlobStore(folder)
-    state, _ = measured_round(context, 2)
+    state, _ = measure_round(context, 2)
     small = replace(state.clients["ada"], given=Submodel(size=context.space[0], architecture=context.space[0]))
     state = replace(state, clients={**state.clients, "ada": small})
-    said = {}
-    for place, name in enumerate(CLIENTS):
+    sums_by_client = {}
+    for index, name in enumerate(CLIENTS):
         state, _ = step(context, state, prepared(context, state, name), 2.0)
         task = state.clients[name].task
         assert task is not None
         assert isinstance(task.work, Calibrate)
-        said[name] = sums(task.work.calibration, context.network.shapes(task.architecture), 5 + place, name)
-        answer = replace(update(context, state, name), blob=blobs.add(encode_arrays(said[name])))
+        sums_by_client[name] = draw_sums(
+            task.work.calibration, context.network.shapes(task.architecture), 5 + index, name
+        )
+        answer = replace(update(context, state, name), blob=blobs.add(encode_arrays(sums_by_client[name])))
         state = replace(
             state,
             clients={
@@ -231,7 +242,7 @@ def answered(context: RunContext, folder: Path) -> tuple[BlobStore, RunState, di
                 name: replace(state.clients[name], stage="done", trained=AcceptedUpdate(update=answer)),
             },
         )
-    return blobs, state, said
+    return blobs, state, sums_by_client
 
 
 def calibrate(
@@ -247,22 +258,22 @@ def drawn_state(context: RunContext) -> ModelState:
     return ModelState(shared={decl.name: torch.rand(decl.shape, generator=generator) + 0.5 for decl in tensors})
 
 
-def moments(found: Mapping[str, Any]) -> dict[str, NormMoments]:
-    layers = {name.rpartition(".")[0] for name in found}
-    three = {layer: [found[name] for name in name_sums(layer)] for layer in layers}
+def moments(arrays: Mapping[str, Any]) -> dict[str, NormMoments]:
+    layers = {name.rpartition(".")[0] for name in arrays}
+    parts = {layer: [arrays[name] for name in name_sums(layer)] for layer in layers}
     return {
         layer: NormMoments(total=torch.from_numpy(total), squares=torch.from_numpy(squares), count=int(count))
-        for layer, (count, total, squares) in three.items()
+        for layer, (count, total, squares) in parts.items()
     }
 
 
 def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits(tmp_path: Path) -> None:
-    blobs, state, said = answered(PLAN, tmp_path)
+    blobs, state, sums_by_client = answer_round(PLAN, tmp_path)
     model = drawn_state(PLAN)
     clients = list(state.clients.values())
     aggregated = calibrate(PLAN, blobs, model, clients)
     assert [client.client_id for client in aggregated.clients] == list(CLIENTS)
-    measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
+    measured = [(client.architecture, moments(sums_by_client[client.client_id])) for client in aggregated.clients]
     assert measured[0][0] != measured[1][0]
     expected = {**model.shared, **pool_statistics(PLAN.network, model.shared, measured)}
     assert have_same_bits(dict(aggregated.state.shared), expected)
@@ -273,52 +284,54 @@ def test_sums_become_statistics_whatever_their_order_and_weights_keep_their_bits
 
 
 def test_without_any_answer_the_model_stays_as_it_is(tmp_path: Path) -> None:
-    blobs, _, _ = answered(PLAN, tmp_path)
+    blobs, _, _ = answer_round(PLAN, tmp_path)
     model = drawn_state(PLAN)
     assert have_same_bits(dict(calibrate(PLAN, blobs, model, ()).state.shared), dict(model.shared))
 
 
 def test_a_copy_has_the_statistics_of_its_own_clients(tmp_path: Path) -> None:
-    context = context_of(**calibrating(rounds=1, method=Standalone()))
-    blobs, state, said = answered(context, tmp_path)
+    context = context_of(**with_calibration(rounds=1, method=Standalone()))
+    blobs, state, sums_by_client = answer_round(context, tmp_path)
     model = drawn_state(context)
     aggregated = calibrate(context, blobs, model, list(state.clients.values()))
     assert have_same_bits(dict(aggregated.state.shared), dict(model.shared))
     for client in aggregated.clients:
-        own = pool_statistics(context.network, model.shared, [(client.architecture, moments(said[client.client_id]))])
+        own = pool_statistics(
+            context.network, model.shared, [(client.architecture, moments(sums_by_client[client.client_id]))]
+        )
         assert have_same_bits(dict(aggregated.state.copies[client.client_id]), own)
 
 
-def test_an_answer_that_is_gone_from_the_disk_is_left_out(tmp_path: Path) -> None:
-    blobs, state, said = answered(PLAN, tmp_path)
+def test_sums_that_the_disk_has_lost_are_left_out(tmp_path: Path) -> None:
+    blobs, state, sums_by_client = answer_round(PLAN, tmp_path)
     result = state.clients["bob"].update
     assert result is not None
     blobs.path(result.blob).unlink()
     model = drawn_state(PLAN)
     aggregated = calibrate(PLAN, blobs, model, list(state.clients.values()))
     assert list(aggregated.refused) == ["bob"]
-    measured = [(client.architecture, moments(said[client.client_id])) for client in aggregated.clients]
+    measured = [(client.architecture, moments(sums_by_client[client.client_id])) for client in aggregated.clients]
     assert have_same_bits(
         dict(aggregated.state.shared), {**model.shared, **pool_statistics(PLAN.network, model.shared, measured)}
     )
 
 
-def learned(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """What a device without a trainer sends."""
+def train_or_calibrate(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """Return what a device without a trainer sends."""
     if not isinstance(task.work, Calibrate):
         return small_change(weights, task.client_id, task.round, 0.1)
     shapes = {name: array.shape for name, array in weights.items()}
-    return sums(
+    return draw_sums(
         task.work.calibration, shapes, {"ada": 7, "bob": 20, "cyd": 33}[task.client_id], task.task_id.partition("/")[2]
     )
 
 
-def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
-    run: Run = config(**calibrating(calibrate_every=1, deploy_targets=()))
-    world = World(folder, run, fleet(change=learned), faults=faults)
+def play_run(folder: Path, faults: Faults | None = None, *, kill: bool = False) -> World:
+    run: Run = config(**with_calibration(calibrate_every=1, deploy_targets=()))
+    world = World(folder, run, fleet(change=train_or_calibrate), faults=faults)
     if kill:
         for number in (2, 4):
-            world.run(lambda number=number: world.server.state.round == number)  # type: ignore[misc]  # the loop's own
+            world.run(lambda number=number: world.server.state.round == number)  # type: ignore[misc]  # binds the loop variable
             world.run(lambda: any(client.stage == "done" for client in world.server.state.clients.values()))
             world.kill_server()
     world.run()
@@ -327,30 +340,30 @@ def played(folder: Path, faults: Faults | None = None, *, kill: bool = False) ->
 
 @pytest.mark.slow
 def test_a_run_has_the_same_bits_whatever_is_lost_and_whoever_dies(tmp_path: Path) -> None:
-    calm = played(tmp_path / "calm")
+    calm = play_run(tmp_path / "calm")
     assert [record.calibrated for record in calm.notes.records] == [False, True, False, True]
     assert {row.status for record in calm.notes.records for row in record.clients} == {"aggregated"}
     assert [task.work.TYPE for task in calm.devices["ada"].tasks] == ["train", "calibrate", "train", "calibrate"]
-    rough = played(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
+    rough = play_run(tmp_path / "rough", Faults(seed=3, loss=0.2, double=0.2, delay_s=1.5), kill=True)
     assert rough.model_bytes() == calm.model_bytes()
 
 
 @pytest.mark.slow
 def test_sums_of_other_norms_are_refused_by_a_run(tmp_path: Path) -> None:
-    def lying(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    def answer_wrongly(weights: Mapping[str, Any], task: Task) -> dict[str, Any]:
         if not isinstance(task.work, Calibrate) or task.client_id != "bob":
-            return learned(weights, task)
+            return train_or_calibrate(weights, task)
         norm = replace(task.work.calibration.norms[0], name="other")
-        return sums(Calibration(norms=(norm,)), {"other.running_mean": (8,)}, 20, "bob")
+        return draw_sums(Calibration(norms=(norm,)), {"other.running_mean": (8,)}, 20, "bob")
 
-    world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(change=lying))
+    world = World(tmp_path, config(**with_calibration(rounds=1, deploy_targets=())), fleet(change=answer_wrongly))
     world.run()
     statuses = {row.client_id: row.status for row in world.notes.records[-1].clients}
     assert statuses["ada"] == statuses["cyd"] == "aggregated"
     assert statuses["bob"].startswith("refused: the sums name other tensors than was asked for")
 
 
-def test_a_norm_that_is_asked_for_must_make_sense() -> None:
+def test_settings_of_a_calibration_are_checked() -> None:
     with pytest.raises(ValueError, match="norms is empty, but must have 1 or more"):
         Calibration(norms=norm_layers(context_of().network, context_of().space[0]))
     with pytest.raises(ValueError, match="positions is 0"):

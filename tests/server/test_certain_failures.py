@@ -1,4 +1,4 @@
-"""A round that is certain to come to nothing is not tried for an hour: after two attempts the run says why it ends."""
+"""A round that is certain to fail is attempted only twice: then the run ends and reports the reason."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,7 +41,7 @@ Answers = Mapping[str, tuple[RefusalReason, str]]
 
 
 def attempt(context: RunContext, state: RunState, answers: Answers) -> RunState:
-    """One more attempt of the open round, in which each client answers whatever it is given with the same refusal."""
+    """Make one more attempt at the open round, in which each client answers every task with its refusal."""
     if state.phase == "waiting":
         state, _ = step(context, state, Tick(), state.live.entered_s + 100.0)
     assert state.phase == "measure"
@@ -53,28 +53,28 @@ def attempt(context: RunContext, state: RunState, answers: Answers) -> RunState:
     for name, (reason, detail) in answers.items():
         while state.phase == "train" and state.clients[name].stage == "preparing":
             state, _ = step(context, state, prepared(context, state, name), now_s)
-            told = replace(refusal(context, state, name), reason=reason, detail=detail)
-            state, _ = step(context, state, told, now_s)
+            refused = replace(refusal(context, state, name), reason=reason, detail=detail)
+            state, _ = step(context, state, refused, now_s)
     return state
 
 
-def all_say(reason: RefusalReason, detail: str = "no") -> Answers:
+def same_refusals(reason: RefusalReason, detail: str = "no") -> Answers:
     return dict.fromkeys(CLIENTS, (reason, detail))
 
 
-def test_every_reason_of_the_wire_has_one_answer_with_a_name_that_tables_know() -> None:
+def test_every_reason_of_the_protocol_has_a_course_and_a_known_limit() -> None:
     assert set(REFUSALS) == set(get_args(RefusalReason))
     for reason, course in REFUSALS.items():
         assert course.limit is None or course.limit in LIMITS
-        # What is of a budget is called as the device calls it, and nothing else is a matter of the runtime.
+        # The limit of a budget has the device's name for it; no other reason concerns the runtime.
         assert course.limit in (None, reason)
 
 
 @pytest.mark.parametrize("reason", ["data", "diverged"])
-def test_where_every_device_fails_for_good_the_run_ends_after_the_second_attempt(reason: RefusalReason) -> None:
-    state = attempt(PLAN, measuring(PLAN), all_say(reason, "label 12 of 10"))
+def test_a_run_ends_after_the_second_attempt_if_every_device_fails_for_good(reason: RefusalReason) -> None:
+    state = attempt(PLAN, measuring(PLAN), same_refusals(reason, "label 12 of 10"))
     assert (state.phase, state.attempt) == ("waiting", 1)
-    state = attempt(PLAN, state, all_say(reason, "label 12 of 10"))
+    state = attempt(PLAN, state, same_refusals(reason, "label 12 of 10"))
     assert (state.phase, state.attempt) == ("failed", 2)
     assert state.failure == (
         "round 1 left nothing to aggregate in 2 attempts, and another would have the same outcome: "
@@ -84,36 +84,36 @@ def test_where_every_device_fails_for_good_the_run_ends_after_the_second_attempt
 
 @pytest.mark.parametrize("reason", ["runtime", "program"])
 def test_a_program_that_no_device_can_run_ends_the_run_once_every_size_was_tried(reason: RefusalReason) -> None:
-    """Four sizes, of which three are tried in an attempt; then another attempt has nothing left to give."""
+    """An attempt tries three of the four sizes; the third attempt has none left."""
     state = measuring(PLAN)
     for number in (1, 2):
-        state = attempt(PLAN, state, all_say(reason, f"no kernel {number}"))
+        state = attempt(PLAN, state, same_refusals(reason, f"no kernel {number}"))
         assert (state.phase, state.attempt) == ("waiting", number)
-    state = attempt(PLAN, state, all_say(reason, "nothing was given"))
+    state = attempt(PLAN, state, same_refusals(reason, "nothing was given"))
     assert (state.phase, state.attempt) == ("failed", 3)
     assert {client.stage for client in state.clients.values()} == {"skipped"}
     assert f"ada, bob, cyd refused: {reason}: no kernel 2;" in state.failure
 
 
 @pytest.mark.parametrize("reason", PASSING)
-def test_what_may_pass_is_waited_for(reason: RefusalReason) -> None:
+def test_a_passing_obstacle_is_waited_for(reason: RefusalReason) -> None:
     state = measuring(PLAN)
     for number in range(1, 6):
-        state = attempt(PLAN, state, all_say(reason))
+        state = attempt(PLAN, state, same_refusals(reason))
         assert (state.phase, state.attempt) == ("waiting", number)
 
 
-def test_what_is_unclear_lasts_where_it_is_said_again_in_the_same_words() -> None:
+def test_an_unclear_failure_is_final_when_it_is_repeated_in_the_same_words() -> None:
     state = measuring(PLAN)
     for number in range(1, 4):
-        state = attempt(PLAN, state, all_say("failed", f"error {number}"))
+        state = attempt(PLAN, state, same_refusals("failed", f"error {number}"))
         assert state.phase == "waiting"
-    assert attempt(PLAN, state, all_say("failed", "error 3")).phase == "failed"
+    assert attempt(PLAN, state, same_refusals("failed", "error 3")).phase == "failed"
 
 
-def test_the_reason_is_the_one_that_was_true_first() -> None:
-    state = attempt(PLAN, measuring(PLAN), all_say("data", "label 12 of 10"))
-    state = attempt(PLAN, state, all_say("diverged", "the loss was nan"))
+def test_the_first_reason_is_reported() -> None:
+    state = attempt(PLAN, measuring(PLAN), same_refusals("data", "label 12 of 10"))
+    state = attempt(PLAN, state, same_refusals("diverged", "the loss was nan"))
     assert "ada, bob, cyd refused: data: label 12 of 10;" in state.failure
     assert "nan" not in state.failure
 
@@ -122,54 +122,54 @@ def test_the_reason_is_the_one_that_was_true_first() -> None:
 def test_one_device_that_may_do_something_keeps_the_run_going(reason: RefusalReason) -> None:
     state = measuring(PLAN)
     for _ in range(4):
-        state = attempt(PLAN, state, {**all_say("data"), "cyd": (reason, "no")})
+        state = attempt(PLAN, state, {**same_refusals("data"), "cyd": (reason, "no")})
         assert state.phase == "waiting"
 
 
 def test_a_device_that_failed_and_then_may_do_something_begins_anew() -> None:
-    state = attempt(PLAN, measuring(PLAN), all_say("data"))
-    state = attempt(PLAN, state, {**all_say("data"), "cyd": ("memory", "no")})
-    state = attempt(PLAN, state, all_say("data"))
+    state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
+    state = attempt(PLAN, state, {**same_refusals("data"), "cyd": ("memory", "no")})
+    state = attempt(PLAN, state, same_refusals("data"))
     assert state.phase == "waiting"
-    assert attempt(PLAN, state, all_say("data")).phase == "failed"
+    assert attempt(PLAN, state, same_refusals("data")).phase == "failed"
 
 
 def test_fewer_devices_than_a_round_begins_with_end_no_run() -> None:
-    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+    state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
     state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
-    # One of three says nothing any more, so that the second attempt is of two.
+    # One of the three stays silent, so that the second attempt has two clients.
     state = attempt(PLAN, state, dict.fromkeys(CLIENTS[:2], ("data", "no")))
     assert state.clients["cyd"].stage == "missing"
     assert state.phase == "waiting"
 
 
 def test_a_healthy_device_that_joins_before_the_second_attempt_has_ended_brings_the_run_on() -> None:
-    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+    state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
     state = join_client(PLAN, state, "dan", state.live.entered_s)
-    state = attempt(PLAN, state, {**all_say("data"), "dan": ("memory", "not now")})
+    state = attempt(PLAN, state, {**same_refusals("data"), "dan": ("memory", "not now")})
     assert state.phase == "waiting"
     for _ in range(2):
-        state = attempt(PLAN, state, {**all_say("data"), "dan": ("data", "no")})
-    assert state.phase == "failed", "two attempts of every device that is there"
+        state = attempt(PLAN, state, {**same_refusals("data"), "dan": ("data", "no")})
+    assert state.phase == "failed", "two attempts of every connected device"
 
 
 def test_a_device_that_starts_anew_is_given_two_attempts_again() -> None:
-    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+    state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
     state, _ = step(PLAN, state, replace(profile("ada"), session_id="ada-2"), state.live.entered_s)
     assert set(state.failed_attempts.failing) == {"bob", "cyd"}
-    state = attempt(PLAN, state, all_say("data"))
+    state = attempt(PLAN, state, same_refusals("data"))
     assert state.phase == "waiting"
 
 
-def test_who_is_not_drawn_has_not_failed_and_has_not_mended() -> None:
-    """Two of three are drawn for each attempt; it takes until each of them has been drawn twice."""
+def test_a_client_that_is_not_selected_has_neither_failed_nor_recovered() -> None:
+    """Each attempt selects two of three clients; the run ends when each has been selected twice."""
     context = context_of(clock=None, deadlines=Deadlines(lease_s=1e4), clients_per_round=2)
-    state, drawn = measuring(context), dict.fromkeys(CLIENTS, 0)
+    state, draw_counts = measuring(context), dict.fromkeys(CLIENTS, 0)
     while state.phase != "failed":
-        state = attempt(context, state, all_say("data"))
+        state = attempt(context, state, same_refusals("data"))
         for name, client in state.clients.items():
-            drawn[name] += client.stage == "refused"
-        assert (state.phase == "failed") == (min(drawn.values()) >= 2)
+            draw_counts[name] += client.stage == "refused"
+        assert (state.phase == "failed") == (min(draw_counts.values()) >= 2)
         assert state.attempt < 30
 
 
@@ -181,14 +181,12 @@ def test_who_is_not_drawn_has_not_failed_and_has_not_mended() -> None:
         ({"class_counts": (1,) * 99}, "classes"),
     ],
 )
-def test_devices_that_can_take_no_part_as_long_as_they_are_what_they_are_end_the_run(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_devices_that_can_never_take_part_end_the_run(changes: dict[str, Any], words: str) -> None:
     state = measuring(PLAN)
     for name in CLIENTS:
         state, _ = step(PLAN, state, replace(profile(name), **changes), 1.0)
     for number in (1, 2):
-        state = attempt(PLAN, state, all_say("data"))
+        state = attempt(PLAN, state, same_refusals("data"))
         assert state.attempt == number
     assert state.phase == "failed"
     assert words in state.failure
@@ -200,9 +198,9 @@ def test_a_device_that_is_not_available_now_is_waited_for() -> None:
         if state.phase == "waiting":
             state, _ = step(PLAN, state, Tick(), state.live.entered_s + 100.0)
         for name in CLIENTS:
-            told = telemetry(PLAN, name, state.round, attempt=state.attempt)
-            told = replace(told, reading=replace(told.reading, available=False))
-            state, _ = step(PLAN, state, told, state.live.entered_s)
+            report = telemetry(PLAN, name, state.round, attempt=state.attempt)
+            report = replace(report, reading=replace(report.reading, available=False))
+            state, _ = step(PLAN, state, report, state.live.entered_s)
         assert state.phase == "waiting"
 
 
@@ -240,26 +238,26 @@ def test_updates_that_cannot_be_used_are_the_same_again() -> None:
     assert "refused: tensor 'a' is not finite" in state.failure
 
 
-def test_the_journal_knows_whose_attempts_came_to_nothing(tmp_path: Path) -> None:
-    """So a run that is killed between the two attempts ends after the second all the same."""
-    state = attempt(PLAN, measuring(PLAN), all_say("data"))
+def test_the_journal_keeps_the_failed_attempts_of_each_client(tmp_path: Path) -> None:
+    """A run that is killed between the two attempts still ends after the second."""
+    state = attempt(PLAN, measuring(PLAN), same_refusals("data"))
     engine = open_database(tmp_path)
     Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).save(RunState(), state)
     engine = open_database(tmp_path)
     loaded = Journal(engine, begin_run(engine, name="test", settings="{}", round_count=2)).load(9.0)
     assert loaded.failed_attempts.failing == state.failed_attempts.failing
-    assert {one.times for one in loaded.failed_attempts.failing.values()} == {1}
+    assert {failing.times for failing in loaded.failed_attempts.failing.values()} == {1}
 
 
 @pytest.mark.slow
-def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew_when_it_is_mended(
+def test_a_run_reports_its_end_on_the_screen_and_in_the_api_and_goes_on_when_it_is_repaired(
     tmp_path: Path,
 ) -> None:
     from subfleet.reporting.api import HttpAddress, serve_http
 
     broken = True
 
-    def refuse(given: Task) -> tuple[str, int | None] | None:
+    def refuse(task: Task) -> tuple[str, int | None] | None:
         return ("diverged", None) if broken else None
 
     world = World(tmp_path, config(clock=None, rounds=1, deploy_targets=()), fleet(refuse=refuse))
@@ -272,8 +270,8 @@ def test_a_run_ends_on_the_screen_and_in_the_api_with_the_reason_and_begins_anew
     with serve_http(tmp_path / "state", HttpAddress(port=0)) as url:
         (run,) = httpx.get(f"{url}/api/runs").json()
     assert (run["phase"], run["failure"]) == ("failed", failure)
-    (said,) = [said for said in world.notes.messages if said.endswith("it is attempted again in 1 s")]
-    assert "refused: diverged" in said
+    (message,) = [message for message in world.notes.messages if message.endswith("it is attempted again in 1 s")]
+    assert "refused: diverged" in message
     broken = False
     world.kill_server()
     assert world.server.state.failed_attempts.failing == {}

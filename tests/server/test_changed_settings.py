@@ -1,4 +1,4 @@
-"""A changed configuration is told by its keys."""
+"""The changes of a configuration are reported by key."""
 
 import json
 from pathlib import Path
@@ -24,12 +24,12 @@ TABLES = st.recursive(
 )
 
 
-def _told(**changes: Any) -> str:
+def _describe_changes(**changes: Any) -> str:
     return list_changes(json.loads(config().fingerprint()), json.loads(config(**changes).fingerprint()))
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({}, ""),
         ({"rates": (1.0,)}, "rates from [0.5, 1.0] to [1.0]"),
@@ -41,36 +41,38 @@ def _told(**changes: Any) -> str:
         ({"min_clients": 1, "keep_rounds": 9}, ""),
     ],
 )
-def test_keys_are_named_from_what_to_what(changes: dict[str, Any], told: str) -> None:
-    assert _told(**changes) == told
+def test_each_change_names_its_key_and_both_values(changes: dict[str, Any], expected: str) -> None:
+    assert _describe_changes(**changes) == expected
 
 
 def test_a_table_that_was_not_there_is_named_as_a_whole() -> None:
-    assert _told(server_optimiser=ServerAdam()).startswith('server_optimiser from none to {"beta1": 0.9, ')
+    assert _describe_changes(server_optimiser=ServerAdam()).startswith('server_optimiser from none to {"beta1": 0.9, ')
 
 
-def test_all_changes_are_named_and_of_long_values_what_differs() -> None:
-    before, after = ({f"key_{place}": value for place in range(10)} for value in (0, 1))
-    assert list_changes(before, after) == ", ".join(f"key_{place} from 0 to 1" for place in range(10))
-    told = list_changes({"a": "x" * 100 + "1" + "y" * 80}, {"a": "x" * 100 + "2"})
-    assert told == f'a from ...{"x" * 10}1{"y" * 49}... to ...{"x" * 10}2"'
+def test_all_changes_are_named_and_long_values_are_cut_to_the_difference() -> None:
+    before, after = ({f"key_{index}": value for index in range(10)} for value in (0, 1))
+    assert list_changes(before, after) == ", ".join(f"key_{index} from 0 to 1" for index in range(10))
+    message = list_changes({"a": "x" * 100 + "1" + "y" * 80}, {"a": "x" * 100 + "2"})
+    assert message == f'a from ...{"x" * 10}1{"y" * 49}... to ...{"x" * 10}2"'
 
 
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(before=TABLES, after=TABLES)
-def test_something_is_told_exactly_where_something_differs(before: dict[str, Any], after: dict[str, Any]) -> None:
-    texts = [canonical_json(one) for one in (before, after)]
+def test_changes_are_reported_exactly_where_configurations_differ(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    texts = [canonical_json(table) for table in (before, after)]
     assert bool(list_changes(before, after)) == (texts[0] != texts[1])
 
 
-def test_a_preset_is_told_by_the_keys_that_it_stands_for(tmp_path: Path) -> None:
-    def of_preset(name: str) -> dict[str, Any]:
+def test_a_changed_preset_is_reported_by_its_keys(tmp_path: Path) -> None:
+    def read_preset(name: str) -> dict[str, Any]:
         path = tmp_path / "run.toml"
         model = f'{{ preset = "{name}", input_shape = [3, 32, 32], class_count = 10 }}'
         path.write_text(f'name = "a"\ndata.test = "d"\nmodel = {model}')
         plain: dict[str, Any] = json.loads(read_run(path).fingerprint())
         return plain
 
-    told = list_changes(of_preset("resnet18"), of_preset("resnet34"))
-    assert told == "model.depths from [2, 2, 2, 2] to [3, 4, 6, 3]"
+    message = list_changes(read_preset("resnet18"), read_preset("resnet34"))
+    assert message == "model.depths from [2, 2, 2, 2] to [3, 4, 6, 3]"

@@ -1,4 +1,4 @@
-"""What a client claims of the examples that went through operators is believed as far as it was trained (O5)."""
+"""A client's claims of the examples that went through each operator are checked against its task (O5)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,47 +43,61 @@ def training() -> RunState:
 
 
 STATE = training()
-KEPT = CONTEXT.network.operators_of(task(STATE, "ada").architecture)
-LACKED = next(
-    (choice, one) for choice, own in CONTEXT.network.choices.items() for one in own.operators if one not in KEPT[choice]
+OPERATORS = CONTEXT.network.operators_of(task(STATE, "ada").architecture)
+LACKING = next(
+    (choice, operator)
+    for choice, own in CONTEXT.network.choices.items()
+    for operator in own.operators
+    if operator not in OPERATORS[choice]
 )
-TOLD: OperatorExamples = tuple((choice, ((own[0], EPOCHS * SAMPLES),)) for choice, own in KEPT.items())
+EXAMPLES: OperatorExamples = tuple((choice, ((own[0], EPOCHS * SAMPLES),)) for choice, own in OPERATORS.items())
 
 
-def said(examples: OperatorExamples) -> tuple[list[str], str]:
-    told = replace(update(CONTEXT, STATE, "ada"), operator_examples=examples)
-    _, actions = step(CONTEXT, STATE, RequestDone(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
-    return replies(actions), " ".join(one.ack.reason for one in actions if isinstance(one, Reply))
+def answer_to(examples: OperatorExamples) -> tuple[list[str], str]:
+    answer = replace(update(CONTEXT, STATE, "ada"), operator_examples=examples)
+    _, actions = step(CONTEXT, STATE, RequestDone(request=CheckRequest(update=answer), result=ChangeSize()), 3.0)
+    return replies(actions), " ".join(action.ack.reason for action in actions if isinstance(action, Reply))
 
 
-def test_what_was_trained_is_accepted_however_it_was_spread() -> None:
-    assert said(TOLD) == (["accepted"], "")
-    choice, own = next((choice, own) for choice, own in KEPT.items() if len(own) > 1)
-    spread = tuple((name, ((own[0], 7), (own[1], 13)) if name == choice else counts) for name, counts in TOLD)
-    assert said(spread)[0] == ["accepted"]
+def test_true_counts_are_accepted_however_they_are_spread() -> None:
+    assert answer_to(EXAMPLES) == (["accepted"], "")
+    choice, own = next((choice, own) for choice, own in OPERATORS.items() if len(own) > 1)
+    spread = tuple((name, ((own[0], 7), (own[1], 13)) if name == choice else counts) for name, counts in EXAMPLES)
+    assert answer_to(spread)[0] == ["accepted"]
 
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda told: (), "there must be examples of every choice of the supernet"),
-        (lambda told: (*told, ("section9.block0", (("conv", 20),))), "and of no other"),
-        (lambda told: ((told[0][0], (("unknown", 20),)), *told[1:]), "of operators that its subspace lacks"),
-        (lambda told: ((told[0][0], ((told[0][1][0][0], 10**6),)), *told[1:]), "1000000 examples went through choice"),
-        (lambda told: ((told[0][0], ((told[0][1][0][0], 19),)), *told[1:]), "19 examples went through choice"),
+        (lambda examples: (), "there must be examples of every choice of the supernet"),
+        (lambda examples: (*examples, ("section9.block0", (("conv", 20),))), "and of no other"),
         (
-            lambda told: tuple((name, ((LACKED[1], 20),) if name == LACKED[0] else own) for name, own in told),
+            lambda examples: ((examples[0][0], (("unknown", 20),)), *examples[1:]),
+            "of operators that its subspace lacks",
+        ),
+        (
+            lambda examples: ((examples[0][0], ((examples[0][1][0][0], 10**6),)), *examples[1:]),
+            "1000000 examples went through choice",
+        ),
+        (
+            lambda examples: ((examples[0][0], ((examples[0][1][0][0], 19),)), *examples[1:]),
+            "19 examples went through choice",
+        ),
+        (
+            lambda examples: tuple(
+                (name, ((LACKING[1], 20),) if name == LACKING[0] else counts) for name, counts in examples
+            ),
             "of operators that its subspace lacks",
         ),
     ],
 )
-def test_what_cannot_be_is_refused(spoil: Spoil, words: str) -> None:
-    verdicts, reason = said(spoil(TOLD))
+def test_impossible_counts_are_refused(spoil: Spoil, words: str) -> None:
+    verdicts, reason = answer_to(spoil(EXAMPLES))
     assert verdicts == ["refused"]
     assert words in reason
 
 
-def test_one_network_has_no_operators_to_tell_of() -> None:
+def test_a_single_network_reports_no_operators() -> None:
     context = context_of()
     state = RunState()
     for name in CLIENTS:
@@ -93,6 +107,6 @@ def test_one_network_has_no_operators_to_tell_of() -> None:
         state, _ = step(context, state, telemetry(context, name), 2.0)
     for name in CLIENTS:
         state, _ = step(context, state, prepared(context, state, name), 2.0)
-    told = replace(update(context, state, "ada"), operator_examples=TOLD)
-    _, actions = step(context, state, RequestDone(request=CheckRequest(update=told), result=ChangeSize()), 3.0)
+    answer = replace(update(context, state, "ada"), operator_examples=EXAMPLES)
+    _, actions = step(context, state, RequestDone(request=CheckRequest(update=answer), result=ChangeSize()), 3.0)
     assert replies(actions) == ["refused"]

@@ -21,9 +21,7 @@ from server.random_cases import (
     evolve_lineages,
     reload_state,
 )
-from server.server_rig import MODEL, estimates_of
 
-from subfleet.elastic.building import network_of
 from subfleet.protocol.candidate_scores import CandidateScore
 from subfleet.protocol.messages import Deployed, Presence, Refusal, Scores, Task, Update
 from subfleet.rounds import work
@@ -49,8 +47,6 @@ from subfleet.rounds.state import RunState
 
 pytestmark = pytest.mark.slow
 
-ESTIMATES = estimates_of(network_of(MODEL))
-
 HELD_OUT = 10
 names = st.sampled_from(CLIENTS)
 
@@ -67,12 +63,12 @@ class Fleet(RuleBasedStateMachine):
         self.seen: dict[work.SearchRequest | work.NetworksRequest | work.GenerationRequest, RunState] = {}
         self.tasks: dict[str, Task] = {}
         self.aggregate: AggregationRequest | None = None
-        self.accepted: dict[str, Update] = {}  # by task
-        self.counted: dict[str, int] = {}  # task to round
+        self.accepted: dict[str, Update] = {}  # by task id
+        self.counted: dict[str, int] = {}  # task id to round
         self.closed: list[int] = []
-        self.found = set[str]()  # evaluations that were accepted
-        self.evaluations: dict[int, set[str]] = {}  # and that were recorded, by round
-        self.scored = set[str]()  # scores of paths that were accepted
+        self.accepted_evaluations = set[str]()  # task ids
+        self.evaluations: dict[int, set[str]] = {}  # recorded task ids by round
+        self.accepted_scores = set[str]()  # task ids
         self.generations: list[CloseGeneration] = []
 
     def apply(self, event: Event) -> tuple[Action, ...]:
@@ -91,33 +87,35 @@ class Fleet(RuleBasedStateMachine):
             if isinstance(action, work.SearchRequest | work.NetworksRequest | work.GenerationRequest):
                 self.seen[action] = self.state
         elif isinstance(action, SendTask):
-            assert self.tasks.setdefault(action.task.task_id, action.task) == action.task, "it is sent again unchanged"
+            assert self.tasks.setdefault(action.task.task_id, action.task) == action.task, "sent again unchanged"
             if action.task.work.TYPE != "deploy":
                 assert action.task.planned_peak_bytes <= action.task.budget.memory_bytes
         elif isinstance(action, Close):
             self.closed.append(action.round)
         elif isinstance(action, CloseEvaluation):
-            done = {one.task.task_id for one in action.clients if one.stage == "done" and one.task is not None}
+            done = {
+                client.task.task_id for client in action.clients if client.stage == "done" and client.task is not None
+            }
             assert action.round not in self.evaluations
             self.evaluations[action.round] = done
             assert not any(client.open for client in action.clients)
         elif isinstance(action, CloseGeneration):
             self.generations.append(action)
 
-    @rule(place=st.integers(0, 1))
+    @rule(index=st.integers(0, 1))
     @precondition(lambda self: self.state == RunState())
-    def choose(self, place: int) -> None:
-        self.context = self.every_context[place]
+    def choose(self, index: int) -> None:
+        self.context = self.every_context[index]
 
     @rule(name=names, life=st.integers(1, 2), online=st.booleans())
     def presence(self, name: str, life: int, online: bool) -> None:
         self.apply(Presence(client_id=name, session_id=f"{name}-{life}", online=online))
 
-    @rule(name=names, place=st.integers(0, 2))
-    def profile(self, name: str, place: int = 0) -> None:
+    @rule(name=names, index=st.integers(0, 2))
+    def profile(self, name: str, index: int = 0) -> None:
         shape = self.context.config.model.input_shape
-        brought = declare_network(self.context, place)
-        self.apply(replace(profile(name), held_out_count=HELD_OUT, input_shape=shape, network=brought))
+        network = declare_network(self.context, index)
+        self.apply(replace(profile(name), held_out_count=HELD_OUT, input_shape=shape, network=network))
 
     @rule(name=names, memory=st.sampled_from([10, 3000, 14_000, 10**9]), back=st.integers(0, 1))
     def telemetry(self, name: str, memory: int, back: int) -> None:
@@ -150,9 +148,9 @@ class Fleet(RuleBasedStateMachine):
         if fails and not isinstance(job, work.ScoringRequest):
             self.apply(RequestFailed(request=job, reason="no"))
         else:
-            self.apply(self.made(job, planned, fails))
+            self.apply(self.complete(job, planned, fails))
 
-    def made(self, job: Request, planned: int, fails: bool) -> RequestDone:
+    def complete(self, job: Request, planned: int, fails: bool) -> RequestDone:
         if isinstance(job, work.GenerationRequest):
             return RequestDone(request=job, result=score_generation(self.context, self.seen[job]))
         if isinstance(job, work.SearchRequest | work.NetworksRequest):
@@ -163,7 +161,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data(), stored=st.booleans())
     @precondition(lambda self: self.tasks)
     def update(self, data: st.DataObject, stored: bool) -> None:
-        self.answer(data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id))), stored)
+        self.answer(data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda known: known.task_id))), stored)
 
     @rule()
     def answer_all(self) -> None:
@@ -189,28 +187,28 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data(), odd=st.booleans())
     @precondition(lambda self: self.tasks)
     def evaluate(self, data: st.DataObject, odd: bool) -> None:
-        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id)))
+        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda known: known.task_id)))
         self.find(task, HELD_OUT + odd)
 
     def find(self, task: Task, samples: int) -> None:
-        """What it finds counts once, and not what no device can find."""
+        """Answer a task with an evaluation: it counts once, and not if it is impossible."""
         self.apply(Tick())  # as below
-        found, clients = build_evaluation(task, samples), self.state.clients
-        (status,) = answers(self.apply(found), found.message_id)
+        evaluation, clients = build_evaluation(task, samples), self.state.clients
+        (status,) = answers(self.apply(evaluation), evaluation.message_id)
         if status == "accepted":
-            accepted = self.scored if found.scores else self.found
-            assert task.task_id not in accepted
+            accepted_ids = self.accepted_scores if evaluation.scores else self.accepted_evaluations
+            assert task.task_id not in accepted_ids
             assert (task.work.TYPE, samples) == ("evaluate", HELD_OUT)
-            accepted.add(task.task_id)
+            accepted_ids.add(task.task_id)
         elif self.state.phase in ("evaluate", "search"):
             assert self.state.clients == clients
 
     @rule(data=st.data(), missing=st.booleans(), short=st.sampled_from([0, 0, 0, 1]))
     @precondition(lambda self: self.tasks)
     def score(self, data: st.DataObject, missing: bool, short: int) -> None:
-        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id)))
-        found = CandidateScore(score=None, reason="no") if missing else CandidateScore(score=1.0)
-        self.say(task, build_scores(task, (found,) * max(len(task.programs) - short, 1)))
+        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda known: known.task_id)))
+        candidate_score = CandidateScore(score=None, reason="no") if missing else CandidateScore(score=1.0)
+        self.say(task, build_scores(task, (candidate_score,) * max(len(task.programs) - short, 1)))
 
     @rule()
     def score_all(self) -> None:
@@ -218,7 +216,7 @@ class Fleet(RuleBasedStateMachine):
             self.say(task, build_scores(task))
 
     def say(self, task: Task, scores: Scores) -> None:
-        self.apply(Tick())  # what is due since a restart is done, whatever is said now
+        self.apply(Tick())  # actions due since a restart come first
         clients = self.state.clients
         actions = self.apply(scores)
         (status,) = answers(actions, scores.message_id)
@@ -231,7 +229,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data(), available=st.sampled_from([None, 10, 12_000]))
     @precondition(lambda self: self.tasks)
     def refuse(self, data: st.DataObject, available: int | None) -> None:
-        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id)))
+        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda known: known.task_id)))
         refusal = Refusal(
             task_id=task.task_id,
             run_id=task.run_id,
@@ -242,18 +240,18 @@ class Fleet(RuleBasedStateMachine):
             available_bytes=available,
         )
         before, lacks = self.state, self.state.phase == "train" and list_lacking(self.context, self.state)
-        found = answers(self.apply(refusal), refusal.message_id)
-        if lacks and not found:
-            assert self.state.clients == before.clients, "what is not answered has changed nothing: it is sent again"
+        statuses = answers(self.apply(refusal), refusal.message_id)
+        if lacks and not statuses:
+            assert self.state.clients == before.clients, "an unanswered message changes nothing, since it is sent again"
         else:
-            assert len(found) == 1
+            assert len(statuses) == 1
 
     @rule(data=st.data())
     @precondition(lambda self: self.tasks)
     def report(self, data: st.DataObject) -> None:
-        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda one: one.task_id)))
-        report = Deployed(task_id=task.task_id, run_id=task.run_id, client_id=task.client_id, files=())
-        self.apply(report)
+        task = data.draw(st.sampled_from(sorted(self.tasks.values(), key=lambda known: known.task_id)))
+        deployed = Deployed(task_id=task.task_id, run_id=task.run_id, client_id=task.client_id, files=())
+        self.apply(deployed)
 
     @rule()
     @precondition(lambda self: self.aggregate is not None)
@@ -274,9 +272,9 @@ class Fleet(RuleBasedStateMachine):
 
     @rule()
     def a_round_goes_well(self) -> None:
-        """So that later rounds, and what they change, are reached often."""
+        """Complete a whole round, so that later rounds are reached often."""
         self.everyone_is_there()
-        for _ in range(2):  # scores come before training
+        for _ in range(2):  # scoring, then training
             self.prepare_all()
             for task in self.open_tasks():
                 self.say(task, build_scores(task))
@@ -291,7 +289,7 @@ class Fleet(RuleBasedStateMachine):
                 self.find(task, HELD_OUT)
 
     def open_tasks(self) -> list[Task]:
-        """Those that clients are at; answers to older ones come by rules of their own."""
+        """Return the tasks at which clients are; other rules answer older ones."""
         return [client.task for client in self.state.clients.values() if client.task is not None and client.open]
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 2.0, 11.0, 31.0]))
@@ -301,7 +299,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """What survives is what the journal keeps."""
+        """Restart the server with the state that the journal keeps."""
         self.state = reload_state(self.state, self.now_s)
         self.jobs.clear()
         self.aggregate = None
@@ -319,20 +317,20 @@ class Fleet(RuleBasedStateMachine):
         assert info is None or info.round == self.state.round
 
     @invariant()
-    def what_devices_found_is_recorded_once(self) -> None:
+    def evaluations_are_recorded_once(self) -> None:
         for number, done in self.evaluations.items():
-            assert done == {name for name in self.found if f"/r{number}/" in name}
-        known = {one.task_id for one in self.state.evaluated.values()}
-        assert known <= set[str]().union(*self.evaluations.values())
+            assert done == {name for name in self.accepted_evaluations if f"/r{number}/" in name}
+        recorded = {record.task_id for record in self.state.evaluated.values()}
+        assert recorded <= set[str]().union(*self.evaluations.values())
 
     @invariant()
     def a_search_scores_each_path_once_and_counts_no_score_twice(self) -> None:
-        """A server that starts anew in a search goes on behind the last generation, and has lost open scores alone."""
-        assert [one.generation.number for one in self.generations] == list(range(1, len(self.generations) + 1))
-        paths = [path for one in self.generations for path in one.generation.paths]
+        """A server restarted in a search continues after the last generation, and has lost only open scores."""
+        assert [close.generation.number for close in self.generations] == list(range(1, len(self.generations) + 1))
+        paths = [path for close in self.generations for path in close.generation.paths]
         assert len(paths) == len(set(paths))
-        told = [one.devices.answers for one in self.generations if one.devices is not None]
-        assert sum(told) <= len(self.scored)
+        answer_counts = [close.devices.answers for close in self.generations if close.devices is not None]
+        assert sum(answer_counts) <= len(self.accepted_scores)
         if self.state.phase == "search":
             assert self.state.generations == len(self.generations)
             assert self.state.live.scores is not None or any(
@@ -340,25 +338,27 @@ class Fleet(RuleBasedStateMachine):
             )
 
     @invariant()
-    def nothing_is_of_a_network_that_has_retired(self) -> None:
-        in_use = {one.id for one in list_living_lineages(self.context, self.state)}
+    def no_retired_network_is_in_use(self) -> None:
+        in_use = {lineage.id for lineage in list_living_lineages(self.context, self.state)}
         assert in_use
         if self.state.phase == "train":
-            given = {one.architecture.network for one in self.state.clients.values() if one.architecture is not None}
-            assert given <= in_use
-        assert {one.program.size.network for one in self.state.written.values()} <= in_use
-        assert {one.size.network for one in self.state.queue} <= in_use
+            assigned = {
+                client.architecture.network for client in self.state.clients.values() if client.architecture is not None
+            }
+            assert assigned <= in_use
+        assert {written.program.size.network for written in self.state.written.values()} <= in_use
+        assert {queued.size.network for queued in self.state.queue} <= in_use
         for client in self.state.last.values():
             heir = find_standing(self.context, self.state, client)
-            if heir is None:  # of a supernet nothing is a client's own, until networks are found in it
+            if heir is None:  # no client has a network of its own before a supernet has been searched
                 assert self.context.network.choices
                 assert not self.state.lineages
             else:
                 assert heir.architecture.network in in_use
 
     @invariant()
-    def what_is_awaited_is_under_way(self) -> None:
-        """Every open client has a job at work or a task out, so that only devices and deadlines are waited for."""
+    def every_open_client_has_pending_work(self) -> None:
+        """Every open client has a pending job or a task, so that the run waits only for devices and deadlines."""
         lacks = self.state.phase == "train" and list_lacking(self.context, self.state)
         for client in self.state.clients.values():
             if lacks and client.stage in ("preparing", "answered"):
@@ -366,7 +366,7 @@ class Fleet(RuleBasedStateMachine):
             elif client.stage == "preparing":
                 assert any(getattr(job, "participant", None) == client.participant for job in self.jobs)
             elif client.stage == "answered":
-                assert self.state.phase == "measure", "who can be given a size has one"
+                assert self.state.phase == "measure", "every client that can be assigned a size has one"
             if client.stage == "scoring" and client.task is None:
                 assert any(
                     isinstance(job, work.ScoringRequest) and job.client_id == client.client_id for job in self.jobs
@@ -377,7 +377,7 @@ class Fleet(RuleBasedStateMachine):
         assert (self.state.phase == "aggregate") == (self.aggregate is not None)
 
     def teardown(self) -> None:
-        """With nobody answering any more, deadlines alone bring the run to its end."""
+        """If no client answers any more, the deadlines end the run."""
         event(f"{self.state.phase} after {self.state.aggregated_round} rounds with {len(self.accepted)} updates")
         event(f"{len(list_living_lineages(self.context, self.state))} networks")
         for _ in range(20):
@@ -388,7 +388,7 @@ class Fleet(RuleBasedStateMachine):
                 self.aggregated()
             for job in [job for job in self.jobs if isinstance(job, work.GenerationRequest)]:
                 self.finish_job(job, 0, False)
-        raise AssertionError(f"the run waits for ever in phase {self.state.phase}")
+        raise AssertionError(f"the run hangs in phase {self.state.phase}")
 
 
 @pytest.mark.hypothesis

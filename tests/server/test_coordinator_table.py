@@ -40,7 +40,7 @@ from subfleet.settings.sections import Deadlines
 PLAN = context_of()
 
 
-def _aggregation(state: RunState) -> RunState:
+def _send_updates(state: RunState) -> RunState:
     for name in CLIENTS:
         state, _ = step(
             PLAN, state, RequestDone(request=CheckRequest(update=update(PLAN, state, name)), result=ChangeSize()), 5.0
@@ -48,29 +48,29 @@ def _aggregation(state: RunState) -> RunState:
     return state
 
 
-def _deploying() -> RunState:
-    state = _aggregation(training(PLAN))
+def _deploy_phase() -> RunState:
+    state = _send_updates(training(PLAN))
     aggregated = RequestDone(
         request=AggregationRequest(round=1, clients=()),
         result=AggregatedRound(accuracy=0.5, loss=1.0, sha256="0" * 64, refused={}),
     )
     context = context_of(rounds=1)
     state, actions = step(context, state, aggregated, 6.0)
-    assert [one.participant.client_id for one in select_requests(ModelsRequest, actions)] == list(CLIENTS)
+    assert [request.participant.client_id for request in select_requests(ModelsRequest, actions)] == list(CLIENTS)
     return state
 
 
-def given(action: TaskRequest) -> tuple[int, str]:
-    """Which attempt it is, and of what size."""
+def describe_request(action: TaskRequest) -> tuple[int, str]:
+    """Return the attempt of a request and its architecture."""
     return action.attempt, action.participant.size.architecture_id
 
 
 def test_a_round_opens_when_enough_clients_are_there() -> None:
     state = RunState()
-    for place, name in enumerate(CLIENTS):
+    for index, name in enumerate(CLIENTS):
         assert state.phase == "waiting"
         state = join_client(PLAN, state, name, 1.0)
-        assert state.phase == ("measure" if place == len(CLIENTS) - 1 else "waiting")
+        assert state.phase == ("measure" if index == len(CLIENTS) - 1 else "waiting")
     assert state.round == 1
 
 
@@ -83,9 +83,9 @@ def test_too_few_clients_fail_at_the_deadline() -> None:
     assert "1 of 3 clients" in state.failure
 
 
-def test_the_end_of_a_client_that_nobody_knows_is_no_news() -> None:
-    gone = Presence(client_id="eve", session_id="", online=False)
-    assert step(PLAN, RunState(), gone, 1.0)[0].live.members == {}
+def test_the_goodbye_of_an_unknown_client_is_ignored() -> None:
+    goodbye = Presence(client_id="eve", session_id="", online=False)
+    assert step(PLAN, RunState(), goodbye, 1.0)[0].live.members == {}
 
 
 def test_telemetry_is_accepted_once_and_only_for_the_open_round() -> None:
@@ -112,7 +112,7 @@ def test_tasks_are_prepared_when_everyone_has_answered() -> None:
     assert state.phase == "measure"
     state, actions = step(PLAN, state, telemetry(PLAN, CLIENTS[-1]), 2.0)
     assert state.phase == "train"
-    assert [one.participant.client_id for one in select_requests(TaskRequest, actions)] == list(CLIENTS)
+    assert [request.participant.client_id for request in select_requests(TaskRequest, actions)] == list(CLIENTS)
 
 
 def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused() -> None:
@@ -125,13 +125,13 @@ def test_the_silent_are_missing_after_the_deadline_and_late_telemetry_is_refused
     assert replies(step(PLAN, state, telemetry(PLAN, "bob"), 40.0)[1]) == ["refused"]
 
 
-def test_nobody_answering_is_no_round() -> None:
+def test_without_answers_there_is_no_round() -> None:
     state, actions = step(PLAN, measuring(PLAN), Tick(), 1.0 + PLAN.config.deadlines.measure_s)
     assert (state.phase, state.aggregated_round, actions) == ("waiting", 0, ())
 
 
 @pytest.mark.parametrize(("width", "more_bytes"), [(None, 0), (8, -30), (16, 0), (32, 50)])
-def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
+def test_a_plan_is_compared_with_a_budget_by_the_width_of_the_devices_kernels(
     width: PackingWidth | None, more_bytes: int
 ) -> None:
     packings = (Packing(width=8, more_bytes=-30), Packing(width=32, more_bytes=50))
@@ -145,13 +145,13 @@ def test_a_plan_is_held_against_a_budget_by_the_width_of_the_devices_kernels(
     over = prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes + 1, packings=packings)
     refused, _ = step(PLAN, state, over, 2.0)
     assert refused.clients["ada"].stage == "preparing"
-    ask = build_question(PLAN, replace(refused, round=2), refused.clients["ada"])
-    assert [one.facts.planned_peak_bytes for one in ask.written.values()] == [PLENTY_BYTES + 1]
-    sent, actions = step(
+    question = build_question(PLAN, replace(refused, round=2), refused.clients["ada"])
+    assert [written.facts.planned_peak_bytes for written in question.written.values()] == [PLENTY_BYTES + 1]
+    fitting, actions = step(
         PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=most_bytes, packings=packings), 2.0
     )
-    assert sent.clients["ada"].stage == "out"
-    assert [one.task.planned_peak_bytes for one in actions if isinstance(one, SendTask)] == [PLENTY_BYTES]
+    assert fitting.clients["ada"].stage == "out"
+    assert [action.task.planned_peak_bytes for action in actions if isinstance(action, SendTask)] == [PLENTY_BYTES]
 
 
 def test_a_program_that_plans_too_much_leads_to_the_next_smaller_submodel() -> None:
@@ -159,12 +159,12 @@ def test_a_program_that_plans_too_much_leads_to_the_next_smaller_submodel() -> N
     for name in CLIENTS:
         state, _ = step(PLAN, state, telemetry(PLAN, name), 2.0)
     sizes = [size.architecture_id for size in PLAN.space]
-    place = sizes.index(size_of(state.clients["ada"]))
+    index = sizes.index(size_of(state.clients["ada"]))
     fitting, _ = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES), 2.0)
     assert fitting.clients["ada"].stage == "out"
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=PLENTY_BYTES + 1), 2.0)
-    assert [given(one) for one in select_requests(TaskRequest, actions)] == [(0, sizes[place - 1])]
-    for _ in range(place):
+    assert [describe_request(request) for request in select_requests(TaskRequest, actions)] == [(0, sizes[index - 1])]
+    for _ in range(index):
         state, actions = step(PLAN, state, prepared(PLAN, state, "ada", planned_peak_bytes=10**12), 2.0)
     assert state.clients["ada"].stage == "skipped"
     assert "no submodel below" in state.clients["ada"].reason
@@ -202,7 +202,7 @@ def test_an_update_for_anything_else_is_refused_with_a_reason(changes: dict[str,
     wrong = replace(update(PLAN, state, "ada"), **changes)
     after, actions = step(PLAN, state, wrong, 3.0)
     assert replies(actions) == ["refused"]
-    assert actions[0].ack.reason  # type: ignore[union-attr]  # replies() has just shown that it is a Reply
+    assert actions[0].ack.reason  # type: ignore[union-attr]  # `replies` has checked that it is a Reply
     assert after.clients == state.clients
 
 
@@ -211,7 +211,7 @@ def test_an_update_that_announces_too_much_is_refused_before_it_is_fetched() -> 
     offered = update(PLAN, state, "ada")
     huge = replace(offered, blob=replace(offered.blob, size_bytes=2**40))
     assert replies(step(PLAN, state, huge, 3.0)[1]) == ["refused"]
-    (weights,) = _task(state, "ada").weights
+    (weights,) = _get_task(state, "ada").weights
     for more, answer in ((0, []), (1, ["refused"])):
         size_bytes = MAX_HEADER_BYTES + weights.size_bytes + more
         large = replace(offered, blob=replace(offered.blob, size_bytes=size_bytes))
@@ -256,12 +256,12 @@ def test_a_refusal_for_memory_gives_a_smaller_task_and_its_repetition_nothing() 
     smaller = sizes[sizes.index(size_of(state.clients["ada"])) - 1]
     state, actions = step(PLAN, state, first, 3.0)
     assert replies(actions) == ["accepted"]
-    assert [given(one) for one in select_requests(TaskRequest, actions)] == [(1, smaller)]
+    assert [describe_request(request) for request in select_requests(TaskRequest, actions)] == [(1, smaller)]
     again, actions = step(PLAN, state, first, 3.0)
     assert (replies(actions), again.clients) == (["duplicate"], state.clients)
     state, actions = step(PLAN, state, prepared(PLAN, state, "ada"), 3.0)
-    sent = next(action.task for action in actions if isinstance(action, SendTask))
-    assert sent.task_id != first.task_id
+    sent_task = next(action.task for action in actions if isinstance(action, SendTask))
+    assert sent_task.task_id != first.task_id
     assert replies(step(PLAN, state, first, 3.0)[1]) == ["duplicate"]
 
 
@@ -270,16 +270,16 @@ def test_a_device_that_starts_anew_gets_its_task_again() -> None:
     same = Presence(client_id="ada", session_id="ada-1", online=True)
     assert step(PLAN, state, same, 3.0)[1] == ()
     anew = Presence(client_id="ada", session_id="ada-2", online=True)
-    assert step(PLAN, state, anew, 3.0)[1] == (SendTask(task=_task(state, "ada")),)
+    assert step(PLAN, state, anew, 3.0)[1] == (SendTask(task=_get_task(state, "ada")),)
 
 
-def _task(state: RunState, name: str) -> Task:
+def _get_task(state: RunState, name: str) -> Task:
     task = state.clients[name].task
     assert task is not None
     return task
 
 
-def test_a_will_of_an_earlier_session_says_nothing() -> None:
+def test_a_will_of_an_earlier_session_is_ignored() -> None:
     state = training(PLAN)
     old = Presence(client_id="ada", session_id="ada-0", online=False)
     assert step(PLAN, state, old, 3.0)[0].live.members["ada"].heard_s is not None
@@ -311,7 +311,7 @@ def test_a_failed_export_skips_the_client() -> None:
 
 def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline() -> None:
     context = context_of(rounds=1)
-    state = _deploying()
+    state = _deploy_phase()
     for name in CLIENTS:
         state, actions = step(context, state, prepared(context, state, name, models=True), 7.0)
         assert [action.task.work.TYPE for action in actions if isinstance(action, SendTask)] == ["deploy"]
@@ -327,26 +327,26 @@ def test_the_deploy_phase_ends_when_everyone_has_its_models_or_at_its_deadline()
     assert replies(step(context, done, again, 9.0)[1]) == ["duplicate"]
 
 
-def test_models_of_a_few_are_asked_for_in_each_step_and_each_once() -> None:
-    context, state = context_of(rounds=1), _deploying()
-    names = tuple(f"c{place:04}" for place in range(2 * AT_ONCE + 1))
+def test_each_step_requests_the_models_of_a_few_clients_and_each_once() -> None:
+    context, state = context_of(rounds=1), _deploy_phase()
+    names = tuple(f"c{number:04}" for number in range(2 * AT_ONCE + 1))
     last = {name: replace(state.last["ada"], client_id=name) for name in names}
     state = replace(state, last=MappingProxyType(last), clients=MappingProxyType({}))
-    found = list[str]()
+    requested = list[str]()
     for _ in range(4):
         assert state.phase == "deploy"
         state, actions = step(context, state, Tick(), 6.0)
-        wanted = [one.participant.client_id for one in select_requests(ModelsRequest, actions)]
-        assert (len(wanted), any(isinstance(action, GoOn) for action in actions)) in {
+        clients = [request.participant.client_id for request in select_requests(ModelsRequest, actions)]
+        assert (len(clients), any(isinstance(action, GoOn) for action in actions)) in {
             (AT_ONCE, True),
             (1, False),
             (0, False),
         }
-        found += wanted
-    assert found == [*names]
+        requested += clients
+    assert requested == [*names]
 
 
-def test_what_everyone_is_told() -> None:
+def test_the_announcement_of_a_round() -> None:
     state = measuring(PLAN)
     info = build_round_info(PLAN, state, 3.0)
     assert info is not None
@@ -386,6 +386,6 @@ def test_models_that_cannot_be_made_skip_a_client_that_had_a_second_task() -> No
 def test_control_characters_of_a_refusal_reach_no_terminal() -> None:
     context = context_of()
     state = training(context)
-    told = replace(refusal(context, state, "ada"), reason="data", detail="\x1b[2J gone\n")
-    state, _ = step(context, state, told, 3.0)
+    refused = replace(refusal(context, state, "ada"), reason="data", detail="\x1b[2J gone\n")
+    state, _ = step(context, state, refused, 3.0)
     assert state.clients["ada"].reason == "data:  [2J gone "

@@ -104,9 +104,9 @@ def test_costs_by_hand() -> None:
 
 def test_seconds_of_a_clock_that_stands_are_not_told() -> None:
     timed = result_of(record(1, 10.0, ROW))
-    (standing,) = timed.unmeasured().rounds
+    (standing,) = timed.without_measurements().rounds
     assert (standing.seconds, standing.clients[0].seconds, standing.clients[0].took_s) == (None, None, None)
-    costs = sum_costs(timed.unmeasured())
+    costs = sum_costs(timed.without_measurements())
     assert (costs.rounds, costs.clients) == (None, None)
     assert costs.expected_rounds == Timing(mean_s=1.75, deviation_s=0.0, count=1)
 

@@ -96,10 +96,11 @@ def test_each_reason_has_its_words() -> None:
     state, _ = step(STRICT, state, goodbye("ada"), now_s + 5)
     state, _ = step(STRICT, state, word("bob"), now_s + 6)
     live = replace(
-        state.live, members=state.live.members.updated({"eve": FleetMember(), "stranger": FleetMember(session_id="s")})
+        state.live,
+        members=state.live.members.with_items({"eve": FleetMember(), "stranger": FleetMember(session_id="s")}),
     )
     last = {"eve": replace(state.clients["ada"], client_id="eve")}
-    state = replace(state, profiles=state.profiles.updated({"eve": profile("eve")}), live=live, last=last)
+    state = replace(state, profiles=state.profiles.with_items({"eve": profile("eve")}), live=live, last=last)
     assert {
         absence.client_id: (absence.kind, absence.reason, absence.seen_at)
         for absence in list_absences(STRICT, state, now_s + 41, 100.0)
@@ -133,13 +134,13 @@ def test_who_goes_and_who_comes_back_is_said_once_and_kept_in_the_journal(tmp_pa
     (kept,) = journal.absences().values()
     assert (kept.client_id, kept.kind, kept.reason) == ("ada", "goodbye", WHY)
     assert kept.seen_at is not None
-    assert attendance.awaited(state) == (f"ada: {WHY}, last seen 2 s ago",)
-    told = pace.progress(state, attendance.awaited(state))
+    assert attendance.list_awaited(state) == (f"ada: {WHY}, last seen 2 s ago",)
+    told = pace.progress(state, attendance.list_awaited(state))
     assert told is not None
     assert told.away == (f"ada: {WHY}, last seen 2 s ago",)
     state, _ = step(context, state, word("ada", online=True, session="2"), now_s + 4)
     assert list(attendance.check(state, now_s + 4)) == ["client ada is there again"]
-    assert (journal.absences(), attendance.awaited(state)) == ({}, ())
+    assert (journal.absences(), attendance.list_awaited(state)) == ({}, ())
     assert list(attendance.check(state, now_s + 36))[-1] == "client cyd is away: no heartbeat for 36 s"
     engine.dispose()
 

@@ -133,7 +133,7 @@ def test_a_known_program_counts_when_sizes_are_chosen() -> None:
     known = WrittenSize(size=PLAN.space[2], facts=ProgramFacts(planned_peak_bytes=1, program_bytes=1))
     ask = replace(ask, written={PLAN.space[2].architecture_id: known})
     assert ask.why_not(PLAN.first.candidates[2]) == f"takes {SIZES[2] + 1} bytes of disk and the budget is {SIZES[2]}"
-    assert ask.exceeded(PLAN.first.candidates[2]) == {"disk"}
+    assert ask.find_exceeded(PLAN.first.candidates[2]) == {"disk"}
     assert ask.allows(PLAN.first.candidates[1])
 
 

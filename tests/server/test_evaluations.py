@@ -168,8 +168,8 @@ def test_a_few_are_asked_in_each_step_and_each_once() -> None:
     context = replace(CONTEXT, config=replace(CONTEXT.config, min_clients=1))
     state, _ = asked(context)
     client, member = state.last["ada"], state.live.members["ada"]
-    profiles = state.profiles.updated({name: replace(state.profiles["ada"], client_id=name) for name in names})
-    live = replace(state.live, members=state.live.members.updated(dict.fromkeys(names, member)))
+    profiles = state.profiles.with_items({name: replace(state.profiles["ada"], client_id=name) for name in names})
+    live = replace(state.live, members=state.live.members.with_items(dict.fromkeys(names, member)))
     last = {name: replace(client, client_id=name) for name in names}
     state = replace(state, profiles=profiles, live=live, last=last, clients={})
     found = []

@@ -145,7 +145,7 @@ def test_a_size_is_wanted_and_written_for_each_runtime_by_itself() -> None:
     context = wishing(requested_programs, exports_per_round=1)
     state = measuring(context)
     other = replace(state.profiles["cyd"], runtimes=("executorch",))
-    state = replace(state, profiles=state.profiles.updated({"cyd": other}))
+    state = replace(state, profiles=state.profiles.with_items({"cyd": other}))
     state, first = asked(context, state)
     state, _ = aggregated(context, written(context, trained(context, state)[0]))
     state, second = asked(context, state)

@@ -24,7 +24,7 @@ from server.punctuality_cases import (
     train_clients,
     with_record,
 )
-from server.test_calibration import calibrating
+from server.test_calibration import with_calibration
 
 from subfleet.methods.oort import Oort
 from subfleet.methods.selector import Selection, SelectionContext
@@ -83,7 +83,7 @@ def test_where_only_extras_are_there_the_method_chooses_among_them() -> None:
 
 def test_all_take_part_in_a_round_that_measures_norms() -> None:
     context = context_of(
-        **calibrating(min_clients=2, rounds=4, calibrate_every=1, deadlines=DEADLINES, clients_per_round=1)
+        **with_calibration(min_clients=2, rounds=4, calibrate_every=1, deadlines=DEADLINES, clients_per_round=1)
     )
     state = hand_out_tasks(context, measuring(context), 2.0)
     (drawn,) = (name for name, client in state.clients.items() if client.stage == "out")

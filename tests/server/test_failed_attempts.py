@@ -22,7 +22,7 @@ from server.coordinator_cases import (
 )
 from server.fake_device import PLENTY_BYTES, Behaviour
 from server.server_rig import World, config, fleet
-from server.test_calibration import calibrating
+from server.test_calibration import with_calibration
 from server.test_selection import drawn
 
 from subfleet.journal.database import open_database
@@ -392,7 +392,7 @@ def test_a_round_that_measures_norms_is_tried_again_likewise(tmp_path: Path) -> 
         refusals[given.client_id] -= 1
         return ("failed", None)
 
-    world = World(tmp_path, config(**calibrating(rounds=1, deploy_targets=())), fleet(refuse=refuse))
+    world = World(tmp_path, config(**with_calibration(rounds=1, deploy_targets=())), fleet(refuse=refuse))
     world.run(until=lambda: world.server.state.attempt == 1 and world.server.state.phase == "measure")
     assert (world.server.state.round, world.server.state.aggregated_round) == (2, 1)
     info = build_round_info(world.context, world.server.state, world.clock.now_s)

@@ -28,15 +28,15 @@ def test_a_persistent_map_is_the_mapping_that_it_stands_for(
     found, known = PersistentMap(first), dict(first)
     for change in changes:
         before, was = found, dict(known)
-        found, known = found.updated(change), {**known, **change}
+        found, known = found.with_items(change), {**known, **change}
         assert before == was, "nothing changes a map that is there"
-        assert set(found.changed(before)) == {key for key in known if key not in was or known[key] is not was[key]}
+        assert set(found.find_changed(before)) == {key for key in known if key not in was or known[key] is not was[key]}
     assert dict(found) == known
     assert len(found) == len(known)
     kept = {key: value for key, value in known.items() if key not in gone}
     assert found.without(gone) == kept
     assert len(found.without(gone)) == len(kept)
-    assert set(found.changed(found.without(gone))) == set(known) - set(kept)
+    assert set(found.find_changed(found.without(gone))) == set(known) - set(kept)
     assert list(found.items()) == [(key, found[key]) for key in found]
     assert found.items() == known.items()
     assert list(PersistentMap(known)) == list(PersistentMap(dict(reversed(known.items()))))
@@ -64,7 +64,7 @@ def test_a_heartbeat_shares_all_other_members_and_looks_at_none(
     for event in (heard, regular, replace(state.profiles["client7"])):
         after, actions = step(context, state, event, 3.0)
         assert actions == ()
-        assert list(after.live.members.changed(state.live.members)) == (
+        assert list(after.live.members.find_changed(state.live.members)) == (
             [] if isinstance(event, Profile) else ["client7"]
         )
         own = [

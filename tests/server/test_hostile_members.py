@@ -117,7 +117,7 @@ class WithEve(Fleet):
             if "accepted" in answers(actions, said.message_id):
                 self.accepted[said.task_id] = said
         elif isinstance(said, Evaluated) and accepted:
-            (self.scored if said.scores else self.found).add(said.task_id)
+            (self.accepted_scores if said.scores else self.accepted_evaluations).add(said.task_id)
 
     @rule(data=st.data(), life=st.integers(1, 2), online=st.booleans())
     def eve_comes_or_goes(self, data: st.DataObject, life: int, online: bool) -> None:

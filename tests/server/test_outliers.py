@@ -262,7 +262,7 @@ def test_where_nobody_is_left_out_a_model_of_a_finite_loss_goes_on(outliers: Any
 def test_an_emulated_fleet_without_attackers_is_honest_unless_its_file_says_otherwise(
     said: Any, attacked: bool, meant: str
 ) -> None:
-    assert OutlierSettings(outliers=said).emulated(attacked=attacked).outliers == meant
+    assert OutlierSettings(outliers=said).for_emulation(attacked=attacked).outliers == meant
 
 
 @pytest.mark.parametrize(

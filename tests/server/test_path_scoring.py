@@ -84,7 +84,9 @@ def test_a_supernets_mean_is_of_paths_with_running_statistics_of_their_own() -> 
     network, (inputs, _) = context.network, samples(BATCH.input_shape, BATCH.class_count)
     state, path = spoiled(network), path_architecture(network, ["conv1", "dsconv3"])
     views = Views(context=context, samples=inputs)
-    seen = views.for_use(views.of(ModelState(shared=state), Participant(client_id="", architecture=path, size=path)))
+    seen = views.prepare_tensors(
+        views.of(ModelState(shared=state), Participant(client_id="", architecture=path, size=path))
+    )
     expected = recalibrate(network, state, path, [inputs])
     changed = [name for name in expected if not torch.equal(expected[name], state[name])]
     assert changed

@@ -174,7 +174,7 @@ def test_a_changed_configuration_does_not_take_a_run_up(tmp_path: Path) -> None:
 
 def test_a_second_server_leaves_the_folder_alone(tmp_path: Path) -> None:
     world = World(tmp_path, config(), fleet())
-    with Places(tmp_path / "state").locked(), pytest.raises(FileError, match="in use by another server"):
+    with Places(tmp_path / "state").lock(), pytest.raises(FileError, match="in use by another server"):
         world.new_server().run(threading.Event())
 
 

@@ -261,7 +261,7 @@ def test_the_parts_of_a_known_data_set_are_sources() -> None:
     assert (len(train), len(test)) == (1438, 359)
     rows = np.concatenate([train.inputs, test.inputs]).reshape(-1, 64)
     assert sorted(map(bytes, rows)) == sorted(map(bytes, load_digits().inputs.reshape(-1, 64)))
-    again = DATASETS.named("digits").load()
+    again = DATASETS.load("digits").load()
     assert again.test.inputs.tobytes() == test.inputs.tobytes()
 
 

@@ -186,4 +186,4 @@ def test_every_task_stands_under_its_name_with_well_formed_files() -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no data set 'mnits'; choose one of \['cifar10', .*did you mean 'mnist'"):
-        DATASETS.named("mnits")
+        DATASETS.load("mnits")

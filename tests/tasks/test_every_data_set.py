@@ -23,11 +23,11 @@ class TestInstalled(DatasetContract):
 
 
 def test_there_is_a_data_set_without_a_download_for_every_kind_of_task() -> None:
-    assert {DATASETS.named(name).objective for name in INSTALLED} == set(TASK_KINDS)
+    assert {DATASETS.load(name).objective for name in INSTALLED} == set(TASK_KINDS)
 
 
 def test_holes_are_what_no_way_leads_to_from_outside() -> None:
-    pixels, images = (DATASETS.named(name).load().train for name in ("digits_pixels", "digits"))
+    pixels, images = (DATASETS.load(name).load().train for name in ("digits_pixels", "digits"))
     has_hole = (pixels.labels == PIXEL_CLASSES.index("hole")).any((1, 2))
     assert np.mean(has_hole[images.labels == 0]) > 0.8
     assert np.mean(has_hole[images.labels == 1]) < 0.1
@@ -35,8 +35,8 @@ def test_holes_are_what_no_way_leads_to_from_outside() -> None:
 
 
 def test_attributes_and_moments_are_those_of_the_digits() -> None:
-    images = DATASETS.named("digits").load().train
-    attributes, moments = (DATASETS.named(name).load().train for name in ("digits_attributes", "digits_moments"))
+    images = DATASETS.load("digits").load().train
+    attributes, moments = (DATASETS.load(name).load().train for name in ("digits_attributes", "digits_moments"))
     assert attributes.labels[images.labels == 9].tolist() == [[0.0, 0.0, 1.0, 1.0]] * int((images.labels == 9).sum())
     assert attributes.labels[images.labels == 2][0].tolist() == [1.0, 1.0, 0.0, 0.0]
     ink = images.inputs[0, 0].astype(np.float64)
@@ -44,7 +44,7 @@ def test_attributes_and_moments_are_those_of_the_digits() -> None:
 
 
 def test_a_text_is_the_same_pixels_one_place_further() -> None:
-    texts = DATASETS.named("digits_tokens").load().test
+    texts = DATASETS.load("digits_tokens").load().test
     assert (texts.inputs[:, 1:] == texts.labels[:, :-1]).all()
 
 

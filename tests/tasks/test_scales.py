@@ -26,7 +26,7 @@ def load_real(name: str) -> tuple[Dataset, Dataset]:
     """A sample of the training part of a data set, and its whole test part."""
     if name != "digits" and not (_DATA and Path(_DATA).is_dir()):
         pytest.skip("SUBFLEET_DATA names no folder with this data set")
-    parts = DATASETS.named(name).load()
+    parts = DATASETS.load(name).load()
     indices = np.arange(0, len(parts.train), max(1, len(parts.train) // 4000))
     return parts.train.take(indices), parts.test
 

@@ -20,7 +20,7 @@ from subfleet.elastic.building import network_of
 from subfleet.elastic.families.records.residual import Mlp
 from subfleet.elastic.spaces import uniform_space
 from subfleet.export.requests import TrainRequest
-from subfleet.protocol.memory_plan import planned_for
+from subfleet.protocol.memory_plan import compute_peak_bytes
 from subfleet.protocol.programs import Program, encode_program
 from subfleet.protocol.training import ObjectiveSettings, OptimiserSettings
 from subfleet.tasks import Dataset, write_npz
@@ -142,7 +142,7 @@ def test_no_round_takes_more_than_its_plan(tmp_path: Path, runtime: str, monkeyp
     done = subprocess.run([sys.executable, "-c", CLIENT, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     memory = [program.manifest.memory for program in written]
-    plans = [planned_for(one.peak_bytes, one.packings, detect_packing_width()) for one in memory]
+    plans = [compute_peak_bytes(one.peak_bytes, one.packings, detect_packing_width()) for one in memory]
     ends = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[[")]
     assert [len(peaks) for peaks, _ in ends] == [ROUNDS] * len(PATTERNS)
     for peaks, sizes in ends:

@@ -175,7 +175,7 @@ def test_what_a_session_holds_is_counted_in_the_job_that_loaded_it(
     job = write_recording_job(tmp_path, texts(10), SETTINGS)
     slot, made = Slot(), []  # type: ignore[var-annotated] # as `hoard` has it
     counted = iter((1000, 1500, 2000, 3000))
-    monkeypatch.setattr(MemoryWatch, "held_bytes", lambda _: next(counted))
+    monkeypatch.setattr(MemoryWatch, "measure_held_bytes", lambda _: next(counted))
     held = []
     for one in (job, job, job, replace(job, threads=1)):
         hoard(one, slot, made, MEBIBYTE)
@@ -191,7 +191,7 @@ def test_a_session_that_holds_much_of_its_limit_is_not_kept(tmp_path: Path) -> N
     hoard(replace(job, memory_limit_bytes=160 * MEBIBYTE), slot, made, 64 * MEBIBYTE)
     assert slot.held_bytes == 0
     release_free_memory()
-    assert before.held_bytes() < 16 * MEBIBYTE
+    assert before.measure_held_bytes() < 16 * MEBIBYTE
     assert made[0]() is None
 
 

@@ -37,7 +37,7 @@ for number in range(rounds):
     if number >= rounds // 5 and number % 10 == 0:
         gc.collect()
         release_free_memory()
-        sizes.append(watch.held_bytes())
+        sizes.append(watch.measure_held_bytes())
 print(json.dumps(sizes))
 """
 

@@ -80,6 +80,6 @@ def test_pages_of_libraries_grow_the_process_and_are_not_held(tmp_path: Path) ->
     watch = MemoryWatch(2**20, tmp_path, held_bytes=100 * 1024)
     status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\nRssAnon:\t  230 kB\n")
     assert watch.growth_bytes() == 500 * 1024
-    assert watch.held_bytes() == 130 * 1024
+    assert watch.measure_held_bytes() == 130 * 1024
     status.write_text("VmHWM:\t  900 kB\nVmRSS:\t  620 kB\n")  # a kernel that does not tell them apart
-    assert MemoryWatch(2**20, tmp_path, held_bytes=0).held_bytes() == 0
+    assert MemoryWatch(2**20, tmp_path, held_bytes=0).measure_held_bytes() == 0

@@ -53,7 +53,7 @@ class Side:
     def step(self, timeout_s: float = 0.0) -> None:
         event = self._transport.poll(timeout_s)
         if isinstance(event, Connected):
-            self.exchange.reconnected(event.message_bytes)
+            self.exchange.resume(event.message_bytes)
             self.outstanding.clear()
         elif isinstance(event, Delivery):
             self._handle(event)
@@ -62,7 +62,7 @@ class Side:
             assert sender == "from", "the topic functions below name the other side as receiver"
             self._note(kind, outgoing.payload)
             self._transport.publish(outgoing.topic.replace("/from/", f"/{self.name}/"), outgoing.payload)
-        self.results += self.exchange.finished()
+        self.results += self.exchange.take_results()
 
     def _handle(self, delivery: Delivery) -> None:
         _, _, peer, kind = delivery.topic.split("/")

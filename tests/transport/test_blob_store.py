@@ -87,7 +87,7 @@ def test_chunks_in_any_order_and_over_any_number_of_crashes_make_the_blob(
     for offset in order:
         if data.draw(st.booleans()):
             partial = BlobStore(folder).partial(ref)
-        assert partial.have == here
+        assert partial.received_offsets == here
         chunk = content[offset : offset + chunk_bytes]
         partial.write(offset, chunk)
         here.update(range(offset, offset + len(chunk), LEAST_CHUNK_BYTES))
@@ -101,7 +101,7 @@ def test_a_wrong_digest_discards_everything(tmp_path: Path) -> None:
     partial = store.partial(ref)
     partial.write(0, b"wrong")
     assert not partial.commit()
-    assert partial.have == frozenset()
+    assert partial.received_offsets == frozenset()
     assert not store.has(ref)
     partial.write(0, b"right")
     assert partial.commit()
@@ -119,7 +119,7 @@ def test_a_blob_with_a_hole_is_not_committed(tmp_path: Path) -> None:
 def test_a_partial_file_of_another_length_is_started_anew(tmp_path: Path, left: bytes) -> None:
     store, ref = BlobStore(tmp_path), BlobRef(sha256="0" * 64, size_bytes=CHUNK_BYTES + 1)
     (tmp_path / "partial" / f"{ref.sha256}.part").write_bytes(left)
-    assert store.partial(ref).have == frozenset()
+    assert store.partial(ref).received_offsets == frozenset()
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-CHUNK_BYTES, CHUNK_BYTES), (1, 1), (0, 1), (CHUNK_BYTES, 2)])

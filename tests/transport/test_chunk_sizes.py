@@ -78,7 +78,7 @@ def test_a_peer_that_is_silent_says_nothing_of_the_broker(tmp_path: Path) -> Non
 
 def test_a_sender_that_knows_the_limit_cuts_what_it_is_asked_for(tmp_path: Path) -> None:
     clock, sender, receiver = _pair(tmp_path, 20_000, ChunkSizes())
-    sender.exchange.reconnected(20_000)
+    sender.exchange.resume(20_000)
     ref = sender.store.add(os.urandom(3 * CHUNK_BYTES + 5))
     receiver.exchange.fetch("a", ref)
     run_by_hand(lambda: bool(receiver.results), clock, sender, receiver, longest_s=2.0)
@@ -118,10 +118,10 @@ def test_what_is_known_of_a_broker_outlives_the_process_for_a_week(tmp_path: Pat
     one.remember(15_360)
     other.remember(7_680)
     assert [known.chunk_bytes for known in (one, other)] == [15_360, 7_680]
-    assert ChunkSizes.remembered(one).chunk_bytes == 15_360
+    assert ChunkSizes.from_broker(one).chunk_bytes == 15_360
     now_s += 8 * 24 * 3600
     assert one.chunk_bytes == CHUNK_BYTES
-    ChunkSizes.remembered(one).learn(30_720, 30_720)
+    ChunkSizes.from_broker(one).learn(30_720, 30_720)
     assert one.chunk_bytes == 30_720
 
 

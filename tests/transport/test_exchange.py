@@ -53,7 +53,7 @@ def test_a_blob_arrives_although_both_links_are_cut(rig: Rig, tmp_path: Path) ->
     cuts = [(24, "a"), (8, "b")]  # (while this many chunks lack, whose link)
 
     def cut() -> None:
-        lacking = len(chunk_offsets(ref)) - len(receiver.store.partial(ref).have)
+        lacking = len(chunk_offsets(ref)) - len(receiver.store.partial(ref).received_offsets)
         if cuts and not receiver.results and lacking <= cuts[0][0]:
             rig.cut(rig.name(cuts.pop(0)[1]))
 
@@ -95,8 +95,8 @@ def test_a_receiver_that_crashed_asks_only_for_what_it_lacks(tmp_path: Path) -> 
     sender, receiver = _pair(broker, tmp_path, clock)
     ref = sender.store.add(os.urandom(20 * CHUNK_BYTES))
     receiver.exchange.fetch("a", ref)
-    run_by_hand(lambda: len(receiver.store.partial(ref).have) >= 11, clock, sender, receiver)
-    had = receiver.store.partial(ref).have
+    run_by_hand(lambda: len(receiver.store.partial(ref).received_offsets) >= 11, clock, sender, receiver)
+    had = receiver.store.partial(ref).received_offsets
     again = Side(broker.client("b"), tmp_path / "b", "r", "b", clock)
     again.exchange.fetch("a", ref)
     run_by_hand(lambda: bool(again.results), clock, sender, again)
@@ -113,8 +113,8 @@ def test_a_crash_before_the_last_check_needs_no_chunk_at_all(tmp_path: Path) -> 
     partial.write(CHUNK_BYTES, content[CHUNK_BYTES:])
     exchange = make_exchange(store, "r")
     exchange.fetch("a", ref)
-    assert exchange.finished() == (Fetched(peer="a", ref=ref),)
-    assert exchange.finished() == ()
+    assert exchange.take_results() == (Fetched(peer="a", ref=ref),)
+    assert exchange.take_results() == ()
 
 
 def _flip(chunk: Chunk) -> Chunk:
@@ -173,7 +173,7 @@ def test_a_peer_that_never_answers_is_given_up(tmp_path: Path) -> None:
         asked += len(exchange.tick(float(now_s)))
         if exchange.active == 0:
             break
-    (failed,) = exchange.finished()
+    (failed,) = exchange.take_results()
     assert isinstance(failed, FetchFailed)
     assert failed.reason == "stalled"
     assert now_s == 300
@@ -183,7 +183,7 @@ def test_a_peer_that_never_answers_is_given_up(tmp_path: Path) -> None:
 def test_a_blob_above_the_limit_is_refused(tmp_path: Path) -> None:
     exchange = make_exchange(BlobStore(tmp_path, max_blob_bytes=10), "r")
     exchange.fetch("a", BlobRef.of(b"12345678901"))
-    (failed,) = exchange.finished()
+    (failed,) = exchange.take_results()
     assert isinstance(failed, FetchFailed)
     assert failed.reason == "too_large"
     assert exchange.tick(0.0) == ()
@@ -200,7 +200,7 @@ def test_the_same_blob_from_two_peers_has_two_results(tmp_path: Path) -> None:
     assert [outgoing.topic for outgoing in exchange.tick(0.0)] == ["r/b/from/request"]
     exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=bytes(len(content))))
     exchange.handle_chunk("b", Chunk(sha256=ref.sha256, offset=0, data=content))
-    failed, fetched = exchange.finished()
+    failed, fetched = exchange.take_results()
     assert isinstance(failed, FetchFailed)
     assert failed.peer == "a"
     assert fetched == Fetched(peer="b", ref=ref)
@@ -216,7 +216,7 @@ def test_after_a_reconnect_what_is_outstanding_is_asked_for_at_once(tmp_path: Pa
     whole = ByteRange(offset=0, length=served.size_bytes)
     exchange.handle_request("b", ChunkRequest(blob=served, ranges=(whole,)))
     exchange.handle_request("b", ChunkRequest(blob=BlobRef.of(b"y"), ranges=(ByteRange(offset=0, length=1),)))
-    exchange.reconnected()
+    exchange.resume()
     (second,) = exchange.tick(0.2)
     assert second.topic == first.topic == "r/a/from/request"
 
@@ -234,7 +234,7 @@ def test_a_cancelled_blob_has_no_result_asks_for_nothing_and_leaves_nothing(tmp_
     exchange.cancel(ref)
     exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=b"x"))
     assert exchange.tick(0.0) == ()
-    assert exchange.finished() == ()
+    assert exchange.take_results() == ()
     assert _files(tmp_path) == []
 
 
@@ -254,7 +254,7 @@ def test_a_transfer_that_failed_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     else:
         exchange.tick(1.0)
         exchange.tick(20.0)
-    (failed,) = exchange.finished()
+    (failed,) = exchange.take_results()
     assert isinstance(failed, FetchFailed)
     assert failed.reason == end
     assert _files(tmp_path) == []
@@ -302,7 +302,7 @@ def test_a_disk_that_cannot_be_written_fails_the_transfer(tmp_path: Path) -> Non
     exchange.fetch("a", ref)
     store.prune(set())  # takes the partial file away, as a broken disk would
     exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=b"x"))
-    (failed,) = exchange.finished()
+    (failed,) = exchange.take_results()
     assert isinstance(failed, FetchFailed)
     assert failed.reason == "storage"
 
@@ -332,7 +332,7 @@ def test_a_blob_that_one_peer_need_not_send_still_comes_from_the_other(tmp_path:
     exchange.handle_chunk("a", Chunk(sha256=ref.sha256, offset=0, data=content))
     assert exchange.active == 1
     exchange.handle_chunk("b", Chunk(sha256=ref.sha256, offset=0, data=content))
-    assert exchange.finished() == (Fetched(peer="b", ref=ref),)
+    assert exchange.take_results() == (Fetched(peer="b", ref=ref),)
     other = BlobRef.of(b"other")
     exchange.fetch("a", other)
     exchange.cancel(other, peer="a")

@@ -111,7 +111,7 @@ def load_trainer(name: str, provider: str = CPU) -> Trainer:
         MissingExtraError: a package that it needs is not installed.
     """
     try:
-        make = TRAINERS.named(name)
+        make = TRAINERS.load(name)
         trainer = make()
     except ModuleNotFoundError as error:
         raise _explain_missing(error) from error

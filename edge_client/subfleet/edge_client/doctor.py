@@ -18,7 +18,7 @@ from subfleet.edge_client.device_options import DeviceOptions
 from subfleet.edge_client.store import read_saved
 from subfleet.protocol.errors import BrokenError, FileError, MissingExtraError, SubfleetError, make_install_command
 from subfleet.protocol.exit_codes import ExitCode
-from subfleet.protocol.memory_plan import planned_for
+from subfleet.protocol.memory_plan import compute_peak_bytes
 from subfleet.protocol.programs import decode_program
 from subfleet.protocol.topics import Topics
 from subfleet.transport.address import BrokerOptions, mqtt_client_id, parse_url
@@ -252,7 +252,7 @@ def _check_fit(options: DoctorOptions, profile: DeviceProfile, budget_bytes: int
         except OSError as error:
             raise FileError(f"the program {digest[:12]} cannot be read ({error.strerror}); check the disk") from error
         manifest = decode_program(content).manifest
-        planned_bytes = planned_for(manifest.planned_peak_bytes, manifest.memory.packings, width)
+        planned_bytes = compute_peak_bytes(manifest.planned_peak_bytes, manifest.memory.packings, width)
         verdict = "fits" if planned_bytes <= budget_bytes else "does not fit"
         verdicts.append(f"{manifest.program_id[:12]} of {_format_megabytes(planned_bytes)} {verdict}")
     cached = f"cached: {', '.join(verdicts)}" if verdicts else "none is cached yet, they come with the first round"

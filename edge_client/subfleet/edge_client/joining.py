@@ -82,7 +82,7 @@ def join(options: JoinOptions) -> None:
     broker = LockingTransport(broker, make_device_lock(topics, client_id))
     log = None if options.replay is None else ReplayedLog(load_log(options.replay))
     with (
-        AgentStore.held(device_options.find_state_folder(client_id), profile.disk_limit_bytes) as store,
+        AgentStore.open(device_options.find_state_folder(client_id), profile.disk_limit_bytes) as store,
         WorkerProcess(_make_workplace(options, profile, store)) as worker,
     ):
         opened = worker.opened
@@ -93,8 +93,8 @@ def join(options: JoinOptions) -> None:
         settings = _make_settings(
             announced, [part for part in (opened.data, opened.held_out) if part is not None], options
         )
-        known = KnownBroker(store.folder / KNOWN_BROKERS, address.where)
-        device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.remembered(known))
+        known = KnownBroker(store.folder / KNOWN_BROKERS, address.host_and_port)
+        device = Device(store=store, worker=worker, meter=meter, sizes=ChunkSizes.from_broker(known))
         session = EdgeSession(settings, transport, topics, device)
         _LOG.info(
             "%s (%s) joins fleet %s with %s, %d samples, %d held out, state in %s",

@@ -205,7 +205,7 @@ class EdgeSession:
             _LOG.info("connected as %s", self._settings.client_id)
             self._connected = True
             self._outbox.resend_all()
-            self._exchange.reconnected(event.message_bytes)
+            self._exchange.resume(event.message_bytes)
             self._handle(LinkUp())
         elif isinstance(event, Disconnected):
             _LOG.warning("the link to the broker is down: %s", event.reason)
@@ -253,7 +253,7 @@ class EdgeSession:
         return TrainingEnded(task_id=outcome.task_id, result=outcome.result, blob=blob)
 
     def _collect_blobs(self) -> None:
-        for result in self._exchange.finished():
+        for result in self._exchange.take_results():
             if isinstance(result, Fetched):
                 self._handle(BlobArrived(sha256=result.ref.sha256))
             else:

@@ -78,7 +78,7 @@ class AgentStore:
 
     @classmethod
     @contextmanager
-    def held(cls, folder: Path, disk_limit_bytes: int | None = None) -> Iterator["AgentStore"]:
+    def open(cls, folder: Path, disk_limit_bytes: int | None = None) -> Iterator["AgentStore"]:
         """Open and lock a folder for this process; the lock ends with the process.
 
         Nothing in the folder is touched before it is held: another agent may be at work there.

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> None:
     while True:
         order = orders.next()
         with _limit_memory(workplace, order):
-            outcome = work.do(order.task, order.memory_limit_bytes, orders.stopped(order))
+            outcome = work.do(order.task, order.memory_limit_bytes, orders.make_stop_check(order))
         tell(_check_report(TaskEnded(outcome=outcome, held_bytes=work.held_bytes), workplace.work_folder))
 
 
@@ -149,8 +149,8 @@ class _Orders:
         """Wait for the next task."""
         return self._orders.get()
 
-    def stopped(self, order: Order) -> Callable[[], bool]:
-        """Whether a task was stopped."""
+    def make_stop_check(self, order: Order) -> Callable[[], bool]:
+        """Make a function that tells whether a task was stopped."""
         return lambda: order.task.task_id in self._stops
 
     def _read(self) -> None:

@@ -136,7 +136,7 @@ def open_context(
         # What a package holds is counted once, in the job that loaded it. Counted anew in each, all that a job adds to
         # the process and gives back after it (its thread's stack) would be added to it again and again.
         grown_bytes = loaded.planned_bytes - before_bytes
-        held_bytes = watch.held_bytes() if package is None else max(package.held_bytes + grown_bytes, 0)
+        held_bytes = watch.measure_held_bytes() if package is None else max(package.held_bytes + grown_bytes, 0)
         host.keep(loaded, held_bytes=held_bytes, limit_bytes=job.memory_limit_bytes)
     finally:
         host.release()

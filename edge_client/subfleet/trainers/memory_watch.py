@@ -32,7 +32,7 @@ def release_free_memory() -> None:
 class GrowthWatch(Protocol):
     """Measures the memory of one training."""
 
-    def held_bytes(self) -> int:
+    def measure_held_bytes(self) -> int:
         """Measure the current growth without the pages of libraries."""
         ...
 
@@ -63,7 +63,7 @@ class MemoryWatch:
         self._base_bytes = self._peak_bytes() - held_bytes
         self._base_own_bytes = (self._measure_own_bytes() or 0) - held_bytes
 
-    def held_bytes(self) -> int:
+    def measure_held_bytes(self) -> int:
         """Measure the current growth without pages of libraries; the largest growth if it cannot be read."""
         own_bytes = self._measure_own_bytes()
         return self.growth_bytes() if own_bytes is None else max(own_bytes - self._base_own_bytes, 0)

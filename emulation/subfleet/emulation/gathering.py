@@ -105,7 +105,7 @@ def gather_run(run: Run) -> GatheredRun:
     parts, evaluation = _partition_data(run, without_data)
     devices = []
     for settings in run.fleet.devices:
-        for device, drawn in zip(settings.each(), _load_devices(run, settings), strict=True):
+        for device, drawn in zip(settings.expand(), _load_devices(run, settings), strict=True):
             data = _read(run, device.data) if device.data else parts[device.id]
             devices.append(_build_device(run, device, drawn, data))
     return GatheredRun(run=run, devices=tuple(devices), evaluation=evaluation)
@@ -176,7 +176,7 @@ def _read_training_data(run: Run, needed_by: str) -> Dataset:
             f"data.name and data.train are empty, but the device {needed_by!r} has no samples of its own; set one of "
             "them, or the device's data"
         )
-    return fit_to_form(DATASETS.named(run.data.name).load().train, _build_form(run), f"{run.data.name}:train")
+    return fit_to_form(DATASETS.load(run.data.name).load().train, _build_form(run), f"{run.data.name}:train")
 
 
 def _read(run: Run, source: str) -> Dataset:

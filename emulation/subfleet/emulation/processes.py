@@ -57,20 +57,20 @@ def run_processes(
         raise ConfigError(
             f"the device {attackers[0]!r} has an attack, but client processes support none; run it with --host batch"
         )
-    observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
+    observer.say(f"Reading the samples and logs of {len(run.fleet.expand_devices())} devices")
     gathered = gather_run(run)
     files = write_files(gathered, folder)
 
     @contextmanager
     def clients(address: BrokerAddress) -> Iterator[Sequence[Callable[[], None]]]:
-        observer.say(f"Broker at {address.where}; starting {len(files.clients)} client processes")
-        commands = tuple(_build_command(device, address, files, folder, run) for device in run.fleet.each())
+        observer.say(f"Broker at {address.host_and_port}; starting {len(files.clients)} client processes")
+        commands = tuple(_build_command(device, address, files, folder, run) for device in run.fleet.expand_devices())
         with ClientProcesses(commands, output_folder=folder / "output") as fleet:
             yield [fleet.check]
             fleet.wait(LEAVE_S)  # clients leave while their models are evaluated
 
     data = replace(run.data, test=str(files.test), test_samples=0)
-    emulated = replace(run, data=data, outliers=run.outliers.emulated(attacked=False))
+    emulated = replace(run, data=data, outliers=run.outliers.for_emulation(attacked=False))
     served = partial(serve_run, exports=exports, clients=clients, broker=broker, samples=gathered.evaluation)
     tiers = {device.client_id: device.tier for device in gathered.devices}
     with served(emulated, folder, observer, stop) as (server, result):

@@ -71,7 +71,7 @@ class DatasetContract:
 
     def _task(self) -> NamedDataset:
         registry: Registry[NamedDataset] = DATASETS
-        return self.dataset if isinstance(self.dataset, NamedDataset) else registry.named(self.dataset)
+        return self.dataset if isinstance(self.dataset, NamedDataset) else registry.load(self.dataset)
 
 
 def _as_bytes(part: Dataset) -> tuple[bytes, bytes, tuple[int, ...]]:

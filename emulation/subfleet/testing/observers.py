@@ -71,7 +71,7 @@ class ObserverContract:
 
     def _factory(self) -> ObserverFactory:
         observer = self.observer
-        return OBSERVERS.named(observer) if isinstance(observer, str) else observer
+        return OBSERVERS.load(observer) if isinstance(observer, str) else observer
 
     def _run(self) -> Run:
         return read_run("quickstart")

@@ -195,7 +195,7 @@ class BlobFetch:
         near = range(max(0, begin + LEAST_CHUNK_BYTES - CHUNK_BYTES), end, LEAST_CHUNK_BYTES)
         touched = [at for at in near if at in self._lacking and at + self._lacking[at] > begin]
         for at in touched:
-            self._strike(at, begin, end)
+            self._mark_received(at, begin, end)
         if not touched:
             return False
         self._barren = 0
@@ -230,7 +230,7 @@ class BlobFetch:
     def _window(self) -> int:
         return min(self._full_window * CHUNK_BYTES // self.chunk_bytes, _MOST_WINDOW_CHUNKS)
 
-    def _strike(self, at: int, begin: int, end: int) -> None:
+    def _mark_received(self, at: int, begin: int, end: int) -> None:
         """Note the received bytes from `begin` to `end`; the rest of a requested range stays outstanding."""
         length, asked_s = self._lacking.pop(at), self._asked_at.pop(at, None)
         first_asked_s = self._first_asked_s.pop(at, None)

@@ -274,7 +274,7 @@ def _apply_rule(rule: Rule, values: Sequence[Any]) -> list[Problem]:
 
 def _prefix(key: str | int, verdict: _Verdict) -> list[Problem]:
     problems = [Problem(text=verdict)] if isinstance(verdict, str) else verdict
-    return [problem.under(key) for problem in problems]
+    return [problem.prefix(key) for problem in problems]
 
 
 def _make_test(kind: Any) -> _Test | None:

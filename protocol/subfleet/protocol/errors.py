@@ -84,7 +84,7 @@ class Problem:
     keys: tuple[str | int, ...] = ()
     is_sentence: bool = False
 
-    def under(self, key: str | int) -> "Problem":
+    def prefix(self, key: str | int) -> "Problem":
         """Prefix the path with a key of the containing record or list."""
         return replace(self, keys=(key, *self.keys))
 

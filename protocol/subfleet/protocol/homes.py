@@ -63,7 +63,7 @@ def _find_folder(variable: str, usual: str) -> Path:
         return Path(named)
     folder = find_home() / usual
     # A read-only home, as system users have, may still have a writable cache.
-    return folder if _can_be_made(folder) else _make_substitute() / usual
+    return folder if _can_create(folder) else _make_substitute() / usual
 
 
 def _find_home() -> Path | None:
@@ -72,11 +72,11 @@ def _find_home() -> Path | None:
     except RuntimeError:  # no $HOME, and a number without a name
         return None
     # In containers the home of a numeric user is the root folder, and that of system users may not exist.
-    usable = _can_be_made(home) or (home.is_dir() and home != Path(home.anchor))
+    usable = _can_create(home) or (home.is_dir() and home != Path(home.anchor))
     return home if usable else None
 
 
-def _can_be_made(folder: Path) -> bool:
+def _can_create(folder: Path) -> bool:
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 

@@ -26,7 +26,7 @@ class Packing:
     more_bytes: int
 
 
-def planned_for(peak_bytes: int, packings: Sequence[Packing], width: PackingWidth | None) -> int:
+def compute_peak_bytes(peak_bytes: int, packings: Sequence[Packing], width: PackingWidth | None) -> int:
     """Compute the planned peak on a device.
 
     Args:

@@ -83,7 +83,7 @@ class Registry(Mapping[str, T]):
         outcomes = [(name, self._load(name)) for name in self.names]
         return MappingProxyType({name: str(error) for name, error in outcomes if isinstance(error, ConfigError)})
 
-    def named(self, name: str) -> T:
+    def load(self, name: str) -> T:
         """Load the object of a name from a configuration.
 
         Raises:

@@ -188,7 +188,7 @@ def _read_each(items: Iterable[tuple[str | int, _Read, Any]], problems: list[Pro
         try:
             values[key] = read(item)
         except InvalidError as error:
-            problems += [problem.under(key) for problem in error.problems]
+            problems += [problem.prefix(key) for problem in error.problems]
             if len(problems) >= MOST_PROBLEMS:
                 break
     return values
@@ -270,7 +270,7 @@ def _read_closed(kinds: Mapping[str, type], plain: Any) -> Any:
 def _read_open(registry: Registry[Any], plain: Any) -> Any:
     name = _read_tag(registry.tag, registry.names, plain)
     try:
-        kind = registry.named(name)
+        kind = registry.load(name)
     except ConfigError as error:
         raise InvalidError.of(error) from error
     return _read_record(kind, plain)

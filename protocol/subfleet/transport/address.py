@@ -66,7 +66,7 @@ class BrokerAddress:
     tls: TlsFiles | None = None
 
     @property
-    def where(self) -> str:
+    def host_and_port(self) -> str:
         """Host and port, for sentences."""
         return f"{self.host}:{self.port}"
 

@@ -83,13 +83,13 @@ def query_terms(address: BrokerAddress, client_id: str, *, timeout_s: float = 2.
     answers: list[BrokerTerms] = []
     over = False
 
-    def greeted(_: Client, __: Any, ___: ConnectFlags, reason: ReasonCode, properties: Properties | None) -> None:
+    def on_connect(_: Client, __: Any, ___: ConnectFlags, reason: ReasonCode, properties: Properties | None) -> None:
         nonlocal over
         over = True
         if not reason.is_failure and properties is not None:
             answers.append(_read_terms(properties))
 
-    client.on_connect = greeted
+    client.on_connect = on_connect
     try:
         client.connect(address.host, address.port)
         _serve(client, lambda: over, timeout_s)
@@ -128,19 +128,19 @@ def die_in_sight(
     shown: list[bool] = []
     subscribed = False
 
-    def connected(_: Client, __: Any, ___: ConnectFlags, reason: ReasonCode, ____: Properties | None) -> None:
+    def on_connect(_: Client, __: Any, ___: ConnectFlags, reason: ReasonCode, ____: Properties | None) -> None:
         if not reason.is_failure:
             client.subscribe(topic, terms.qos)
 
-    def answered(*_: object) -> None:
+    def on_subscribe(*_: object) -> None:
         nonlocal subscribed
         subscribed = True
 
-    def showed(_: Client, __: Any, message: MQTTMessage) -> None:
+    def on_message(_: Client, __: Any, message: MQTTMessage) -> None:
         if message.payload:
             shown.append(message.retain)
 
-    client.on_connect, client.on_subscribe, client.on_message = connected, answered, showed
+    client.on_connect, client.on_subscribe, client.on_message = on_connect, on_subscribe, on_message
     try:
         client.connect(address.host, address.port, keepalive=terms.keepalive_s or 30)
         _serve(client, lambda: subscribed if not terms.retains else any(shown), timeout_s)

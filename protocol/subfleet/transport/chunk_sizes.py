@@ -25,19 +25,19 @@ class KnownBroker:
 
     Args:
         path: of the file.
-        where: host and port of the broker.
+        broker: host and port.
         unix_time: seconds since 1970.
     """
 
-    def __init__(self, path: Path, where: str, unix_time: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, broker: str, unix_time: Callable[[], float] = time.time) -> None:
         self._path = path
-        self._where = where
+        self._broker = broker
         self._unix_time = unix_time
 
     @property
     def chunk_bytes(self) -> int:
         """The largest chunk that passed; CHUNK_BYTES if unknown or older than a week."""
-        known = self._read().get(self._where)
+        known = self._read().get(self._broker)
         size, since_s = (known.get("chunk_bytes"), known.get("since_s")) if isinstance(known, dict) else (None, None)
         if not isinstance(size, int) or size not in _SIZES or not isinstance(since_s, (int, float)):
             return CHUNK_BYTES
@@ -46,8 +46,8 @@ class KnownBroker:
     def remember(self, chunk_bytes: int) -> None:
         """Remember the size of the chunks that pass."""
         known = dict(list(self._read().items())[-_MAX_BROKERS + 1 :])
-        known.pop(self._where, None)
-        known[self._where] = {"chunk_bytes": chunk_bytes, "since_s": round(self._unix_time())}
+        known.pop(self._broker, None)
+        known[self._broker] = {"chunk_bytes": chunk_bytes, "since_s": round(self._unix_time())}
         try:
             write_atomically(self._path, [json.dumps(known).encode()])
         except OSError as error:
@@ -85,7 +85,7 @@ class ChunkSizes:
         self._say = say
 
     @classmethod
-    def remembered(cls, broker: KnownBroker) -> "ChunkSizes":
+    def from_broker(cls, broker: KnownBroker) -> "ChunkSizes":
         """Start with the remembered size of a broker, and remember changes."""
         return cls(broker.chunk_bytes, remember=broker.remember)
 

@@ -108,7 +108,7 @@ class BlobExchange:
         return len(self._transfers)
 
     def fetch(self, peer: str, ref: BlobRef) -> None:
-        """Fetch a blob from a peer; `finished` returns the result, at once if the blob is already here.
+        """Fetch a blob from a peer; `take_results` returns the result, at once if the blob is already here.
 
         Two peers that offer the same blob are asked one after the other, and each has its own result.
         """
@@ -124,7 +124,7 @@ class BlobExchange:
             partial = self._store.partial(ref)
             fetch = BlobFetch(
                 ref,
-                have=partial.have,
+                have=partial.received_offsets,
                 chunk_bytes=self._sizes.chunk_bytes,
                 max_bytes=ref.size_bytes,
                 retry_s=self._retry_s,
@@ -199,7 +199,7 @@ class BlobExchange:
         if transfer is not None and peer in transfer.peers:
             self._give_up_peer(transfer, peer, "missing", f"{peer} does not have the blob any more")
 
-    def reconnected(self, message_bytes: int | None = None) -> None:
+    def resume(self, message_bytes: int | None = None) -> None:
         """Note that the link is back: outstanding chunks are requested again with the next `tick`.
 
         Args:
@@ -226,7 +226,7 @@ class BlobExchange:
         self._waiting = +self._waiting
         return tuple(outgoing)
 
-    def finished(self) -> tuple[Fetched | FetchFailed, ...]:
+    def take_results(self) -> tuple[Fetched | FetchFailed, ...]:
         """Return the results since the last call, each once."""
         results = tuple(self._results)
         self._results.clear()

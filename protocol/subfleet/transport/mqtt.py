@@ -100,7 +100,7 @@ class MqttTransport:
         if self._attempt() or (self._hung_up and self._learn() and self._attempt()):
             return
         if self._refusal:
-            raise TransportError(f"the broker at {self._address.where} {self._refusal}")
+            raise TransportError(f"the broker at {self._address.host_and_port} {self._refusal}")
         raise explain_silence(self._address, self._open_timeout_s, hung_up=self._hung_up)
 
     def _attempt(self) -> bool:
@@ -135,8 +135,8 @@ class MqttTransport:
         if terms.message_bytes is not None and size_bytes > terms.message_bytes:
             self._too_large.note(
                 topic,
-                f"dropped a message of {size_bytes} bytes: the broker at {self._address.where} takes no more than "
-                f"{terms.message_bytes}; raise its limit, best to 64 KiB or more",
+                f"dropped a message of {size_bytes} bytes: the broker at {self._address.host_and_port} takes no more "
+                f"than {terms.message_bytes}; raise its limit, best to 64 KiB or more",
             )
             return
         if (
@@ -201,7 +201,7 @@ class MqttTransport:
             return False
         self._terms = terms
         for sentence in describe_shortcomings(terms):
-            self._complain(f"the broker at {self._address.where} {sentence}")
+            self._complain(f"the broker at {self._address.host_and_port} {sentence}")
         return True
 
     # What follows runs in paho's thread.
@@ -219,7 +219,7 @@ class MqttTransport:
         elif self._subscriptions:
             client.subscribe([(topic, self._qos) for topic in self._subscriptions])
         else:
-            self._link_is_up()
+            self._handle_link_up()
 
     def _on_subscribe(self, _: Client, __: Any, ___: int, reasons: list[ReasonCode], ____: Properties | None) -> None:
         refused = [topic for topic, reason in zip(self._subscriptions, reasons, strict=False) if reason.is_failure]
@@ -228,7 +228,7 @@ class MqttTransport:
         else:
             # A broker that grants no more takes no more, and may hang up where it is sent some.
             self._qos = min([self._qos, *(reason.value for reason in reasons)])
-            self._link_is_up()
+            self._handle_link_up()
 
     def _on_connect_fail(self, _: Client, __: Any) -> None:
         error = sys.exc_info()[1]
@@ -263,7 +263,7 @@ class MqttTransport:
             self._set_will(self._client)
         else:
             self._complain(
-                f"the broker at {self._address.where} hangs up again and again, soon after it let us in; "
+                f"the broker at {self._address.host_and_port} hangs up again and again, soon after it let us in; "
                 "`subfleet-edge doctor` with its address finds out what it does not take"
             )
 
@@ -290,7 +290,7 @@ class MqttTransport:
     def _refuse(self, refusal: str) -> None:
         self._refusal = refusal
         if self._answered:
-            self._complain(f"the broker at {self._address.where} {refusal}")
+            self._complain(f"the broker at {self._address.host_and_port} {refusal}")
         self._settled.set()
 
     def _complain(self, sentence: str) -> None:
@@ -299,7 +299,7 @@ class MqttTransport:
             _LOG.warning("%s", sentence)
         self._complaint = sentence
 
-    def _link_is_up(self) -> None:
+    def _handle_link_up(self) -> None:
         self._refusal = self._complaint = ""
         self._up = self._answered = True
         self._up_since_s = time.monotonic()

@@ -44,7 +44,7 @@ class PartialBlob:
             raise self._make_error(error) from error
 
     @property
-    def have(self) -> frozenset[int]:
+    def received_offsets(self) -> frozenset[int]:
         """Offsets of the received pieces of LEAST_CHUNK_BYTES."""
         return frozenset(index * LEAST_CHUNK_BYTES for index, mark in enumerate(self._marks) if mark == _WRITTEN[0])
 

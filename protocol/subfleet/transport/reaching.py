@@ -31,26 +31,28 @@ def explain_unreachable(address: BrokerAddress, error: OSError | UnicodeError) -
     """Explain a failed attempt to connect. An `UnreachableError` may be temporary, any other error is permanent."""
     if isinstance(error, ssl.SSLCertVerificationError):
         what = _DISTRUST.get(error.verify_code, f"cannot be trusted ({error.verify_message}); have it made anew")
-        return TransportError(f"the certificate of the broker at {address.where} {what.format(host=address.host)}")
+        return TransportError(
+            f"the certificate of the broker at {address.host_and_port} {what.format(host=address.host)}"
+        )
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         return _explain_handshake(address, error)
     return UnreachableError(_describe_failure(address, error))
 
 
 def _describe_failure(address: BrokerAddress, error: OSError | UnicodeError) -> str:
-    where = address.where
+    broker = address.host_and_port
     if isinstance(error, (socket.gaierror, UnicodeError)):
         return f"the host name {address.host!r} is unknown; check the broker's address"
     if isinstance(error, ConnectionRefusedError):
-        return f"no broker listens at {where}; start it, or check the address"
+        return f"no broker listens at {broker}; start it, or check the address"
     if isinstance(error, TimeoutError):
-        return f"the broker at {where} does not answer; check the address and the network"
+        return f"the broker at {broker} does not answer; check the address and the network"
     if address.tls is not None and isinstance(error, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
         return (
-            f"the broker at {where} ends the connection where TLS begins; if it speaks no TLS there, write mqtt:// or "
+            f"the broker at {broker} ends the connection where TLS begins; if it speaks no TLS there, write mqtt:// or "
             "name the port where it does"
         )
-    return f"the broker at {where} cannot be reached ({error.strerror or error}); check the network"
+    return f"the broker at {broker} cannot be reached ({error.strerror or error}); check the network"
 
 
 def shake_hands(address: BrokerAddress, timeout_s: float) -> None:
@@ -85,11 +87,11 @@ def explain_silence(address: BrokerAddress, timeout_s: float, *, hung_up: bool =
             "ends the connection without an MQTT answer; check the address, and whether the broker has room for "
             "another connection and takes wills and retained messages"
         )
-    return problem or UnreachableError(f"the broker at {address.where} {silence}")
+    return problem or UnreachableError(f"the broker at {address.host_and_port} {silence}")
 
 
 def _probe_tls(plain: socket.socket, address: BrokerAddress) -> TransportError | None:
-    spoken = TransportError(f"the broker at {address.where} speaks TLS; write mqtts:// in its address")
+    spoken = TransportError(f"the broker at {address.host_and_port} speaks TLS; write mqtts:// in its address")
     try:
         ssl.create_default_context().wrap_socket(plain, server_hostname=address.host).close()
     except ssl.SSLCertVerificationError:
@@ -114,21 +116,21 @@ def _probe_certificate(plain: socket.socket, address: BrokerAddress, files: TlsF
 
 
 def _explain_handshake(address: BrokerAddress, error: ssl.SSLError) -> TransportError:
-    where, reason = address.where, error.reason or ""
+    broker, reason = address.host_and_port, error.reason or ""
     shown = address.tls is not None and address.tls.certificate is not None
     if "CERTIFICATE_REQUIRED" in reason or (reason.endswith("ALERT_HANDSHAKE_FAILURE") and not shown):
-        return TransportError(f"the broker at {where} requires a client certificate; give it with --cert and --key")
+        return TransportError(f"the broker at {broker} requires a client certificate; give it with --cert and --key")
     if shown and any(name in reason for name in _REFUSED_CERTIFICATE):
         return TransportError(
-            f"the broker at {where} does not accept our certificate ({_simplify(reason)}); have it signed by an "
+            f"the broker at {broker} does not accept our certificate ({_simplify(reason)}); have it signed by an "
             "authority that the broker trusts, and correct --cert"
         )
     if reason == "WRONG_VERSION_NUMBER":
         return TransportError(
-            f"the broker at {where} speaks no TLS; write mqtt:// in its address, or name the port where it does"
+            f"the broker at {broker} speaks no TLS; write mqtt:// in its address, or name the port where it does"
         )
     what = _simplify(reason) or str(error)
-    return TransportError(f"TLS with the broker at {where} fails ({what}); it must speak TLS 1.2 or newer")
+    return TransportError(f"TLS with the broker at {broker} fails ({what}); it must speak TLS 1.2 or newer")
 
 
 def _simplify(reason: str) -> str:

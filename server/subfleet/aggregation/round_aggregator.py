@@ -126,7 +126,7 @@ class Examiner:
             evaluation = evaluate(
                 view.network,
                 view.client.architecture,
-                self._views.for_use(view),
+                self._views.prepare_tensors(view),
                 self._inputs[samples],
                 self._labels[samples],
                 objective=self._views.context.config.training.objective.name,

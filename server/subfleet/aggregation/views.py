@@ -106,7 +106,7 @@ class Views:
         state = model.of(client.architecture.network)
         return View.of(self.context.roles, self.context.declared(state.lineage).network, state, client)
 
-    def for_use(self, view: View) -> dict[str, Tensor]:
+    def prepare_tensors(self, view: View) -> dict[str, Tensor]:
         """The tensors of a view with running statistics as evaluation and deployment need them."""
         network = view.network
         # The statistics of a supernet are means over all paths, so they are those of no path.

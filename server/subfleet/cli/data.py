@@ -73,7 +73,7 @@ def show(
     from subfleet.settings.samples import PartitionSettings
     from subfleet.tasks.named_dataset import DATASETS
 
-    task = DATASETS.named(name)
+    task = DATASETS.load(name)
     settings = None
     if partition:
         settings = validate(PartitionSettings, {"name": partition, "alpha": alpha}, "the partition")

@@ -29,7 +29,7 @@ def describe_method(name: str) -> Row:
     Raises:
         ConfigError: there is no such method, or it cannot be loaded.
     """
-    kind = METHODS.named(name)
+    kind = METHODS.load(name)
     return _build_row(kind.INFO, join_departures(list_departures(kind(), Setting())), _describe_parameters(kind()))
 
 

@@ -81,7 +81,9 @@ def export_submodels(config: Run, cache: CacheFolder) -> Iterator[Verdict]:
 
 def _list_networks(context: RunContext) -> Sequence[Declared]:
     """The networks that the run begins with: the unions of the networks of its devices, or its model."""
-    brought = {device.id: device.network for device in context.config.fleet.each() if device.network is not None}
+    brought = {
+        device.id: device.network for device in context.config.fleet.expand_devices() if device.network is not None
+    }
     if not brought or not context.roles.assigner.declarations or context.roles.networks.begin is None:
         return (context.first,)
     names = tuple(brought)

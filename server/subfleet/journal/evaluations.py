@@ -94,8 +94,8 @@ class EvaluationRecord:
     headline: str = "accuracy"
     together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
-    def unmeasured(self) -> "EvaluationRecord":
-        """The same without seconds; see `RunResult.unmeasured`."""
+    def without_measurements(self) -> "EvaluationRecord":
+        """The same without seconds; see `RunResult.without_measurements`."""
         return replace(self, seconds=None, clients=tuple(replace(row, seconds=None) for row in self.clients))
 
     @property

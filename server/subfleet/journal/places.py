@@ -36,7 +36,7 @@ class Places:
                 folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the folder for this process; the lock ends with the process, however it ends.
 
         Raises:

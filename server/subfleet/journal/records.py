@@ -206,8 +206,8 @@ class RoundRecord:
         """The value of the headline; None if unknown."""
         return self.all_metrics.get(self.headline)
 
-    def unmeasured(self) -> "RoundRecord":
-        """The record without measurements of devices; see `RunResult.unmeasured`."""
+    def without_measurements(self) -> "RoundRecord":
+        """The record without measurements of devices; see `RunResult.without_measurements`."""
         rows = tuple(replace(row, seconds=None, took_s=None, measured_peak_bytes=None) for row in self.clients)
         return replace(self, seconds=None, clients=rows)
 
@@ -302,12 +302,12 @@ class RunResult:
     ended_early: str = ""
     programs_from: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
-    def unmeasured(self) -> "RunResult":
+    def without_measurements(self) -> "RunResult":
         """The result without seconds and peaks of memory, which mean nothing if devices share a process or a clock."""
         return replace(
             self,
-            rounds=tuple(record.unmeasured() for record in self.rounds),
-            evaluations=tuple(record.unmeasured() for record in self.evaluations),
+            rounds=tuple(record.without_measurements() for record in self.rounds),
+            evaluations=tuple(record.without_measurements() for record in self.evaluations),
             generations=tuple(replace(record, seconds=None) for record in self.generations),
         )
 

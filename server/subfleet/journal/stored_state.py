@@ -46,7 +46,7 @@ def list_changes(before: RunState, after: RunState) -> Iterator[Change]:
         if new is old:
             continue
         if isinstance(new, PersistentMap):
-            keys: Iterable[str] = dict.fromkeys((*new.changed(old), *old.changed(new)))
+            keys: Iterable[str] = dict.fromkeys((*new.find_changed(old), *old.find_changed(new)))
         elif isinstance(new, Mapping):
             keys = [key for key in {**old, **new} if key not in old or key not in new or old[key] is not new[key]]
         else:

@@ -130,9 +130,9 @@ class DeviceLink:
                 return
             yield from self._receive(event)
 
-    def pulled(self) -> Iterator[Update]:
+    def pull_updates(self) -> Iterator[Update]:
         """The updates with blobs that have arrived since the last call; a client offers one that failed again."""
-        for result in self._exchange.finished():
+        for result in self._exchange.take_results():
             offers = [
                 offer for offer in self._uploads.values() if offer.client_id == result.peer and offer.blob == result.ref
             ]
@@ -182,7 +182,7 @@ class DeviceLink:
 
     def _receive(self, event: Connected | Disconnected | Delivery) -> Iterator[FromDevice]:
         if isinstance(event, Connected):
-            self._exchange.reconnected(event.message_bytes)
+            self._exchange.resume(event.message_bytes)
             self._outbox.resend_all()
             self._announced = ""  # earlier announcements may be lost
         elif isinstance(event, Disconnected):

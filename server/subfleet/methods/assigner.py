@@ -132,13 +132,13 @@ class AssignmentContext:
 
     def _find_refusals(self, candidate: Candidate) -> Iterator[Obstacle]:
         if self.below is not None and not candidate.order < self.below.order:
-            why = f"is no smaller than {self.below.architecture.name!r}, which {self.too_much}"
+            why = f"is no smaller than {self.below.architecture.name!r}, which {self.below_reason}"
             yield Obstacle(limit=self.below_limit, why=why)
         if (refused := self.refused.get(candidate.architecture.architecture_id)) is not None:
             yield Obstacle(limit=refused.limit, why=f"was refused by the device: {refused.why}")
 
     @property
-    def too_much(self) -> str:
+    def below_reason(self) -> str:
         """What is wrong with the size that only smaller ones may replace, as a predicate."""
         words: Mapping[Limit, str] = {
             "memory": f"needs more memory than the budget of {self.budget.memory_bytes}, as its program says",
@@ -150,7 +150,7 @@ class AssignmentContext:
         }
         return words[self.below_limit]
 
-    def exceeded(self, candidate: Candidate) -> frozenset[Limit]:
+    def find_exceeded(self, candidate: Candidate) -> frozenset[Limit]:
         """Every limit that keeps a candidate from the client, as far as is known; none if it may be assigned."""
         limits = frozenset(obstacle.limit for obstacle in self.find_obstacles(candidate))
         written = self.written.get(candidate.architecture.architecture_id)

@@ -45,7 +45,7 @@ _PUBLISHED = DistillationSettings()
 
 def _find_distillation(method: DynamicSelection, setting: Setting) -> DistillationSettings | None:
     """The settings of the run's distillation; None if nothing is distilled."""
-    techniques = setting.techniques.over(Techniques(distillation=method.distillation))
+    techniques = setting.techniques.complete_from(Techniques(distillation=method.distillation))
     return techniques.distillation if techniques.teaches else None
 
 
@@ -115,10 +115,10 @@ class DynamicSelection:
         space = search_space(network, self.rates)
         settings = PaperSettings(epsilon=self.epsilon, t_max=self.t_max, pool_limit=_POOL)
         if self.search == "paper":
-            return PaperSearch.over(space, estimate, target, settings)
+            return PaperSearch.begin(space, estimate, target, settings)
         uniform = uniform_space(network, self.rates or _EVERY_RATE)
         pareto = ParetoSettings(paper=settings, built_limit=_POOL)
-        return ParetoSearch.over(space, estimate, target, uniform=uniform, settings=pareto)
+        return ParetoSearch.begin(space, estimate, target, uniform=uniform, settings=pareto)
 
     def _explore(self, context: AssignmentContext) -> tuple[FoundSize, ...]:
         return _require_search(context).explore(self._query(context), context.draw.stream("search"))

@@ -174,7 +174,7 @@ class Oort:
         ordered = sorted(utilities.values())
         least, quantile = ordered[0], ordered[min(int(self.clip * len(ordered)), len(ordered) - 1)]
         most = min(quantile, bound_claims(ordered))
-        preferred_s = self.preferred_s(known, memory)
+        preferred_s = self.compute_preferred_s(known, memory)
         scores = {}
         for client in known:
             # If all have the same utility, all have the best.
@@ -187,7 +187,7 @@ class Oort:
             scores[client.client_id] = score
         return scores
 
-    def preferred_s(self, known: Sequence[AvailableClient], memory: OortMemory) -> float:
+    def compute_preferred_s(self, known: Sequence[AvailableClient], memory: OortMemory) -> float:
         """T: the percentile of the known clients' durations; no limit at 100."""
         if memory.percentile >= 100:
             return math.inf

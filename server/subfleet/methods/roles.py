@@ -185,7 +185,9 @@ class Roles:
             training = replace(training, fit_codec=keep_codec)
         if techniques.norms == "bank":
             aggregator = replace(aggregator, sharing_groups=_add_norm_bank(aggregator))
-        return replace(self, training=training, aggregator=aggregator, techniques=techniques.over(self.techniques))
+        return replace(
+            self, training=training, aggregator=aggregator, techniques=techniques.complete_from(self.techniques)
+        )
 
 
 def _add_norm_bank(

@@ -105,5 +105,5 @@ def _assign_only(context: AssignmentContext, size: Architecture, words: str) -> 
     if not why:
         return Assignment(candidate=candidate)
     if context.below is not None:
-        why = context.too_much
+        why = context.below_reason
     return Assignment(candidate=None, reason=f"{words}, {size.name!r}, {why}", only=candidate)

@@ -46,7 +46,7 @@ class Techniques:
         """Whether the full model teaches its submodels."""
         return self.distillation is not None and self.distillation.iterations > 0
 
-    def over(self, own: "Techniques") -> "Techniques":
+    def complete_from(self, own: "Techniques") -> "Techniques":
         """A run's choice, completed by its method's."""
         chosen = {choice.name: value for choice in fields(self) if (value := getattr(self, choice.name)) is not None}
         return replace(own, **chosen)

@@ -97,7 +97,7 @@ def observe_run(run: Run, folder: Path, first: RunObserver) -> Iterator[RunObser
         MissingExtraError: an observer needs a package that is not installed.
     """
     with ExitStack() as stack:
-        others = [stack.enter_context(_enter(name, OBSERVERS.named(name)(run, folder))) for name in run.observers]
+        others = [stack.enter_context(_enter(name, OBSERVERS.load(name)(run, folder))) for name in run.observers]
         yield GuardedObserver(first, *others)
 
 

@@ -284,7 +284,7 @@ class Supply:
 
     def _cut(self, view: View, *, for_use: bool) -> "Future[bytes]":
         def cut() -> bytes:
-            seen = self._views.for_use(view) if for_use else view.tensors
+            seen = self._views.prepare_tensors(view) if for_use else view.tensors
             return encode_submodel(view.network, view.client.architecture, seen)
 
         return self._threads.submit(_LANE, cut)

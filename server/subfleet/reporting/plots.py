@@ -41,7 +41,7 @@ def plot_budgets(rounds: Sequence[RoundRecord]) -> str:
     """Size of each device's submodel against its memory budget, one mark per device and round."""
 
     def draw(axes: Axes) -> None:
-        for style, rows in _by_client(rounds):
+        for style, rows in _group_by_client(rounds):
             budgets, sizes = [row.budget_bytes / MEGABYTE for row in rows], [row.parameters / 1000 for row in rows]
             axes.scatter(budgets, sizes, alpha=0.8, **style)
         axes.set(xlabel="memory budget (MB)", ylabel="parameters of the submodel (thousands)", xscale="log")
@@ -60,7 +60,7 @@ def plot_memory(rounds: Sequence[RoundRecord]) -> str:
 
     def draw(axes: Axes) -> None:
         end = 0.0
-        for style, rows in _by_client(rounds):
+        for style, rows in _group_by_client(rounds):
             peaks = [(row.planned_peak_bytes, row.measured_peak_bytes) for row in rows]
             planned = [peak / MEGABYTE for peak, own in peaks if own is not None]
             measured = [own / MEGABYTE for _, own in peaks if own is not None]
@@ -77,7 +77,7 @@ def plot_bytes(rounds: Sequence[RoundRecord]) -> str:
     """Bytes per round and device: down as bars upwards, up as bars downwards."""
 
     def draw(axes: Axes) -> None:
-        clients = _by_client(rounds)
+        clients = _group_by_client(rounds)
         width = 0.8 / max(len(clients), 1)
         for index, (style, rows) in enumerate(clients):
             numbers = [record.round for record in rounds for row in record.clients if row in rows]
@@ -134,7 +134,7 @@ def _choose_style(index: int, label: str) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "label": label}
 
 
-def _by_client(rounds: Sequence[RoundRecord]) -> list[tuple[dict[str, Any], list[ClientRow]]]:
+def _group_by_client(rounds: Sequence[RoundRecord]) -> list[tuple[dict[str, Any], list[ClientRow]]]:
     """The style and the aggregated rows of each client, in the order of the rounds."""
     clients = sorted({row.client_id for record in rounds for row in record.clients})
     aggregated = [row for record in rounds for row in record.aggregated]

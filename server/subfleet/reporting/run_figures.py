@@ -40,7 +40,7 @@ class Gallery:
         key = (id(data), view.key)
         if key not in self._known:
             inputs, labels = torch.from_numpy(data.inputs.copy()), torch.from_numpy(data.labels.copy())
-            weights, objective = self._views.for_use(view), self.context.config.training.objective.name
+            weights, objective = self._views.prepare_tensors(view), self.context.config.training.objective.name
             evaluation = evaluate(view.network, client.architecture, weights, inputs, labels, objective=objective)
             self._known[key] = evaluation.metrics
         return self._known[key]

@@ -97,7 +97,7 @@ def build_question(context: RunContext, state: RunState, client: ClientState) ->
     written = {
         entry.program.size.architecture_id: WrittenSize(
             size=entry.program.size,
-            facts=entry.facts.planned_for(client.offer.packing_width),
+            facts=entry.facts.plan_for(client.offer.packing_width),
             estimate=state.live.written_estimates.get(key),
         )
         for key, entry in state.written.items()
@@ -160,7 +160,7 @@ def _explain_none(state: RunState, client: ClientState, question: AssignmentCont
     if problems and all(problems):
         return problems[0]
     if question.below is not None:
-        return f"no submodel below {question.below.architecture.name!r} fits: its program {question.too_much}"
+        return f"no submodel below {question.below.architecture.name!r} fits: its program {question.below_reason}"
     why = question.why_not(question.candidates[0]) or "is not what the method gives"
     return f"no submodel fits: the smallest {why}"
 
@@ -184,9 +184,9 @@ def find_deciding_limit(question: AssignmentContext, given: Candidate | None, on
         Names of limits joined by "+", "method", or an empty text if the largest size was given.
     """
     if given is None and only is not None:
-        return "+".join(limit for limit in LIMITS if limit in question.exceeded(only))
+        return "+".join(limit for limit in LIMITS if limit in question.find_exceeded(only))
     sizes = (candidate for candidate in question.candidates if given is None or candidate.order > given.order)
-    larger = [question.exceeded(candidate) for candidate in sizes]
+    larger = [question.find_exceeded(candidate) for candidate in sizes]
     if not all(larger):
         return BY_METHOD
     alone = frozenset[str]().union(*(limits for limits in larger if len(limits) == 1))

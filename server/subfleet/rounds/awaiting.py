@@ -288,7 +288,7 @@ def _replace_punctuality(state: RunState, known: Mapping[str, Punctuality], duty
         for name, answered in known.items()
         if (member := state.live.members.get(name)) is not None
     }
-    live = replace(state.live, members=state.live.members.updated(members))
+    live = replace(state.live, members=state.live.members.with_items(members))
     return replace(state, live=live) if members else state
 
 

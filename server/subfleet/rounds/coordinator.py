@@ -152,13 +152,13 @@ def _receive_profile(context: RunContext, state: RunState, profile: Profile, now
         return state, answer
     state = _with_member(forget_refusals(state, profile.client_id), profile.client_id, replace(member, noted_s=now_s))
     swept = replace(state.live, swept=Sweep())  # there may be too many members now
-    return replace(state, profiles=state.profiles.updated({profile.client_id: profile}), live=swept), answer
+    return replace(state, profiles=state.profiles.with_items({profile.client_id: profile}), live=swept), answer
 
 
 def _with_member(state: RunState, client_id: str, member: FleetMember) -> RunState:
     live = state.live
     swept = live.swept if client_id in live.members else Sweep()  # there may be too many of them now
-    return replace(state, live=replace(live, members=live.members.updated({client_id: member}), swept=swept))
+    return replace(state, live=replace(live, members=live.members.with_items({client_id: member}), swept=swept))
 
 
 def _receive_telemetry(context: RunContext, state: RunState, telemetry: Telemetry, now_s: float) -> signals.Outcome:

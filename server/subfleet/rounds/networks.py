@@ -139,7 +139,7 @@ def _is_ready(context: RunContext, state: RunState, client: ClientState, size: A
     if written is None or not is_available(context, state, written):
         return False
     budget = client.offer.budget
-    planned_bytes = written.facts.planned_for(client.offer.packing_width).planned_peak_bytes
+    planned_bytes = written.facts.plan_for(client.offer.packing_width).planned_peak_bytes
     fits_plan = planned_bytes is not None and planned_bytes <= budget.memory_bytes
     return fits_plan and fits(estimate_size(context, state.lineages, size), client.offer.runtime, budget)
 

@@ -36,7 +36,7 @@ def plan_bytes(
         peak_bytes: of a subspace, the peak that counts: `ChainMemory.least_peak_bytes` if it chooses the path itself.
     """
     if facts.chain is None or client.architecture is None:
-        return facts.planned_for(client.offer.packing_width).planned_peak_bytes
+        return facts.plan_for(client.offer.packing_width).planned_peak_bytes
     try:
         links = facts.chain.restrict(dict(client.architecture.choices))
     except ProtocolError:  # the target lacks an operator of it
@@ -124,7 +124,9 @@ def is_exhausted(question: AssignmentContext, only: Candidate | None = None) -> 
         only: the one size that the method would give.
     """
     asked = replace(question, below=None)
-    return all(asked.exceeded(size) & LASTING_LIMITS for size in (question.candidates if only is None else (only,)))
+    return all(
+        asked.find_exceeded(size) & LASTING_LIMITS for size in (question.candidates if only is None else (only,))
+    )
 
 
 _MOST = 10_000

@@ -106,7 +106,7 @@ def _build_lasting_budget(context: RunContext, profile: Profile, telemetry: Tele
 
 def _limit_memory_bytes(context: RunContext, profile: Profile, offered_bytes: int) -> int:
     limits = context.config.memory_limits
-    return limits.bounded(offered_bytes, device=profile.device, client_id=profile.client_id)
+    return limits.bound(offered_bytes, device=profile.device, client_id=profile.client_id)
 
 
 MOST_NETWORKS = 4

@@ -67,7 +67,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
 
-    def updated(self, items: Mapping[str, V]) -> "PersistentMap[V]":
+    def with_items(self, items: Mapping[str, V]) -> "PersistentMap[V]":
         """A copy with these entries added or replaced."""
         after = self
         for key, value in items.items():
@@ -81,7 +81,7 @@ class PersistentMap(Mapping[str, V], Generic[V]):
             after = after._with_entry(key, ())
         return after
 
-    def changed(self, before: "PersistentMap[V]") -> Iterator[str]:
+    def find_changed(self, before: "PersistentMap[V]") -> Iterator[str]:
         """The keys with values that are not identical in another map; shared parts are not visited."""
         for branch, old_branch in zip(self.root, before.root, strict=True):
             if branch is not old_branch:

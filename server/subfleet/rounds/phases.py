@@ -76,7 +76,7 @@ def _advance_measuring(context: RunContext, state: RunState, now_s: float) -> Ou
     reasons = {name: awaiting.explain_missing(context, state, name, "telemetry", now_s, late) for name in missed}
     members = state.live.members
     since = {name: members[name].silent_since or state.round for name in (*missed, *silent)}
-    members = members.updated({name: replace(members[name], silent_since=number) for name, number in since.items()})
+    members = members.with_items({name: replace(members[name], silent_since=number) for name, number in since.items()})
     state = replace(state, live=replace(state.live, members=members))
     if not state.clients:
         return _announce_again(context, state, now_s)

@@ -224,7 +224,7 @@ def _draw_clients(
     context: RunContext, state: RunState, scores: GenerationScores, federated: FederatedScoring, now_s: float
 ) -> Sequence[str]:
     """Draw the clients and extras of a scoring round: others in each round, the same again after a crash."""
-    able = sorted(_list_able(context, state, scores, now_s))
+    able = sorted(_list_capable(context, state, scores, now_s))
     name = f"{context.config.seed}/{state.round}/{state.generations + 1}/{scores.closed}/scoring"
     extras = [client_id for client_id in able if get_punctuality(state, client_id, "paths").extra]
     others = sorted(set(able) - set(extras))
@@ -232,7 +232,7 @@ def _draw_clients(
     return sorted((*drawn, *open_stream(f"{name}/extras").sample(extras, min(federated.clients, len(extras)))))
 
 
-def _list_able(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
+def _list_capable(context: RunContext, state: RunState, scores: GenerationScores, now_s: float) -> Iterator[str]:
     """The present clients that have held-out data and can compute the generation's tier."""
     least_macs = scores.made.generation.least_macs if scores.made.generation is not None else 0
     for name in list_expected(context, state, now_s):

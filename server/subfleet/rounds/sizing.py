@@ -17,7 +17,7 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from subfleet.methods.assigner import Assignment, SizeSearch
-from subfleet.protocol.memory_plan import planned_for
+from subfleet.protocol.memory_plan import compute_peak_bytes
 from subfleet.protocol.messages import Scores
 from subfleet.rounds.assigning import assign_client, build_question, give_size
 from subfleet.rounds.awaiting import get_limit_s, has_scores, list_awaited_scores, record_missing
@@ -170,7 +170,7 @@ def send_scoring(
 ) -> ClientOutcome:
     """Send the candidates with programs that fit the budget; with fewer than two no score is needed."""
     budget, width = client.offer.budget, client.offer.packing_width
-    planned = {size: planned_for(size.planned_peak_bytes, size.packings, width) for size in candidates}
+    planned = {size: compute_peak_bytes(size.planned_peak_bytes, size.packings, width) for size in candidates}
     fitting = [candidate for candidate, size_bytes in planned.items() if size_bytes <= budget.memory_bytes]
     if budget.disk_bytes is not None:  # the smallest ones, as many as fit together
         taken = accumulate(candidate.program.blob.size_bytes + candidate.weights.size_bytes for candidate in fitting)

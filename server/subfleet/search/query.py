@@ -123,7 +123,7 @@ class Columns(NamedTuple):
         """As in `Candidate`."""
         return TRAINED_COPIES * self.weight_bytes
 
-    def within(self, limits: Budget) -> NDArray[np.bool_]:
+    def find_within(self, limits: Budget) -> NDArray[np.bool_]:
         """Which rows stay within every limit."""
         fits: NDArray[np.bool_] = self.memory_bytes < _UNTRAINABLE_BYTES
         for _, cost, most in list_limits(limits):
@@ -206,7 +206,7 @@ class EstimateIndex:
             rows = rows[rows != row]
         return None
 
-    def around(self, query: Query, most: int) -> tuple[list[Candidate], list[Candidate]]:
+    def find_starts(self, query: Query, most: int) -> tuple[list[Candidate], list[Candidate]]:
         """Known submodels from which to look for larger ones.
 
         Returns:
@@ -246,7 +246,7 @@ class EstimateIndex:
 
 
 def _find_fitting(columns: Columns, query: Query) -> NDArray[np.bool_]:
-    fits = columns.within(query.limits)
+    fits = columns.find_within(query.limits)
     return fits if query.below_parameters is None else fits & (columns.parameters < query.below_parameters)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from subfleet.protocol.chains import Chain
-from subfleet.protocol.memory_plan import Packing, PackingWidth, planned_for
+from subfleet.protocol.memory_plan import Packing, PackingWidth, compute_peak_bytes
 from subfleet.protocol.programs import ProgramManifest
 from subfleet.protocol.readings import Budget
 from subfleet.protocol.submodel import Architecture
@@ -72,11 +72,13 @@ class ProgramFacts:
             program_bytes=program_bytes,
         )
 
-    def planned_for(self, width: PackingWidth | None) -> "ProgramFacts":
+    def plan_for(self, width: PackingWidth | None) -> "ProgramFacts":
         """The facts with the memory that is planned on a device with this packing width; None is the usual one."""
         if self.planned_peak_bytes is None or not self.packings:
             return self
-        return replace(self, planned_peak_bytes=planned_for(self.planned_peak_bytes, self.packings, width), packings=())
+        return replace(
+            self, planned_peak_bytes=compute_peak_bytes(self.planned_peak_bytes, self.packings, width), packings=()
+        )
 
 
 def find_program_obstacles(

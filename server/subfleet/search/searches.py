@@ -79,7 +79,7 @@ class PaperSearch:
     pool: tuple[FoundSize, ...] = ()
 
     @classmethod
-    def over(cls, space: SearchSpace, estimate: CostEstimates, target: str, settings: PaperSettings) -> "PaperSearch":
+    def begin(cls, space: SearchSpace, estimate: CostEstimates, target: str, settings: PaperSettings) -> "PaperSearch":
         """A search that has learned nothing yet, for devices with this target."""
         ends = (estimate(space.architecture(genes)) for genes in (space.smallest, space.largest))
         return cls(space=space, estimate=estimate, settings=settings, known=EstimateIndex(target, ends))
@@ -152,7 +152,7 @@ class ParetoSearch:
     pool: tuple[FoundSize, ...] = ()
 
     @classmethod
-    def over(
+    def begin(
         cls,
         space: SearchSpace,
         estimate: CostEstimates,
@@ -170,7 +170,7 @@ class ParetoSearch:
             uniform: submodels of one width rate, which are known from the start and need not be in the space.
             settings: of the search.
         """
-        paper = PaperSearch.over(space, estimate, target, settings.paper)
+        paper = PaperSearch.begin(space, estimate, target, settings.paper)
         return cls(
             settings=settings,
             paper=paper,
@@ -259,7 +259,9 @@ class ParetoSearch:
 
     def _find_starts(self, known: EstimateIndex, query: Query) -> tuple[list[Genes], list[Genes]]:
         """Genes of known submodels just within the budget, and of larger ones just beyond it."""
-        within, beyond = (list(islice(self._list_genes(near), _STARTS)) for near in known.around(query, 2 * _STARTS))
+        within, beyond = (
+            list(islice(self._list_genes(near), _STARTS)) for near in known.find_starts(query, 2 * _STARTS)
+        )
         return within or [self.paper.space.smallest], beyond
 
     def _list_genes(self, candidates: Iterable[Candidate]) -> Iterator[Genes]:

@@ -84,7 +84,7 @@ class Attendance:
             if absence.kind in _REPORTED and (name not in self._away or self._away[name].kind not in _REPORTED):
                 yield f"client {name} is there again" if name in state.live.members else f"client {name} is forgotten"
 
-    def awaited(self, state: RunState) -> tuple[str, ...]:
+    def list_awaited(self, state: RunState) -> tuple[str, ...]:
         """The absent clients that the round waits for: name, reason and time of the last message."""
         return tuple(
             f"{name}: {_describe(absence, self._checked_at)}"

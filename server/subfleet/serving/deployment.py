@@ -85,7 +85,7 @@ def serve_run(  # noqa: PLR0913 - where and how a run is served
         topics = Topics(run.fleet.name)
         link = LockingTransport(link, make_server_lock(topics, run.name), tell=observer.say)
         link = RatedTransport(link, topics, Complaints(_LOG).note)
-        sizes = ChunkSizes.remembered(KnownBroker(state / KNOWN_BROKERS, address.where))
+        sizes = ChunkSizes.from_broker(KnownBroker(state / KNOWN_BROKERS, address.host_and_port))
         server = Server(run, link, observer, state_folder=state, exports=exports, sizes=sizes, samples=samples)
         checks = stack.enter_context(clients(address))
         raise_failure = stack.enter_context(watch([*checks, *repairs], stop))
@@ -134,4 +134,4 @@ def adapt_to_broker(
     if report.chunk_bytes is not None:
         sizes.set_proven(report.chunk_bytes)
     for finding in report.shortcomings:
-        observer.say(f"Broker at {address.where}, {finding.check}: {finding.text}; {finding.remedy}")
+        observer.say(f"Broker at {address.host_and_port}, {finding.check}: {finding.text}; {finding.remedy}")

@@ -41,10 +41,10 @@ def describe_step(context: RunContext, before: RunState, after: RunState) -> Ite
 
 def _describe_data(context: RunContext, before: RunState, after: RunState) -> Iterator[str]:
     """Sentences about clients that joined or are no longer waited for, and about inputs on another scale."""
-    for name in after.live.members.changed(before.live.members):
+    for name in after.live.members.find_changed(before.live.members):
         was, now = before.live.members.get(name, FleetMember()), after.live.members[name]
         yield from (f"client {name} {words}" for words in _describe_waits(was, now))
-    for name in after.profiles.changed(before.profiles):
+    for name in after.profiles.find_changed(before.profiles):
         known, profile = before.profiles.get(name), after.profiles[name]
         if profile == known:
             continue

@@ -141,7 +141,7 @@ class Server:
             TransportError: the broker is unreachable at the start.
             FileError: the state folder cannot be used, or is used by another server.
         """
-        with self._places.locked():
+        with self._places.lock():
             self.open()
             freeze_loaded_objects()
             try:
@@ -182,7 +182,7 @@ class Server:
         at_once, self._goes_on = self._goes_on or self._work.more, False
         for event in self._link.receive(0.0 if at_once else timeout_s):
             self._apply(event)
-        for update in self._link.pulled():
+        for update in self._link.pull_updates():
             self._begin(CheckRequest(update=update))
         self._apply(signals.Tick())
         now_s = self._clock()
@@ -274,7 +274,7 @@ class Server:
             self._tidy()
         for text in describe_step(self.context, before, after):
             self._observer.say(text)
-        if (progress := self._pace.progress(after, self._attendance.awaited(after))) is not None:
+        if (progress := self._pace.progress(after, self._attendance.list_awaited(after))) is not None:
             self._observer.progressed(progress)
 
     def _perform(self, action: signals.Action) -> None:

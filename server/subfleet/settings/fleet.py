@@ -123,7 +123,7 @@ class DeviceSettings:
     network: AnyFamily | None = field(default=None, metadata=ADDED_LATER)
     disk_limit: MaybeSize = field(default="", metadata=ADDED_LATER)
 
-    def each(self) -> "tuple[DeviceSettings, ...]":
+    def expand(self) -> "tuple[DeviceSettings, ...]":
         """The devices, with `count` expanded."""
         if self.count == 1:
             return (self,)
@@ -131,7 +131,7 @@ class DeviceSettings:
 
 
 def _check_ids(devices: tuple[DeviceSettings, ...]) -> Iterator[str]:
-    ids = [single.id for device in devices for single in device.each()]
+    ids = [single.id for device in devices for single in device.expand()]
     if repeated := sorted({name for name in ids if ids.count(name) > 1}):
         yield f"devices are named {repeated} more than once, but each needs an id of its own"
 
@@ -149,9 +149,9 @@ class FleetSettings:
     name: FleetName = field(default=DEFAULT_FLEET, metadata=CHANGEABLE)
     devices: tuple[DeviceSettings, ...] = ()
 
-    def each(self) -> tuple[DeviceSettings, ...]:
+    def expand_devices(self) -> tuple[DeviceSettings, ...]:
         """The devices, with repeated devices expanded."""
-        return tuple(single for device in self.devices for single in device.each())
+        return tuple(single for device in self.devices for single in device.expand())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class MemoryLimits:
     devices: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
     clients: Mapping[str, Size] = field(default_factory=lambda: MappingProxyType({}))
 
-    def bounded(self, offered_bytes: int, *, device: str, client_id: str) -> int:
+    def bound(self, offered_bytes: int, *, device: str, client_id: str) -> int:
         """The memory budget of a device within these limits.
 
         Args:

@@ -33,7 +33,7 @@ def find_label_shape(training: TrainingSettings, model: AnyFamily) -> tuple[int,
 
 
 def _check_devices(fleet: FleetSettings, min_clients: int) -> Iterator[str]:
-    devices = len(fleet.each())
+    devices = len(fleet.expand_devices())
     if devices and devices < min_clients:
         yield f"min_clients is {min_clients}, but the fleet has {devices} devices; lower it"
 

@@ -158,7 +158,7 @@ class Run:
             raise ConfigError(
                 f"the run {self.name!r} has no devices to emulate; add tables [[fleet.devices]], or serve it"
             )
-        return self.fleet.each()
+        return self.fleet.expand_devices()
 
     @property
     def label_shape(self) -> tuple[int, ...] | None:

@@ -116,7 +116,7 @@ class OutlierSettings:
         """Whether outliers are scaled or excluded."""
         return self.outliers not in ("report", "off")
 
-    def emulated(self, *, attacked: bool) -> "OutlierSettings":
+    def for_emulation(self, *, attacked: bool) -> "OutlierSettings":
         """The settings for an emulated fleet: without attackers, "auto" only reports."""
         return self if attacked or self.outliers != "auto" else replace(self, outliers="report")
 

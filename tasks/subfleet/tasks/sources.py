@@ -92,7 +92,7 @@ def _read_named(source: str, name: str, part: str) -> Dataset:
         suggestion = suggest(name, DATASETS.names) if part in _PARTS else ""
         return _read_entry_point(source, name, part, suggestion)
     try:
-        named = DATASETS.named(name)
+        named = DATASETS.load(name)
     except ConfigError as error:
         raise DataError(f"data source {source!r}: {error}") from error
     if part not in _PARTS:

@@ -233,8 +233,8 @@ def test_a_fleet_that_grows_lets_nobody_rest_for_longer_than_forty_rounds() -> N
 def test_measured_seconds_take_the_place_of_expected_ones_where_there_are_any() -> None:
     quick, slow = make_client("ada", past(took_s=9.0), training_s=1.0), make_client("bob", past(), training_s=2.0)
     memory = OortMemory(percentile=60.0)
-    assert OORT.preferred_s([quick, slow], memory) == 9.0
-    assert replace(OORT, durations="expected").preferred_s([quick, slow], memory) == 2.0
+    assert OORT.compute_preferred_s([quick, slow], memory) == 9.0
+    assert replace(OORT, durations="expected").compute_preferred_s([quick, slow], memory) == 2.0
 
 
 @pytest.mark.parametrize(("round_number", "explored"), [(1, 9), (20, 6), (200, 3)])

@@ -153,7 +153,7 @@ def test_a_model_is_used_judged_and_scored_where_it_is(norms: Any, other_device:
     client = Participant(client_id="ada", architecture=context.space[-2], size=context.space[-2])
     results = []
     for device in (CPU, other_device):
-        seen = views.for_use(views.of(draw_state(context.network).to(device), client))
+        seen = views.prepare_tensors(views.of(draw_state(context.network).to(device), client))
         assert {tensor.device.type for tensor in seen.values()} == {device.type}
         evaluation = evaluate(context.network, client.architecture, seen, inputs, labels)
         score = zico_score(

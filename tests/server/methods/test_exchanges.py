@@ -104,7 +104,7 @@ def test_after_a_round_of_one_client_the_whole_model_computes_what_the_client_do
     whole |= {name: torch.zeros_like(whole[name]) for name in absent if network.tensors[name].role == "residual"}
     state = play(context, replace(first, shared=whole), [client], tmp_path).state
     views = Views(context=context, samples=torch.zeros(1))
-    own = extract(network, size, views.for_use(views.of(state, recipient)))
+    own = extract(network, size, views.prepare_tensors(views.of(state, recipient)))
     torch.testing.assert_close(
         compute_outputs(network, network.full_architecture(), dict(state.shared)),
         compute_outputs(network, size, own),

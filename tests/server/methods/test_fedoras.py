@@ -153,7 +153,9 @@ def test_plain_averaging_counts_samples_whatever_was_drawn(tmp_path: Path) -> No
     before, after = aggregate_examples(context_of(aggregation="clients"), drawn, tmp_path)
     for name, tensor in after.items():
         moved = tensor.double() - before[name].double()
-        torch.testing.assert_close(moved, mean_change(name, [client.samples for client in CLIENTS]), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            moved, mean_change(name, [client.samples for client in CLIENTS]), atol=1e-6, rtol=1e-5
+        )
 
 
 # --- what clients are sent --------------------------------------------------------------------------------------------

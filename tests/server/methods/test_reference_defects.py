@@ -301,7 +301,7 @@ def _evaluate_losses(norms: NormPolicy, spoiled: bool = False) -> list[float]:
     size = context.space[1]
     client = Participant(client_id="a", architecture=size, size=size)
     views = Views(context=context, samples=inputs)
-    used = views.for_use(views.of(ModelState(shared=state), client))
+    used = views.prepare_tensors(views.of(ModelState(shared=state), client))
     return [evaluate(context.network, size, used, inputs, labels, batch_size=count).loss for count in (1, 7, 40)]
 
 

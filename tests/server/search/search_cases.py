@@ -189,7 +189,7 @@ class Serving:
 
 
 def paper_search(space: SearchSpace = SPACE, settings: PaperSettings | None = None) -> Serving:
-    return Serving(search=PaperSearch.over(space, estimate, TARGET, settings or PaperSettings()))
+    return Serving(search=PaperSearch.begin(space, estimate, TARGET, settings or PaperSettings()))
 
 
 def pareto_search(
@@ -200,7 +200,7 @@ def pareto_search(
     settings: ParetoSettings | None = None,
 ) -> Serving:
     settings = settings or ParetoSettings()
-    return Serving(search=ParetoSearch.over(space, estimated, TARGET, uniform=uniform, settings=settings))
+    return Serving(search=ParetoSearch.begin(space, estimated, TARGET, uniform=uniform, settings=settings))
 
 
 def answer_query(search: Serving, query: Query, rng: Random) -> Answer:

@@ -155,7 +155,7 @@ def test_what_fits_alone_fits_in_a_column(rows: list[tuple[int | None, int, int,
         table = {name: [getattr(candidate, name) for candidate in candidates] for name in COSTS}
         table["memory_bytes"] = [candidate.training_memory_bytes.get(target, 2**62) for candidate in candidates]
         columns = Columns(**{name: np.array(amounts, dtype=np.int64) for name, amounts in table.items()})
-        assert alone == columns.within(limits).tolist()
+        assert alone == columns.find_within(limits).tolist()
 
 
 @pytest.mark.slow

@@ -64,4 +64,4 @@ def preset(name: str, *, input_shape: tuple[int, ...], class_count: int, norm: P
     Raises:
         ConfigError: there is no such network, or the numbers are out of range.
     """
-    return PRESETS.named(name)(input_shape=input_shape, class_count=class_count, norm=norm)
+    return PRESETS.load(name)(input_shape=input_shape, class_count=class_count, norm=norm)

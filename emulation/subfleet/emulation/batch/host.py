@@ -37,7 +37,7 @@ def run_in_batch(
         SubfleetError: the data or devices of the run cannot be read.
     """
     observer = GuardedObserver(observer)
-    observer.say(f"Reading the samples and logs of {len(run.fleet.each())} devices")
+    observer.say(f"Reading the samples and logs of {len(run.fleet.expand_devices())} devices")
     gathered = gather_run(run)
     folder.mkdir(parents=True, exist_ok=True)
     tiers = {client.client_id: client.tier for client in gathered.devices}
@@ -45,7 +45,7 @@ def run_in_batch(
     trainers = {trainer.suffix: trainer for trainer in runnable.values()}
 
     def write(server: Server, evaluation: Path) -> Outcome:
-        result, gallery = server.result().unmeasured(), collect_gallery(server)
+        result, gallery = server.result().without_measurements(), collect_gallery(server)
         return write_outcome(
             folder,
             result,

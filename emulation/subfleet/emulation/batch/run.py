@@ -165,7 +165,7 @@ def _prepare_run(gathered: GatheredRun, evaluation: Path) -> Run:
         check=run.data.check,
     )
     attacked = any(client.attack is not None for client in gathered.devices)
-    return replace(run, data=settings, outliers=run.outliers.emulated(attacked=attacked))
+    return replace(run, data=settings, outliers=run.outliers.for_emulation(attacked=attacked))
 
 
 def _choose_trainer(client: EmulatedDevice, trainers: Mapping[str, Trainer]) -> Trainer:
@@ -203,12 +203,12 @@ class _History:
         self._observer.say(text)
 
     def round_finished(self, record: RoundRecord) -> None:
-        self.rounds.append(record.unmeasured())
+        self.rounds.append(record.without_measurements())
         self._observer.round_finished(self.rounds[-1])
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """See `RunObserver`."""
-        self._observer.evaluated(record.unmeasured())
+        self._observer.evaluated(record.without_measurements())
 
     def progressed(self, progress: Progress) -> None:
         """See `RunObserver`."""
@@ -322,5 +322,5 @@ def _build_result(batch: _Batch, turns: int) -> BatchResult:
         own=MappingProxyType(dict(find_owners(server))),
         turns=turns,
         logical_seconds=batch.clock(),
-        result=replace(result, model_path=None, supernet_path=None).unmeasured(),
+        result=replace(result, model_path=None, supernet_path=None).without_measurements(),
     )

@@ -39,16 +39,16 @@ TRAINERS: Mapping[str, Callable[[Host], Trainer]] = MappingProxyType(
 class Unmeasured:
     """Measures no memory, because the growth of the process belongs to no single client; planned peaks keep budgets."""
 
-    def held_bytes(self) -> int:
-        """See `Watch.held_bytes`."""
+    def measure_held_bytes(self) -> int:
+        """See `GrowthWatch.measure_held_bytes`."""
         return 0
 
     def growth_bytes(self) -> int:
-        """See `Watch.growth_bytes`."""
+        """See `GrowthWatch.growth_bytes`."""
         return 0
 
     def check(self) -> None:
-        """See `Watch.check`."""
+        """See `GrowthWatch.check`."""
 
 
 class SharedHost:

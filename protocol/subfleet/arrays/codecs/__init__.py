@@ -36,7 +36,7 @@ UPDATE_CODECS: Mapping[str, Callable[[Any], Coder]] = MappingProxyType(
 
 def count_encoded_bytes(codec: AnyUpdateCodec, size: int) -> int:
     """Compute the size of a tensor's encoded change, without the container's header."""
-    return min(_coder(codec).encoded_bytes(size), size * _FLOAT_BYTES)
+    return min(_coder(codec).count_bytes(size), size * _FLOAT_BYTES)
 
 
 def encode_changes(
@@ -85,7 +85,7 @@ def decode_change(
     """
     coder, size = _coder(codec), math.prod(shape)
     stays = _stays(coder, size, exact=exact)
-    dtype, expected = (np.float32, shape) if stays else (np.uint8, (coder.encoded_bytes(size),))
+    dtype, expected = (np.float32, shape) if stays else (np.uint8, (coder.count_bytes(size),))
     if encoded.dtype != dtype or encoded.shape != expected:
         raise ProtocolError(
             f"tensor {name!r:.80} of the update is {encoded.dtype} of shape {encoded.shape}, but must be "
@@ -119,4 +119,4 @@ def _coder(codec: AnyUpdateCodec) -> Coder:
 
 
 def _stays(coder: Coder, size: int, *, exact: bool) -> bool:
-    return exact or coder.encoded_bytes(size) >= size * _FLOAT_BYTES
+    return exact or coder.count_bytes(size) >= size * _FLOAT_BYTES

@@ -35,7 +35,7 @@ _BLOCK_VALUES = 2**16
 class Coder(Protocol):
     """Encodes and decodes the values of one tensor."""
 
-    def encoded_bytes(self, size: int) -> int:
+    def count_bytes(self, size: int) -> int:
         """Compute the size of encoded values."""
         ...
 
@@ -55,7 +55,7 @@ class Coder(Protocol):
         """Decode values.
 
         Args:
-            encoded: bytes of exactly the size that `encoded_bytes` computes.
+            encoded: bytes of exactly the size that `count_bytes` computes.
             size: number of values.
 
         Raises:
@@ -67,8 +67,8 @@ class Coder(Protocol):
 class PlainCoder:
     """Values as they are."""
 
-    def encoded_bytes(self, size: int) -> int:
-        """See `Coder.encoded_bytes`."""
+    def count_bytes(self, size: int) -> int:
+        """See `Coder.count_bytes`."""
         return size * _FLOAT.itemsize
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
@@ -98,8 +98,8 @@ class QsgdCoder:
         self._bucket_size = bucket_size
         self._bits = (2 * levels).bit_length()
 
-    def encoded_bytes(self, size: int) -> int:
-        """See `Coder.encoded_bytes`."""
+    def count_bytes(self, size: int) -> int:
+        """See `Coder.count_bytes`."""
         return self._count_scale_bytes(size) + count_packed_bytes(size, self._bits)
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
@@ -173,10 +173,10 @@ class TopKCoder:
         self._fraction = fraction
         self._values = values
 
-    def encoded_bytes(self, size: int) -> int:
-        """See `Coder.encoded_bytes`."""
+    def count_bytes(self, size: int) -> int:
+        """See `Coder.count_bytes`."""
         count = self._count(size)
-        return count_marks_bytes(count, size) + self._values.encoded_bytes(count)
+        return count_marks_bytes(count, size) + self._values.count_bytes(count)
 
     def encode(self, values: Floats, uniform: Uniform) -> Bytes:
         """See `Coder.encode`."""
